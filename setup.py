@@ -1,6 +1,7 @@
-"""What pyproject.toml cannot say: with SNAPLINE_COMPILE=1 the modules that it lists in [tool.snapline] become machine code (docs/compiled.md).
+"""Build steps that pyproject.toml cannot express. If SNAPLINE_COMPILE is 1, the modules in its section [tool.snapline] are compiled to
+machine code (docs/compiled.md).
 
-Without that variable this does nothing: the wheel is one for every Python and machine, as before.
+If SNAPLINE_COMPILE is not set, nothing is compiled, and one wheel fits every Python version and machine.
 """
 
 import os

@@ -1,7 +1,8 @@
 """Base classes and decorators with which users define agents, messages and handlers.
 
-An agent is a long-lived, stateful, single-threaded actor. It has one typed state object and handles one message at a time. The message is
-consumed, and the handler's state changes and sends take effect, either all together or not at all.
+An agent is a long-lived, stateful, single-threaded actor. An agent has one typed state object and handles one message at a time. The
+effects of a message take place either all together or not at all: the message is consumed, the state changes, and outgoing messages are
+sent.
 """
 
 import dis
@@ -38,7 +39,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True):
-    """Base class of messages. Any other msgspec.Struct or dataclass may be sent too, preferably a frozen one."""
+    """Base class of messages. Any msgspec.Struct or dataclass may also be sent as a message. Preferably it is frozen."""
 
 
 @overload
@@ -52,24 +53,24 @@ def handler(
 
 
 def handler(function: Any = None, /, *, durable: bool = False, thread: bool = False, public: bool = False) -> Any:
-    """Mark a method as the handler of the message type in the annotation of its `message` parameter.
+    """Mark a method as the handler for the message type with which its `message` parameter is annotated.
 
-    If the annotation is a union (`message: Deposit | Withdrawal`), the method handles each type in the union. With `durable=True` the
-    handler's turns may wait (`ctx.step`, `ctx.call`, `ctx.sleep`, `ctx.receive`), and after a recovery they continue where they stopped.
+    If the annotation is a union (`message: Deposit | Withdrawal`), the method handles each type in the union. With `durable=True`, a turn
+    of this handler may wait (`ctx.step`, `ctx.call`, `ctx.sleep`, `ctx.receive`). After a recovery, the turn continues where it stopped.
 
-    All handlers on a host share its event loop: while one handler blocks, the other agents on that host wait. With `thread=True` the
+    All handlers on a host share its event loop, so if one handler blocks, all other agents on that host must wait. With `thread=True`, the
     handler runs in a thread and may block. An `async def` handler has its own event loop in that thread. The turn is atomic like any plain
-    turn: until the handler returns, the agent starts no other turn and takes no checkpoint, and no other code accesses its state.
+    turn. Until the handler returns, the agent starts no other turn and takes no checkpoint, and no other code accesses its state.
 
-    If a recovery undoes the turn while the handler runs, the thread continues, but its state is discarded, and its context raises
-    `UsageError`. So its external calls may be repeated, as in any plain turn. Threaded handlers must use locks to access state that agents
-    share, such as module globals.
+    If a recovery undoes the turn while a threaded handler runs, the thread continues. The state changes of an undone threaded handler are
+    discarded, and its context raises `UsageError`. External calls by the thread may therefore be repeated, as in any plain turn. Threaded
+    handlers must use locks to access state that agents share, such as module globals.
 
-    With `public=True` the handler can also be called through the HTTP gateway (docs/gateway.md). Agents and `snapline.Client` can call
-    every handler, public or not.
+    With `public=True`, the handler can also be called through the HTTP gateway (docs/gateway.md). Agents and `snapline.Client` can call
+    every handler, whether public or not.
 
     Raises:
-        FleetDefinitionError: If the handler is both durable and threaded. A durable turn makes its blocking calls with `ctx.step`.
+        FleetDefinitionError: If `durable` and `thread` are both set. A durable turn makes its blocking calls with `ctx.step` instead.
     """
     if durable and thread:
         raise FleetDefinitionError(
@@ -120,22 +121,24 @@ class Agent:
     """Base class of agents. Subclasses annotate `state` and mark handlers with `@snapline.handler`.
 
     Attributes:
-        state: all data of the agent that is saved, in a msgspec.Struct or dataclass, which may contain NumPy arrays. A restart loses the
-            instance's other attributes.
-        on_error: how a state is treated that a handler has changed before it raised. "undo", the default for states up to 64 KiB, restores
-            an image taken before the turn. "keep" leaves the state as it is, for handlers that raise only before they change the state.
-            "recover" treats the error as a crash of the agent, for states that are too large to encode before every turn.
-        allow_pickle: whether fields declared as `snapline.Pickled[...]` may be saved and loaded. Loading a pickle runs code from it, so set
-            this only if nobody else can write to the store.
-        capture: how checkpoints are taken. With "copy" arrays are copied and all other values are encoded between two turns. With "fork" a
-            child process encodes the state while the agent continues, which suits states with hundreds of thousands of small objects.
-            Outside epochs of chandy-lamport, "fork" is the same as "copy".
-        retries: how often a message is retried before it becomes a dead letter. A number means that retries do not wait, and a tuple such
-            as `(0.5, 5, 60)` gives the seconds to wait before each retry. While a message waits to be retried, the agent handles no other
-            message, but checkpoints continue. After a recovery the message is retried immediately, and the count restarts. With on_error =
-            "recover" the recovery is the only wait.
-        state_version: version number of the state, 0 or more. Increase it by one when the state's fields or their meanings change, and
-            write a migration from the previous version (`snapline.migrates`). A subclass that sets `state_version` counts its own versions.
+        state: all data of the agent that checkpoints contain. The type must be a msgspec.Struct or dataclass, and may contain NumPy arrays.
+            All other attributes of the instance are lost in a restart.
+        on_error: treatment of the agent's state if a handler raises an error after changing the state. "undo", the default for states up to
+            64 KiB, restores a copy taken before the turn. "keep" leaves the state as it is, and suits handlers that raise errors only
+            before they change the state. "recover" treats the error as a crash of the agent, and suits states that are too large to be
+            copied before every turn.
+        allow_pickle: whether fields declared as `snapline.Pickled[...]` may be saved and loaded. Loading a pickle runs code that the pickle
+            contains. Set this option only if nobody else can write to the store.
+        capture: how the state is captured for a checkpoint. With "copy", arrays are copied and all other values are encoded, both between
+            two turns. With "fork", a child process encodes the state while the agent continues. "fork" suits states with hundreds of
+            thousands of small objects. "fork" differs from "copy" only in epochs of the protocol chandy-lamport.
+        retries: maximum number of retries before a message becomes a dead letter. A number means that messages are retried without delay. A
+            tuple such as `(0.5, 5, 60)` contains the delay in seconds before each retry. While a message waits for a retry, the agent
+            handles no other message, but it can still take checkpoints. After a recovery, the message is retried immediately, and the retry
+            count starts again from zero. With on_error = "recover", the time that the recovery takes is the only delay.
+        state_version: version number of the state's format, 0 or more. Increase the version by one when the state's fields or their
+            meanings change, and write a migration from the previous version (`snapline.migrates`). A subclass that sets `state_version` has
+            its own sequence of version numbers.
     """
 
     on_error: ClassVar[OnError | None] = None
@@ -149,7 +152,7 @@ class Agent:
         self.state = state
 
     async def on_start(self, ctx: Any) -> None:
-        """Run as the agent's first turn. A recovery to a later checkpoint does not run this method again."""
+        """Run as the agent's first turn. If the agent is restored from a later checkpoint, this method is not run again."""
 
 
 _types: dict[type[Agent], AgentType] = {}
@@ -169,7 +172,7 @@ def agent_type(agent_class: type[Agent]) -> AgentType:
 
 
 def state_version_of(agent_class: type[Agent]) -> int:
-    """Return the validated `state_version` of an agent class.
+    """Return the `state_version` of an agent class after validating it.
 
     Raises:
         FleetDefinitionError: If `state_version` is not an integer, or is negative.
@@ -220,7 +223,7 @@ def _inspect(agent_class: type[Agent]) -> AgentType:
 
 
 def _retries_of(agent_class: type[Agent]) -> tuple[int, tuple[int, ...]]:
-    """Return how often a message is retried, and the nanoseconds to wait before each retry."""
+    """Return the maximum number of retries of a message, and the delay in nanoseconds before each retry."""
     retries: object = agent_class.retries
     if type(retries) is int and retries >= 0:
         return retries, ()
@@ -249,7 +252,7 @@ def _state_type(agent_class: type[Agent]) -> Any:
 
 
 def _fields_of(state_type: Any) -> dict[str, str]:
-    """Return each field's declared type as text, so that an error message can compare two versions of a class."""
+    """Return the declared type of each field as text, so that an error message can compare two versions of a class."""
     try:
         hints = typing.get_type_hints(state_type)
     except (TypeError, NameError):
@@ -288,8 +291,8 @@ def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
 
 
 def _check_durable(agent_class: type[Agent], name: str, function: FunctionType) -> None:
-    """Reject a handler that cannot be durable. A durable turn runs again from the state that it started with, which requires on_error =
-    "undo"."""
+    """Raise FleetDefinitionError if a handler cannot be durable. A durable turn is rerun from the state with which it started, which
+    requires on_error = "undo"."""
     where = f"{agent_class.__qualname__}.{name}"
     if agent_class.on_error not in (None, "undo"):
         raise FleetDefinitionError(
@@ -338,10 +341,10 @@ def _message_types(agent_class: type[Agent], name: str, function: FunctionType) 
 
 
 def _suspends(function: Any) -> bool:
-    """Return whether calling the function may give a coroutine that suspends.
+    """Return whether a call of the function may return a coroutine that suspends.
 
-    The code of most handlers shows that they cannot suspend, so they need no task. A plain function may return another function's
-    coroutine, so the result is True for it.
+    The bytecode of most handlers shows that they cannot suspend, so they need no task. For a plain function, the result is True, because
+    the function may return another function's coroutine.
     """
     code = getattr(function, "__code__", None)
     if code is None or not code.co_flags & inspect.CO_COROUTINE:

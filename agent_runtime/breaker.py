@@ -1,7 +1,8 @@
-"""Circuit breaker for an agent's state: after repeated failures a service is not called for a while.
+"""Circuit breaker for an agent's state: after repeated failures, a service is not called for a while.
 
-The breaker is plain state: checkpoints contain it, and a turn that fails permanently does not change its counts. The breaker counts only
-results that are in the turn's journal, and it uses the context's time. So a repeated durable turn makes the same decisions.
+The breaker is part of the agent's state, so checkpoints contain it. A turn that fails permanently does not change the breaker's counts. The
+breaker counts only results that are in the turn's journal, and it uses the context's time. A rerun durable turn therefore makes the same
+decisions.
 """
 
 from collections.abc import Iterator
@@ -22,11 +23,11 @@ class Clock(Protocol):
 
 
 class CircuitBreaker(msgspec.Struct):
-    """A circuit breaker for one service, kept as a field of an agent's state. After `failures_max` consecutive failures the service is not
-    called for `open_s` seconds. Then one trial call decides whether the breaker closes.
+    """A circuit breaker for one service, kept as a field of an agent's state. After `failures_max` consecutive failures, the service is not
+    called for `open_s` seconds. After `open_s` seconds, one trial call decides whether the breaker closes.
 
-    Use it as `with self.state.bank.guard(ctx): await ctx.effect(…)`, and catch the errors that the block raises. Otherwise the turn fails
-    and its counts are reverted.
+    Use the breaker as `with self.state.bank.guard(ctx): await ctx.effect(…)`, and catch the errors that the block raises. If the errors are
+    not caught, the turn fails and the breaker's counts are reverted.
 
     Attributes:
         failures_max: number of consecutive failures that open the breaker, at least 1.
@@ -48,10 +49,10 @@ class CircuitBreaker(msgspec.Struct):
 
     @contextmanager
     def guard(self, ctx: Clock) -> Iterator[None]:
-        """Guard calls to one service. Any error that the block raises counts as a failure, except `UsageError`.
+        """Guard calls to one service. Any error that the guarded block raises counts as a failure, except `UsageError`.
 
         Raises:
-            CircuitOpenError: If the breaker is open. The block then does not run.
+            CircuitOpenError: If the breaker is open. If the breaker is open, the guarded block does not run.
         """
         if self.opened_ns:
             left_s = self.open_s - (ctx.now() - self.opened_ns) / _NS

@@ -1,9 +1,10 @@
-"""Requests that a handler makes to the runtime.
+"""Collects the requests that a handler makes to the runtime.
 
-A handler's requests (sends, timers, spawns and the stop) are collected in the context until its turn, or the segment of its durable turn,
-ends. Then either all of them take effect, or none does. A context is valid only during its own turn.
+Requests such as sends, timers, spawns and stops are collected in the context until the turn ends, or in a durable turn until its current
+segment ends. When the turn or segment ends, either all of its requests take effect or none does. A context is valid only during its own
+turn.
 
-Most turns only send messages and reply. So a context creates the record of all other requests only when the handler makes one of them.
+Most turns only send messages and reply. To save time, a context creates the record for all other requests only when one of them is made.
 """
 
 import functools
@@ -54,7 +55,8 @@ from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect
 
 
 class RareRequests:
-    """Requests that few turns make: outputs, timers, spawns and a checkpoint. One record belongs to one turn or segment."""
+    """Requests that only few turns make: outputs, timers, spawns and checkpoints. One record belongs to a single turn, or to a single
+    segment of a durable turn."""
 
     __slots__ = ("cancelled", "outputs", "spawns", "timers", "wants_checkpoint")
 
@@ -81,8 +83,8 @@ class Context:
     Attributes:
         agent: id of the agent whose turn this is.
         incarnation: incarnation number of the agent, which increases with each restart.
-        sender: id of the agent that sent the message. For timers and `on_start` it is the agent's own id, and for an input it is `@`
-            followed by the client's name.
+        sender: id of the agent that sent the message. For timers and `on_start`, the sender is the agent itself. For an input, the sender
+            is `@` followed by the client's name.
     """
 
     __slots__ = (
@@ -119,16 +121,16 @@ class Context:
 
     @property
     def received_from(self) -> str:
-        """Return the sender of the last message that `receive` returned, or "" if `receive` has not returned a message yet."""
+        """Return the sender of the message that `receive` last returned, or "" if `receive` has not returned a message yet."""
         return self._journal.received_from if self._journal is not None else ""
 
     @property
     def may_reply(self) -> bool:
-        """Return whether this turn may still reply: it handles a client's input or a call, and has not replied yet."""
+        """Return whether this turn may still reply. A turn may reply if it handles a client's input or a call and has not replied yet."""
         return self._reply is None and (bool(self._call) or self.sender.startswith("@"))
 
     def send(self, to: str, message: object) -> None:
-        """Send `message` to agent `to` when the turn ends. The message is encoded immediately.
+        """Send `message` to the agent `to` when the turn ends. The message is encoded immediately.
 
         Raises:
             EncodingError: If the message cannot be encoded.
@@ -142,18 +144,18 @@ class Context:
         self._sends.append((to, encode_message(message)))
 
     def send_encoded(self, to: str, payload: bytes) -> None:
-        """Send a message that is already encoded. Only the runtime calls this method."""
+        """Send an already encoded message. Only the runtime calls this method."""
         check_receiver(to)
         self._sends.append((to, payload))
 
     def reply(self, message: object) -> None:
         """Reply to the call (`ctx.call`) or the input (`Client.ask`) that this turn handles. The reply is encoded immediately.
 
-        A recovery that undoes the turn also undoes its reply. A client gets the reply when a complete epoch contains the turn, or at the
-        end of the turn if the client requested an early reply.
+        A recovery that undoes the turn also undoes its reply. A client receives the reply when a complete epoch contains the turn. If the
+        client requested an early reply, it receives the reply at the end of the turn.
 
         Raises:
-            UsageError: If this turn handles neither an input nor a call, or has already replied.
+            UsageError: If this turn handles neither an input nor a call, or if it has already replied.
             EncodingError: If the message cannot be encoded.
             MessageTooLargeError: If the message is larger than 16 MiB.
         """
@@ -169,14 +171,15 @@ class Context:
             self._sends.append((self.sender, durable.reply_payload(self._call, self._reply)))
 
     def emit(self, topic: str, message: object) -> None:
-        """Emit `message` as an output under `topic`, for clients to read with `Client.outputs`. The message is encoded immediately.
+        """Emit `message` as an output under the topic `topic`. Clients read outputs with `Client.outputs`. The message is encoded
+        immediately.
 
-        An output is released once, when a complete epoch contains its turn, and is never reverted afterwards. A recovery undoes only
-        outputs that nobody has received yet. Until its release an output is part of the agent's state, so a stopped agent is kept until its
-        outputs are released.
+        An output is released exactly once, when a complete epoch contains its turn. After its release, an output is never reverted. A
+        recovery undoes only outputs that have not been released, and that no client has received. Until its release, an output is part of
+        the agent's state. A stopped agent is therefore kept until all its outputs are released.
 
         Args:
-            topic: 1 to 128 letters, digits, '_', '.' and '-', as in an agent id.
+            topic: 1 to 128 letters, digits, '_', '.' or '-', as in an agent id.
 
         Raises:
             UsageError: If the topic is invalid.
@@ -191,9 +194,10 @@ class Context:
     def set_timer(self, name: str, delay_s: float, message: object) -> None:
         """Send `message` to this agent itself after `delay_s` seconds. A new timer replaces an existing timer with the same name.
 
-        Timers are part of the agent's state, so after a recovery a timer waits only for its remaining delay. The time since the checkpoint
-        is deducted only on the machine that took the checkpoint, and only until that machine reboots. Other machines do not know this time,
-        so there the timer waits for the whole delay that remained at the checkpoint. To wait for an instant, use `sleep_until`.
+        Timers are part of the agent's state, so after a recovery, a timer waits only for its remaining delay. The time that has passed
+        since the checkpoint is deducted only on the machine that took the checkpoint, and only until that machine reboots. Other machines
+        cannot measure this time, so a timer restored there waits for the whole delay that remained at the checkpoint. To wait until a
+        specific time, use `sleep_until`.
         """
         rare = self._more()
         name = plain_name("a timer", name)
@@ -212,14 +216,15 @@ class Context:
         rare.cancelled.append(name)
 
     def spawn(self, agent: str, made: Agent) -> None:
-        """Create agent `agent` on this host when the turn ends, before the turn's messages are sent.
+        """Create the agent `agent` on this host when the turn ends, before the turn's messages are sent.
 
-        A fleet never reuses an agent id. If `agent` exists or has existed, the spawn request becomes a dead letter of this agent or of the
-        existing one (after a recovery both agents may have been requested). Messages to that id either reach the existing agent or become
-        dead letters. The same applies to messages that this agent sent to that id before the spawn request.
+        A fleet never reuses an agent id. If an agent with this id exists or has existed, the spawn request becomes a dead letter, usually
+        of the requesting agent. If both agents have been requested, the spawn request may become a dead letter of the existing agent after
+        a recovery. Messages to the id `agent` either reach the existing agent or become dead letters. This also applies to messages that
+        this agent sent to the id before it requested the spawn.
 
         Raises:
-            UsageError: If this turn has already spawned that id, or the state cannot be saved as declared.
+            UsageError: If this turn has already spawned an agent with that id, or if the agent's state cannot be saved as declared.
         """
         rare = self._more()
         if not isinstance(agent, str) or not isinstance(made, Agent):
@@ -235,16 +240,16 @@ class Context:
         rare.spawns[check_id(agent)] = (agent, kind.kind, image)
 
     def stop(self) -> None:
-        """End this agent after the turn. Messages sent to the agent afterwards and client inputs still waiting for it become dead
+        """Stop this agent after the current turn. Later messages to the agent, and client inputs that are still waiting for it, become dead
         letters."""
         self._check_open()
         self._stops = True
 
     def rollback(self, reason: str, *, to: str = "last") -> NoReturn:
-        """Discard this turn, and restore the fleet from the snapshot `to`: "last", a tag or an epoch (docs/going-back.md).
+        """Discard this turn, and restore the fleet from the snapshot `to`, which is "last", a tag or an epoch number (docs/going-back.md).
 
         Raises:
-            UsageError: If `reason` or `to` is empty or not plain text, or `reason` is too long.
+            UsageError: If `reason` or `to` is empty or not plain text, or if `reason` is too long.
         """
         self._check_open()
         request, self._closed = rollback_errors.make_rollback_request(reason, to), "has asked that the fleet goes back"
@@ -253,26 +258,26 @@ class Context:
     def checkpoint(self) -> None:
         """Take a checkpoint of this agent after the turn, even if its policy requires none.
 
-        The request applies to fleets whose agents checkpoint independently (uncoordinated and communication-induced protocols). It has no
-        effect in coordinated fleets, where the coordinator decides when all agents take checkpoints.
+        The request applies to fleets whose agents checkpoint independently (uncoordinated and communication-induced protocols). The request
+        has no effect in coordinated fleets, where the coordinator decides when all agents take checkpoints.
         """
         self._more().wants_checkpoint = True
 
     def now(self) -> int:
-        """Return wall-clock time in nanoseconds since 1970. If a durable turn runs again, each call returns the same time as in the first
+        """Return wall-clock time in nanoseconds since 1970. If a durable turn is rerun, each call returns the same time as in the first
         run."""
         self._check_open()
         return self._journal.now(self._world.now_ns) if self._journal is not None else self._world.now_ns()
 
     def random(self) -> float:
-        """Return a random number x with 0 ≤ x < 1. A durable turn that runs again gets the same numbers."""
+        """Return a random number x with 0 ≤ x < 1. If a durable turn is rerun, it gets the same random numbers as in the first run."""
         self._check_open()
         if self._journal is None:
             return self._world.random()
         return (int.from_bytes(self._journal.draw()[:8], "big") >> 11) / 2**53
 
     def uuid(self) -> uuid.UUID:
-        """Return a random UUID (version 4). A durable turn that runs again gets the same UUIDs."""
+        """Return a random UUID (version 4). If a durable turn is rerun, it gets the same UUIDs as in the first run."""
         self._check_open()
         if self._journal is None:
             return uuid.UUID(bytes=random.Random(repr(self._world.random())).randbytes(16), version=4)
@@ -315,30 +320,30 @@ class Context:
     ) -> Any:  # the function's own result
         """Perform external I/O. `function(*args)` is awaited if `function` is a coroutine function, and otherwise runs in a thread.
 
-        The turn waits for the step while other agents run. In a plain turn, checkpoints wait until the turn ends, and the steps run again
-        if the turn is retried or repeated by a recovery. In a durable turn, a completed step's result is in the journal and the host log. A
-        recovery does not run a completed step again, unless the history of the repeated turn differs. A step that was still running is run
-        again.
+        The turn waits for the step, and meanwhile other agents run. In a plain turn, no checkpoint is taken until the turn ends, and all
+        steps run again if the turn is retried or is repeated by a recovery. In a durable turn, the result of a completed step is recorded
+        in the journal and the host log. A recovery does not run a completed step again, unless the rerun turn has a different history. A
+        step that was still running at the time of the failure is run again.
 
         Args:
-            timeout_s: time limit of each attempt. After the timeout a thread continues to run, but its result is discarded.
-            heartbeat_s: maximum interval between heartbeats, which the function sends with `snapline.heartbeat`. An attempt without
-                heartbeats fails after at most twice this time.
-            retries: number of retries if the function raises, or the seconds to wait before each retry, such as `(0.5, 5)`.
-            durability: durability of the result in a durable turn. With "log" the turn continues once the result is in the store, after
-                some milliseconds. With "checkpoint" the turn continues immediately. The result is then in the agent's next checkpoint, and
-                a recovery to an earlier checkpoint may run the step again.
+            timeout_s: time limit of each attempt. After the timeout, a function in a thread continues to run, but its result is discarded.
+            heartbeat_s: maximum interval in seconds between heartbeats, which the function sends with `snapline.heartbeat`. An attempt that
+                sends no heartbeats fails after at most twice this interval.
+            retries: number of retries if the function raises an error, or the seconds to wait before each retry, such as `(0.5, 5)`.
+            durability: determines when the result of a step is durable in a durable turn. With "log", the turn continues once the result is
+                in the store, after some milliseconds. With "checkpoint", the turn continues immediately. With "checkpoint", the result is
+                part of the agent's next checkpoint. A recovery to an earlier checkpoint may run the step again.
 
         Returns:
-            The function's result. In a durable turn the result is decoded from the journal as the type in the function's return annotation,
-            or without an annotation as plain values (dictionaries, lists, numbers, text).
+            The function's result. In a durable turn, the result is decoded from the journal as the type that the function's return
+            annotation declares. Without an annotation, the result is decoded as plain values (dictionaries, lists, numbers, text).
 
         Raises:
-            StepFailedError: If the function raised, or its result cannot be encoded, in a durable turn. In a plain turn the function's own
-                error is raised.
-            EncodingError: If the arguments cannot be encoded in a durable turn.
+            StepFailedError: In a durable turn, if the function raised an error or if its result cannot be encoded. In a plain turn, the
+                function's own error is raised instead.
+            EncodingError: In a durable turn, if the arguments cannot be encoded.
             DivergenceError: If the result in the journal no longer has the type that the function declares. The turn is then suspended.
-            UsageError: If `durability`, `retries` or a time is invalid.
+            UsageError: If `durability`, `retries` or a time limit is invalid.
         """
         self._check_open()
         call = functools.partial(function, *args) if args else function
@@ -363,33 +368,33 @@ class Context:
         retries: int | Sequence[float] = 0,
         repeatable: bool = True,
     ) -> Any:  # the function's own result
-        """Perform an external action that must not be repeated, by calling `function(*args, key=outside_key)`. Only durable turns may do
-        this (docs/effects.md).
+        """Perform an external action that must not be repeated, by calling `function(*args, key=outside_key)`. Effects can be requested
+        only in durable turns (docs/effects.md).
 
-        The function runs only after the request is durable, that is, when the next snapshot is complete. After a crash during the call, the
-        function is called again with the same outside key, so the external service must detect duplicate keys. If a `probe` is given, it is
-        called before the function is called again.
+        The function is called only when the request is durable, which is the case when the next snapshot is complete. After a crash during
+        the call, the function is called again with the same outside key. The external service must therefore detect duplicate keys. If a
+        `probe` is given, the probe is called before the function is called again.
 
         Args:
-            key: id of the effect within this agent. A request with the same key and arguments, in any turn, refers to the same effect,
-                which is not performed again. Without a key the effect is identified by its position in this turn.
-            compensate: `(function, *args)`, a call that undoes the effect if the turn or its saga fails permanently. It gets its own `key`.
-                The function must be defined at the top level of a module.
-            probe: function that is called as `probe(*args, key=outside_key)` and returns the effect's result if an earlier call performed
-                the effect, otherwise None. After a crash or a failure, the probe runs before the effect's function is called again. It runs
-                `timeout_s` after the earlier call, which may still be running.
-            timeout_s: time limit of each call.
-            retries: same as for `step`.
-            repeatable: if False, the function is not called again after a crash. If there is no probe either, the agent is suspended until
-                an operator states whether the effect was performed.
+            key: id of the effect within this agent. If any turn makes a request with the same key and arguments, the request refers to the
+                same effect, which is not performed again. Without a key, the effect is identified by its position in this turn.
+            compensate: `(function, *args)`, a call that undoes the effect if the turn or its saga fails permanently. The compensating call
+                has its own `key`. The compensating function must be defined at the top level of a module.
+            probe: function that is called as `probe(*args, key=outside_key)`. If an earlier call performed the effect, the probe returns
+                the effect's result, otherwise None. After a crash or a failure, the probe runs before the effect's function is called
+                again. The probe runs `timeout_s` seconds after the earlier call, because that call may still be running.
+            timeout_s: time limit in seconds for each call.
+            retries: number of retries, as for `step`.
+            repeatable: whether the function may be called again after a crash. If the function may not be called again and there is no
+                probe, the agent is suspended until an operator reports whether the effect was performed.
 
         Returns:
             The function's result, decoded as for `step`.
 
         Raises:
-            EffectFailedError: If every call of the function raised. The effect may still have been performed.
-            UsageError: If this turn is not durable, the key belongs to another effect, the function in `compensate` cannot be found by its
-                name, or the store accepts no outputs.
+            EffectFailedError: If every call of the function raised an error. The effect may still have been performed.
+            UsageError: If this turn is not durable, the key belongs to a different effect, the function in `compensate` cannot be found by
+                its name, or the store accepts no outputs.
             EncodingError: If the arguments cannot be encoded.
             DivergenceError: If the result in the journal no longer has the type that the function declares. The turn is then suspended.
         """
@@ -407,17 +412,17 @@ class Context:
 
     @awaited
     async def before_risk(self) -> None:
-        """Wait until a complete snapshot contains this turn up to this point, so that no failure can undo that part. Only durable turns may
-        do this. It works like an effect that calls no function."""
+        """Wait until a complete snapshot contains this turn up to this point, so that no failure can undo the work done so far. Only
+        durable turns may call this method. The wait works like an effect that calls no function."""
         await self.effect("before-risk", do_nothing)
 
     def saga(self, name: str) -> Saga:
-        """Group effects so that either all of them are performed or all are undone: `async with ctx.saga("trip"):`. Only durable turns may
-        do this.
+        """Group effects in a block so that either all of them are performed or all are undone: `async with ctx.saga("trip"):`. Only durable
+        turns may contain saga blocks.
 
-        If the block raises, the compensations of its effects run, newest first, and then the error is re-raised. Failed effects are
-        compensated too, since they may have been performed. This holds even if the host crashes at any point. If a compensation fails, a
-        note added to the error names it.
+        If a saga block raises an error, the compensations of its effects run, newest first. The error is then re-raised. Failed effects are
+        also compensated, because they may have been performed nevertheless. The compensations run even if the host crashes at any point. If
+        a compensation fails, a note with its name is added to the error.
         """
         self._durable("ctx.saga")
         name = plain_name("a saga", name)
@@ -427,14 +432,14 @@ class Context:
     async def call(
         self, agent: str, message: object, reply_type: type[_Message], *, timeout_s: float = 60.0
     ) -> _Message:
-        """Send `message` to `agent`, and wait for the reply that it sends with `ctx.reply`. Only durable turns may do this.
+        """Send `message` to the agent `agent`, and wait for the reply that the agent sends with `ctx.reply`. Only durable turns may call
+        this method.
 
         Raises:
-            WaitTimeoutError: If no reply arrived within `timeout_s`. A later reply is discarded.
-            UnansweredCallError: If the called agent's turn ended without `ctx.reply` or failed permanently, or the called agent does not
-                exist.
+            WaitTimeoutError: If no reply arrives within `timeout_s` seconds. A reply that arrives later is discarded.
+            UnansweredCallError: If the called agent does not exist, or if its turn failed permanently or ended without `ctx.reply`.
             EncodingError: If the reply does not have the type `reply_type`.
-            UsageError: If this turn is not durable, or the agent calls itself.
+            UsageError: If this turn is not durable, or if the agent calls itself.
         """
         journal = self._durable("ctx.call")
         if agent == self.agent:
@@ -454,13 +459,14 @@ class Context:
 
     @awaited
     async def receive(self, kind: type[_Message], *, timeout_s: float | None = None) -> _Message:
-        """Wait for the next message of type `kind` from any sender. `received_from` then names the sender. Only durable turns may do this.
+        """Wait for the next message of type `kind` from any sender. After the wait, `received_from` contains the sender's id. Only durable
+        turns may call this method.
 
-        Messages of other types that the sender sent before this message wait until this turn has ended. They are then handled in order,
-        each in a turn of its own.
+        If the sender sent messages of other types before this message, those messages wait until this turn has ended. The waiting messages
+        are then handled in order, each in its own turn.
 
         Raises:
-            WaitTimeoutError: If no such message arrived within `timeout_s`.
+            WaitTimeoutError: If no message of this type arrives within `timeout_s` seconds.
             UsageError: If this turn is not durable.
         """
         journal = self._durable("ctx.receive")
@@ -472,17 +478,19 @@ class Context:
 
     @awaited
     async def sleep(self, seconds: float) -> None:
-        """Suspend this durable turn for `seconds`. As for timers, the agent's checkpoints contain the remaining time."""
+        """Suspend this durable turn for `seconds`. As with timers, the agent's checkpoints contain the remaining time."""
         self._durable("ctx.sleep")
         delay_ns = nanoseconds("ctx.sleep", seconds)
         await self._wait("sleep", "", delay_ns.to_bytes(8, "big"), timeout_s=seconds)
 
     @awaited
     async def sleep_until(self, instant: datetime) -> None:
-        """Suspend this durable turn until the clock of the agent's host reaches `instant`. Return immediately if `instant` has passed.
+        """Suspend this durable turn until the clock of the agent's host reaches the time `instant`. If `instant` is in the past, return
+        immediately.
 
-        Each wait covers half of the remaining time, and then the clock is read again. The last 15 minutes work like `ctx.sleep`. So the
-        turn wakes at the right time even if the fleet was down or moved, or if the clock was corrected.
+        The method repeatedly waits for half of the remaining time and reads the clock again. When at most 15 minutes remain, the method
+        waits for the rest as `ctx.sleep` does. The turn therefore wakes at the right time even if the fleet was down or was moved, or if
+        the clock was corrected.
 
         Raises:
             UsageError: If `instant` has no time zone and is therefore ambiguous.
@@ -524,7 +532,7 @@ class Context:
             raise UsageError(f"the turn of agent {self.agent!r} {self._closed}")
 
     def _more(self) -> RareRequests:
-        """Return the record of this turn's less common requests. Create the record if it does not exist."""
+        """Return the record of this turn's less common requests, creating it if necessary."""
         self._check_open()
         if self._asked is None:
             self._asked = RareRequests()
@@ -533,19 +541,19 @@ class Context:
     # ---- for the runtime ------------------------------------------------------------------------------------------
 
     def begin(self, *, call: bytes = b"", journal: TurnJournal | None = None) -> None:
-        """Set the id of the call that the turn handles, and the journal if the turn is durable."""
+        """Begin the turn. `call` is the id of the call that the turn handles, and `journal` is the journal of a durable turn."""
         self._call, self._journal, self._sagas = call, journal, []
 
     @property
     def journal(self) -> TurnJournal | None:
-        """Return the journal of a durable turn, or None for a plain turn."""
+        """Return the journal of a durable turn, or None if the turn is plain."""
         return self._journal
 
     async def undo_effect(self, made: MadeEffect, *, saga: str = "") -> None:
         """Undo an effect by running its compensation, which is itself an effect.
 
         Raises:
-            EffectFailedError: If every call of the compensation raised.
+            EffectFailedError: If every call of the compensation raised an error.
         """
         name = f"{made.name}/undo"
         function = load_undo(made.name, made.undo, made.undo_arguments, self._durable("undo_effect").own_modules)
@@ -554,21 +562,21 @@ class Context:
         read_outcome(name, made.key, entry, lambda: None)
 
     def close(self) -> bool:
-        """Close the context at the end of its turn. Return whether the context was still open."""
+        """Close the context when its turn ends. Return whether the context was still open."""
         was_open, self._closed = not self._closed, "has ended: use a context in its own turn only"
         return was_open
 
     def stand(self) -> None:
-        """Suspend the context while the durable turn waits. Tasks that the handler has started must not use a suspended context."""
+        """Suspend the context while its durable turn waits. Tasks that the handler has started must not use a suspended context."""
         self._closed = "waits: only its handler may use the context, not a task beside it"
 
     def go_on(self) -> None:
-        """Reopen the context when the durable turn stops waiting."""
+        """Reopen the context when its durable turn stops waiting."""
         self._closed = ""
 
     def take_segment(self, pause: Pause | None = None) -> TurnEnded:
-        """End the current segment of a durable turn, and return the segment's requests. Stops and replies are not included: `outcome`
-        returns them when the turn ends."""
+        """End the current segment of a durable turn, and return the requests made in that segment. Requests to stop the agent and replies
+        are not included. `outcome` returns replies and requests to stop when the turn ends."""
         rare = self._asked or RareRequests()
         outcome = TurnEnded(
             *(self.agent, self.incarnation, self._sends, rare.timers, rare.cancelled, list(rare.spawns.values())),
@@ -580,8 +588,8 @@ class Context:
         return outcome
 
     def outcome(self, *, is_durable: bool = False) -> TurnEnded:
-        """Return the turn's requests. If the turn handles a call and has not replied, an empty reply is added, so that the caller stops
-        waiting."""
+        """Return the requests made in this turn. If the turn handles a call and has not replied, add an empty reply, so that the caller
+        stops waiting."""
         reply = self._reply
         if self._call:
             if reply is None:

@@ -1,29 +1,30 @@
-"""Journals of durable turns: replay the recorded results to a handler, and record further ones. This module does no I/O.
+"""Defines the journal of a durable turn, which returns recorded results to a rerun handler and records new results. This module does no
+I/O.
 
-A handler with `durable=True` runs in *segments*. A segment ends where the handler requests an operation that it must wait for: a step, a
-call, a sleep or a message. Messages that the handler sends during a segment leave at the segment's end. While it waits, the agent can be
-checkpointed, together with a journal of all requests and their results.
+A handler with `durable=True` runs in *segments*. A segment ends when the handler requests an operation that it must wait for, such as a
+step, a call, a sleep or a message. Messages that the handler sends during a segment are passed on when the segment ends. While a durable
+turn waits, its agent can be checkpointed. The checkpoint contains a journal of the turn's requests and their results.
 
-After a recovery the handler runs again from the state at the start of its turn. Results that are in the journal are returned immediately,
-and messages that have already left are not sent again. So a handler must make the same requests in the same order in every run. Values that
-could differ between runs (time, random numbers, external results) come from the journal.
+After a recovery, the handler is rerun from the state at the start of its turn. If a request's result is in the journal, it is returned
+immediately. Messages that were already passed on are not sent again. A handler must therefore make the same requests in the same order in
+every run. Values that could differ between runs (time, random numbers, external results) are read from the journal.
 
-The runtime drives the handler's coroutine. The coroutine yields a `SegmentEnd`, and the runtime sends the finished entry to the coroutine
-(`host/turns.py`).
+The runtime drives the coroutine of the handler. When the coroutine yields a `SegmentEnd`, the runtime performs the request and sends the
+finished journal entry to the coroutine (`host/turns.py`).
 
-*Logged entries.* A completed step is written to the host log before its turn continues, so after a recovery the host log may contain
-results that the restored journal lacks. A repeated turn *adopts* these results as if the steps had ended immediately. Messages sent between
-adopted steps leave with the next segment. But the handler may run again with a different history, in which other messages arrived earlier
-or the state differed. The logged result would then not belong to the current history (G3). So each log entry identifies its history, and a
-turn adopts an entry only if all of these match:
+*Logged entries.* A completed step is written to the host log before its turn continues. After a recovery, the host log may therefore
+contain results that the restored journal lacks. A rerun turn *adopts* logged results as if their steps had ended immediately. Messages sent
+between adopted steps are passed on at the end of the next segment. However, the rerun may have a different history, in which other messages
+arrived earlier or the state was different. The logged result would then not belong to the current history (G3). Each log entry therefore
+identifies its history, and a turn adopts an entry only if all of the following match:
 
 - the *seed* of the turn, which is derived from the fleet, the agent, the turn's number among the agent's durable turns, the message that
   started the turn, and the state at its start (`turn_seed`);
 - the *place* of the entry in the journal, and the digest of all earlier entries (`rolled`), which covers everything that the turn received
   or drew before this entry;
-- the request at that place, and the digest of its arguments.
+- the request at that place, and the digest of the request's arguments.
 
-A turn's random numbers are derived from its seed, so a repeated turn draws the same numbers.
+A turn's random numbers are derived from its seed, so a rerun turn draws the same numbers.
 """
 
 import contextlib
@@ -67,9 +68,10 @@ def turn_seed(cluster: str, agent: str, number: int, *, sender: str, payload: by
     """Return the seed that identifies one durable turn. A different turn, or the same turn after a different history, has a different seed.
 
     Args:
-        cluster: id of the run of the fleet.
-        number: number of the turn among the agent's durable turns, counted from 1.
-        sender, payload: sender and payload of the message that started the turn. The payload of a call includes the call's wrapper.
+        cluster: id that identifies one run of the fleet.
+        number: number of the turn among the agent's durable turns, starting at 1.
+        sender, payload: sender and payload of the message that started the turn. If the message is a call, the payload includes the wrapper
+            that marks it as a call.
         state: encoded state at the start of the turn.
     """
     state_digest = blake2b(state, digest_size=32).digest()
@@ -85,8 +87,8 @@ def rolled(prefix: bytes, entries: Iterable[JournalEntry]) -> bytes:
 
 
 class LoggedSteps:
-    """The host-log entries of one repeated turn, and the digest of the journal up to the turn's current place. The digest is computed only
-    if there are entries."""
+    """The host-log entries of a rerun turn, and the digest of the turn's journal up to its current place. The digest is computed only if
+    the turn has host-log entries."""
 
     __slots__ = ("_by_place", "_last", "_prefix")
 
@@ -99,10 +101,10 @@ class LoggedSteps:
         self._last = max(self._by_place, default=-1)
 
     def find(self, place: int, kind: str, name: str, digest: bytes) -> JournalEntry | None:
-        """Return the logged entry if an earlier run of the same turn made this request at this place, otherwise None.
+        """Return the logged entry if an earlier run of the same turn made this request at this place. Otherwise return None.
 
-        For effects the result is always None: the core looks up their results (`host/host_effects.py`), since several turns may share one
-        effect.
+        For effects, the result is always None. The core looks up the results of effects itself, because several turns may share one effect
+        (`host/host_effects.py`).
         """
         if kind == EFFECT:
             return None
@@ -113,7 +115,7 @@ class LoggedSteps:
         return None
 
     def passed(self, place: int, entry: JournalEntry) -> None:
-        """Add the entry at this place, with its result in this run, to the digest."""
+        """Add the entry at this place to the digest."""
         if place < self._last:
             self._prefix = rolled(self._prefix, (entry,))
 
@@ -137,8 +139,9 @@ _HERE = __name__.partition(".")[0] + "."
 
 
 class StepWork(msgspec.Struct, frozen=True):
-    """Instructions to run a step: call `function` for at most `timeout_s`, and expect a heartbeat every `heartbeat_s`. If the call raises,
-    wait for the next time in `waits_s` and retry. If `is_logged`, the turn continues only when the host log contains the result."""
+    """Instructions to run a step: call `function` for at most `timeout_s` seconds, and expect a heartbeat every `heartbeat_s` seconds. If
+    the call raises an error, wait for the next delay in `waits_s` and retry. If `is_logged` is set, the turn continues only when the host
+    log contains the result."""
 
     function: Callable[[], Any]
     timeout_s: float | None = None
@@ -148,18 +151,18 @@ class StepWork(msgspec.Struct, frozen=True):
 
 
 class EffectIntent(msgspec.Struct, frozen=True, gc=False):
-    """The core's description of an effect that a turn requests.
+    """The information that a host core needs about an effect requested by a turn.
 
     Attributes:
-        key: key of the effect within the agent. For a compensation it is the key of the effect to undo.
-        arguments: the effect's arguments as text for display.
-        asked_ns: wall-clock time of the request, since 1970.
-        undo, undo_arguments: compensation as `"module:function"` ("" if there is none), and its encoded arguments.
-        is_undo: whether this is a compensation of the effect with this key and generation. Generation 0 means the newest generation.
-        saga: name of the saga block that requested the effect, or "".
-        timeout_s: time limit of each call.
-        has_probe, is_repeatable: whether the effect has a probe, and whether it may be called again. Both decide what happens after a crash
-        during the call.
+        key: key of the effect within the agent. For a compensation, `key` is the key of the effect to undo.
+        arguments: the effect's arguments as text to display.
+        asked_ns: wall-clock time of the request, in nanoseconds since 1970.
+        undo, undo_arguments: the compensation as `"module:function"` ("" if there is none), and its encoded arguments.
+        is_undo: whether this is the compensation of the effect with this key and generation. Generation 0 means the newest generation.
+        saga: name of the saga block that requested the effect, or "" outside of sagas.
+        timeout_s: time limit in seconds for each call.
+        has_probe, is_repeatable: whether the effect has a probe, and whether it may be called again. `has_probe` and `is_repeatable` decide
+            what happens after a crash during the call.
     """
 
     key: str
@@ -176,10 +179,10 @@ class EffectIntent(msgspec.Struct, frozen=True, gc=False):
 
 
 class EffectWork(msgspec.Struct, frozen=True):
-    """Instructions to perform an effect: call `function` with its outside key for at most `timeout_s`. If the call raises, wait for the
-    next time in `waits_s` and retry.
+    """Instructions to perform an effect: call `function` with the effect's outside key for at most `timeout_s` seconds. If the call raises
+    an error, wait for the next delay in `waits_s` and retry.
 
-    `probe` returns the effect's result if an earlier call performed the effect, otherwise None.
+    If an earlier call performed the effect, `probe` returns the effect's result, otherwise None.
     """
 
     function: Callable[..., Any]
@@ -191,14 +194,15 @@ class EffectWork(msgspec.Struct, frozen=True):
 
 
 class SegmentEnd(msgspec.Struct, frozen=True):
-    """The end of a segment: what the handler's coroutine yields to the runtime.
+    """The end of a segment, which the handler's coroutine yields to the runtime.
 
     Attributes:
-        waits: the request whose result the handler waits for.
-        timeout_ns: nanoseconds until the wait times out or the sleep ends, or None for an unlimited wait.
-        work: the step or effect to run, or None for all other requests.
-        entries: requests since the end of the previous segment whose results were available immediately.
-        is_repeated: whether an earlier run of the turn waited here, so that this segment's messages have already left.
+        waits: the request for whose result the handler waits.
+        timeout_ns: nanoseconds until the wait times out or the sleep ends, or None if the wait is unlimited.
+        work: the step or effect to run, or None if the request is of another kind.
+        entries: requests made since the previous segment ended whose results were available immediately.
+        is_repeated: whether an earlier run of the turn already waited here. In a repeated segment, the messages have already been passed
+            on.
     """
 
     waits: JournalEntry
@@ -208,7 +212,7 @@ class SegmentEnd(msgspec.Struct, frozen=True):
     is_repeated: bool
 
     def pause(self, seed: bytes) -> "Pause":
-        """Convert this segment end to a `Pause` for the core. `seed` is the turn's seed."""
+        """Convert this segment end to a `Pause`, which the core understands."""
         if isinstance(self.work, EffectWork):
             return Pause(seed, self.waits, self.timeout_ns, self.entries, True, self.work.intent)
         is_logged = self.work is not None and self.work.is_logged
@@ -216,13 +220,12 @@ class SegmentEnd(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False):
-    """The core's description of the end of a segment of an unfinished turn.
+    """The information that a host core needs about the end of a segment of an unfinished turn.
 
     Attributes:
-        seed: seed of the turn.
         waits, timeout_ns, entries: same as in `SegmentEnd`.
         is_logged: whether the turn continues only when the host log contains the result.
-        intent: intent of the effect that the turn waits for, or None if the turn waits for something else.
+        intent: description of the effect that the turn waits for, or None if the turn waits for something else.
     """
 
     seed: bytes
@@ -234,15 +237,15 @@ class Pause(msgspec.Struct, frozen=True, gc=False):
 
 
 class TurnJournal:
-    """Journal of one run of a durable turn.
+    """Journal of a single run of a durable turn.
 
     Attributes:
-        seed: seed of the turn's random draws.
-        received_from: sender of the last received message.
-        divergence: the error raised because the handler's request differed from the journal, or None. The handler may have caught the error
-            and continued.
-        has_left: whether the messages sent before the last wait have left, because the turn really waited there.
-        takes_effects: whether the store can release intents, which effects require.
+        seed: seed of the turn, from which its random numbers are derived.
+        received_from: sender of the message that the turn received last.
+        divergence: the error raised because a request of the handler differed from the journal, or None. The handler may have caught this
+            error and continued.
+        has_left: whether the messages sent before the last wait have been passed on, because the turn really waited there.
+        takes_effects: whether the store can release effect intents, without which no effect can be performed.
         own_modules: modules in which the functions of compensations are looked up (`sagas.py`).
     """
 
@@ -255,7 +258,8 @@ class TurnJournal:
         takes_effects: bool = True,
         own_modules: Sequence[str] = (),
     ) -> None:
-        """Start a journal. `begun` is the saved turn to run again, if any. `logged` are the log entries of turns with the same number."""
+        """Start a journal. `begun` is the saved turn that is to be rerun, or None for a new turn. `logged` contains the host-log entries of
+        turns with the same number."""
         self.takes_effects = takes_effects
         self.own_modules = own_modules
         self.seed = begun.seed if begun is not None else seed
@@ -272,7 +276,7 @@ class TurnJournal:
 
     @property
     def is_beyond(self) -> bool:
-        """Return whether the handler has made more requests than the journal contained when this run started."""
+        """Return whether the handler has made more requests than the journal contained at the start of this run."""
         return self._place > len(self._known)
 
     def draw(self) -> bytes:
@@ -297,8 +301,8 @@ class TurnJournal:
         return call_id(self.seed, self._place)
 
     def effect_id(self, digest: bytes) -> bytes:
-        """Return the id for the next effect. `digest` covers the effect's name and arguments, since in a different history the turn may
-        request a different effect at this place."""
+        """Return the id for the next effect. `digest` covers the effect's name and arguments, because with a different history, the turn
+        may request a different effect at this place."""
         return call_id(self.seed, self._place, digest)
 
     async def wait(
@@ -310,8 +314,8 @@ class TurnJournal:
         timeout_ns: int | None = None,
         work: StepWork | EffectWork | None = None,
     ) -> JournalEntry:
-        """Return the entry with the result of this request. If neither the journal nor the host log contains it, end the segment and
-        wait."""
+        """Return the journal entry that contains the result of this request. If neither the journal nor the host log contains the entry,
+        end the segment and wait."""
         place = self._place
         entry = known = self._reach(kind, name, digest)
         # The limit does not apply to compensations, since they must not fail. There is at most one for each effect.
@@ -336,7 +340,7 @@ class TurnJournal:
         self._logged.passed(place, found)
 
     def _reach(self, kind: str, name: str, digest: bytes) -> JournalEntry | None:
-        """Return the journal's entry at the next place, or None if no earlier run of the turn reached this place."""
+        """Return the journal's entry at the next place, or None if no earlier run of the turn made a request there."""
         place = self._place
         self._place += 1
         if place >= len(self._known):
@@ -358,11 +362,11 @@ class TurnJournal:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Convert an error in reading a recorded result to a divergence. The result had its declared type when it was recorded, so code
-        that cannot read the result differs from the code that started the turn.
+        """Convert an error in decoding a recorded result to a divergence error. When the result was recorded, it had its declared type. If
+        the result cannot be decoded now, the code has changed since the turn started.
 
         Raises:
-            DivergenceError: If the block raises EncodingError.
+            DivergenceError: If the guarded block raises EncodingError.
         """
         try:
             yield
@@ -374,7 +378,7 @@ class TurnJournal:
             raise self.divergence from error
 
     def end(self) -> None:
-        """End the journal after the handler has returned, and record a divergence if the journal contains further entries."""
+        """End the journal after the handler has returned. If the journal contains further entries, record a divergence."""
         if self.divergence is None and self._place < len(self._known):
             self._diverged(self._place, "has ended")
 
@@ -403,7 +407,7 @@ def _difference(known: JournalEntry, kind: str, name: str) -> str:
 
 
 def _line_of_handler() -> str:
-    """Return the file and line of the innermost frame that is not in the runtime."""
+    """Return the file and line of the innermost stack frame outside the runtime."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
         frame = frame.f_back
@@ -417,23 +421,24 @@ LATE_REPLY = "@reply"
 
 
 def call_id(seed: bytes, place: int, digest: bytes = b"") -> bytes:
-    """Return the id of the call at this place in a turn's journal, or with a digest, the id of the effect there. Places are counted from
-    0."""
+    """Return the id of the call at this place in a turn's journal. With a `digest`, return the id of the effect at this place. Places are
+    numbered from 0."""
     return blake2b(place.to_bytes(8, "big") + digest, key=seed, digest_size=CALL_ID_BYTES).digest()
 
 
 def call_payload(call: bytes, payload: bytes) -> bytes:
-    """Wrap a message's payload as a call, that is, a message that requests a reply."""
+    """Wrap a message's payload as a call, which is a message that requests a reply."""
     return CALL + call + payload
 
 
 def reply_payload(call: bytes, payload: bytes) -> bytes:
-    """Return the encoded reply to a call. An empty `payload` means that the turn gave no reply."""
+    """Return the encoded reply to a call. An empty `payload` means that the turn did not reply."""
     return REPLY + call + payload
 
 
 def read_call(payload: bytes) -> tuple[bytes, bytes]:
-    """Return the id of the call and the message without its wrapper. If the payload is not a call, the id is b""."""
+    """Return the id of the call, and the message without the wrapper that marks it as a call. If the payload is not a call, the id is
+    b""."""
     if not payload.startswith(CALL):
         return b"", payload
     end = len(CALL) + CALL_ID_BYTES
@@ -441,13 +446,13 @@ def read_call(payload: bytes) -> tuple[bytes, bytes]:
 
 
 def refusal_of(payload: bytes) -> bytes:
-    """Return the empty reply to a message whose turn failed permanently, or b"" if the message requests no reply."""
+    """Return an empty reply to a message whose turn failed permanently. If the message requests no reply, return b""."""
     call, _ = read_call(payload)
     return reply_payload(call, b"") if call else b""
 
 
 def reply_to(call: bytes) -> bytes:
-    """Return the bytes with which the payload of each reply to this call starts."""
+    """Return the byte prefix with which the payload of every reply to this call starts."""
     return REPLY + call
 
 
@@ -463,7 +468,7 @@ ARGUMENT_DIGEST_BYTES = 8
 
 
 def argument_digest(step: str, arguments: object) -> bytes:
-    """Return a digest of a step's arguments, which does not depend on the order of sets. Without arguments return b"".
+    """Return a digest of a step's arguments that does not depend on the iteration order of sets. Without arguments, return b"".
 
     Raises:
         EncodingError: If the arguments cannot be encoded.
@@ -479,10 +484,10 @@ def argument_digest(step: str, arguments: object) -> bytes:
 
 
 def encode_argument(effect: str, value: object, declared: Any = Any) -> bytes:
-    """Encode an argument of a compensation for storage. The argument will be decoded as the type `declared`.
+    """Encode an argument of a compensation for storage. The argument will later be decoded as the type `declared`.
 
     Raises:
-        EncodingError: If the argument cannot be encoded, or would decode to a different value.
+        EncodingError: If the argument cannot be encoded, or if decoding it yields a different value.
     """
     try:
         encoded = encode_ordered(value)
@@ -495,7 +500,7 @@ def encode_argument(effect: str, value: object, declared: Any = Any) -> bytes:
 
 
 def describe_result(result: bytes, *, is_done: bool) -> str:
-    """Return the result of an effect, or the error if it is not done, as text for display."""
+    """Return the result of an effect as text to display. If the effect is not done, return its error."""
     try:
         value = message_decoder(Any).decode(result)
     except (msgspec.MsgspecError, ValueError, TypeError):
@@ -506,11 +511,11 @@ def describe_result(result: bytes, *, is_done: bool) -> str:
 def encode_result(
     step: str, value: object, function: Callable[..., Any] | None = None, *, is_effect: bool = False
 ) -> bytes:
-    """Encode the result of a step or effect for the journal. `function` declares the result's type. If it declares none, an effect's result
-    may decode to plain values.
+    """Encode the result of a step or effect for the turn's journal. The return annotation of `function` declares the result's type. Without
+    an annotation, an effect's result may be decoded as plain values.
 
     Raises:
-        EncodingError: If the result cannot be encoded, or would decode to a different value.
+        EncodingError: If the result cannot be encoded, or if decoding it yields a different value.
         MessageTooLargeError: If the result is larger than 16 MiB.
     """
     try:
@@ -542,10 +547,10 @@ def encode_error(error: BaseException) -> bytes:
 
 
 def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) -> Any:  # the function's own result
-    """Return the step's result from the journal.
+    """Return a step's result, decoded from the journal.
 
     Raises:
-        StepFailedError: If the step raised.
+        StepFailedError: If the step raised an error.
         EncodingError: If the result does not have the type that the function declares.
     """
     if entry.outcome == FAILED:
@@ -585,10 +590,10 @@ def _decoder_of(kind: Any) -> Any:  # msgspec's decoder of that type
 
 
 def read_message(payload: bytes, kind: type[_T], what: str) -> _T:
-    """Decode a message as type `kind`. Error messages call the message `what`.
+    """Decode a message as type `kind`. `what` is the name of the message in error texts.
 
     Raises:
-        EncodingError: If the message has a different type, or does not decode.
+        EncodingError: If the message has a different type or cannot be decoded.
     """
     hashed: Any = kind  # mypy assumes that some classes are not hashable
     name, body = split_message(payload)

@@ -1,8 +1,9 @@
-"""Computes the fate of each effect from the fleet's ledger of effects. The ledger consists of the outputs under `@effects` in a running
-fleet or a store.
+"""Determines the current state of each effect from the fleet's ledger of effects. The ledger consists of the outputs under the topic
+`@effects`, either in a running fleet or in a store.
 
-Each ledger record is released with a complete snapshot, so no failure reverts it. Since the ledger contains only released records, an
-effect that has just ended is still "open" in it. Hosts report the current state of open effects, which `with_standing` adds.
+Each ledger record is released together with a complete snapshot, so no failure reverts it. Because the ledger contains only released
+records, an effect that has just ended still appears as "open". Hosts report the current states of open effects, and `with_standing` merges
+the reports into the ledger's states.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,25 +34,26 @@ _Key = tuple[str, str, int]
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """An external action that an agent has requested with `ctx.effect`, performed or not.
+    """An external action that an agent has requested with `ctx.effect`, whether it has been performed or not.
 
     Attributes:
-        key: id of the effect within its agent. The runtime generated it if it begins with `@`, otherwise the handler chose it.
-        generation: 1 at first, increased by one each time the effect is requested again after its compensation.
+        key: id of the effect within its agent. If the key begins with `@`, the runtime generated it. If the key does not begin with `@`,
+            the handler chose it.
+        generation: initially 1, and increased by one each time the effect is requested again after its compensation.
         name: name that the handler gave the effect.
         outside_key: key that is passed to the external service.
-        fate: "open" (requested, and possibly called), "done", "failed" (the function raised, but the effect may have been performed),
-            "compensated", "left" (certainly or possibly performed in a turn that failed permanently, and not undone) or "undone" (the fleet
-            was rolled back past the request, and the effect was not called). A running fleet also reports "waiting" (not called yet, since
-            the intent is not released), "in doubt" (an earlier incarnation of the agent may have called the effect, and the current
-            incarnation probes or calls it again) and "needs people" (the agent waits until an operator states whether the effect was
-            performed).
-        arguments, result: arguments and result as text for display. The result of a failed effect is its error.
+        fate: state of the effect. The state is "open" (requested, and possibly called), "done", "failed" (the function raised an error, but
+            the effect may have been performed), "compensated", "left" (certainly or possibly performed in a turn that failed permanently,
+            and not undone) or "undone" (the fleet was rolled back to a time before the request, and the effect was not called). A running
+            fleet also reports "waiting" (not called yet, because the intent is not released), "in doubt" (an earlier incarnation of the
+            agent may have called the effect, and the current incarnation probes or calls it again) and "needs people" (the agent waits
+            until an operator reports whether the effect was performed).
+        arguments, result: arguments and result as text to display. If the effect failed, `result` is its error.
         compensation: compensation as `module:function`, or "" if there is none.
         undoes: key of the effect that this effect compensates, or "" if this effect is not a compensation.
-        saga: name of the saga block that requested the effect, or "".
-        asked_ns: wall-clock time of the request, since 1970.
-        epoch: number of the snapshot with which the effect's newest ledger record was released.
+        saga: name of the saga block that requested the effect, or "" outside of sagas.
+        asked_ns: wall-clock time of the request, in nanoseconds since 1970.
+        epoch: number of the snapshot with which the newest ledger record of the effect was released.
     """
 
     agent: str
@@ -70,7 +72,7 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 def fold(words: Iterable[Output | OutputsReverted]) -> list[Effect]:
-    """Return each effect in the ledger with its fate, in the order of the requests."""
+    """Return every effect in the ledger with its state, in the order of the requests."""
     standing: list[Output] = []
     undone: dict[_Key, Effect] = {}
     for record in words:
@@ -83,8 +85,8 @@ def fold(words: Iterable[Output | OutputsReverted]) -> list[Effect]:
 
 
 def with_standing(effects: Iterable[Effect], standing: Iterable[UnfinishedEffect]) -> list[Effect]:
-    """Return the effects after an update from the hosts' latest reports. The reports contain the states of unfinished effects, including
-    effects that the ledger does not contain yet."""
+    """Return the effects, updated with the hosts' latest reports. The reports contain the states of all unfinished effects, including
+    effects that are not yet in the ledger."""
     by_key = {(effect.agent, effect.key, effect.generation): effect for effect in effects}
     for standing_effect in standing:
         place = standing_effect.agent, standing_effect.key, standing_effect.generation
@@ -100,8 +102,8 @@ def with_standing(effects: Iterable[Effect], standing: Iterable[UnfinishedEffect
 
 
 def open_at(words: Iterable[Output | OutputsReverted], epoch: int) -> list[Effect]:
-    """Return the effects that were open in the cut of an epoch, each with its current fate. An effect was open if the records released up
-    to that epoch say so."""
+    """Return the effects that were open at a given epoch, each with its current state. An effect was open at the epoch if the records
+    released up to that epoch leave it open."""
     every = list(words)
     later = (place for place, record in enumerate(every) if isinstance(record, Output) and record.epoch > epoch)
     before = fold(every[: next(later, len(every))])
@@ -132,7 +134,8 @@ def _apply_record(found: dict[_Key, Effect], word: Output) -> None:
 
 
 def _requested_effect(word: Output, record: EffectRecord, known: Effect | None) -> Effect:
-    """Return a newly requested effect. `known` is its earlier request if the effect is requested again, after a failure or a rollback."""
+    """Return the initial state of a newly requested effect. If the effect is requested again after a failure or a rollback, `known` is the
+    earlier request."""
     return Effect(
         word.agent,
         record.key,
@@ -166,10 +169,10 @@ _undo_decoder = msgspec.msgpack.Decoder(list[MadeEffect])
 
 
 def undo_payload(made: Sequence[MadeEffect]) -> bytes:
-    """Return the message that starts a turn which undoes these effects in this order."""
+    """Return the message that starts a turn in which the given effects are undone in the given order."""
     return UNDO + msgspec.msgpack.encode(list(made))
 
 
 def read_undo(body: bytes | memoryview) -> list[MadeEffect]:
-    """Decode the effects to undo from the bytes after the message's name. Raise msgspec.MsgspecError if `body` does not decode."""
+    """Decode the effects to undo from the bytes that follow the message's name. Raise msgspec.MsgspecError if `body` cannot be decoded."""
     return _undo_decoder.decode(body)

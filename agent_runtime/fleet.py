@@ -1,7 +1,7 @@
-"""Definition of a fleet: its agents, how they are checkpointed, and when the fleet ends.
+"""Defines a fleet: its agents, how they are checkpointed, and when the fleet ends.
 
-A checkpoint records an agent's class as its *kind*. The functions at the end of this module look up the classes of recorded kinds, check
-that recorded states still fit these classes, and restore agents from checkpoints.
+A checkpoint records an agent's class as its *kind*. The functions at the end of this module look up the classes of recorded kinds and
+restore agents from checkpoints. Further functions check that recorded states still fit the classes.
 """
 
 import importlib
@@ -67,36 +67,40 @@ class Fleet:
 
     Args:
         name: the fleet's name, which must match `[A-Za-z0-9_.-]{1,128}`.
-        agents: mapping from agent ids to agents, or to functions without arguments that create the agents. With functions, each host
-            creates only its own agents. A function must create the same agent in every process.
-        protocol: the checkpointing protocol, which never changes during the fleet's life. The coordinated protocols are "chandy-lamport"
-            (Lai and Yang's stamps with Chandy and Lamport's markers) and "koo-toueg". The protocols with independent checkpoints are
-            "uncoordinated" and the communication-induced protocols "bcs", "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas"
+        agents: mapping from agent ids to agents, or to functions that create the agents and take no arguments. If functions are given, each
+            host creates only its own agents. A function must create the same agent in every process.
+        protocol: the checkpointing protocol, which cannot be changed during the fleet's life. The coordinated protocols are
+            "chandy-lamport" (Lai and Yang's stamps combined with Chandy and Lamport's markers) and "koo-toueg". The independent protocols
+            are "uncoordinated" and the communication-induced protocols "bcs", "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr" and "cas"
             (docs/protocols.md compares them).
-        triggers: conditions for taking checkpoints. Coordinated fleets accept one `Every` for all agents together. Without it, checkpoints
-            are taken manually (`snapline snapshot create`). Agents that checkpoint independently do so as soon as one of `Every`,
-            `EveryMessages` or `Adaptive` requires a checkpoint. Their default is every second. With `Manual()` only `ctx.checkpoint()` and
-            the protocol cause checkpoints.
-        stop_when: predicate that is called with each complete cut, or only with the newest if the predicate is slow. The fleet ends when it
-            returns True. It must test a stable property, that is, one that stays true once it is true (Chandy and Lamport 1985, section 1),
-            such as "all agents are done and nothing is in transit".
+        triggers: conditions under which checkpoints are taken. A fleet with a coordinated protocol accepts one `Every` trigger, which
+            applies to all agents together. Without this trigger, checkpoints are taken only on request (`snapline snapshot create`). With
+            an independent protocol, an agent takes a checkpoint as soon as one of the triggers `Every`, `EveryMessages` or `Adaptive`
+            requires it. By default, each agent with an independent protocol takes a checkpoint every second. With `Manual()`, only
+            `ctx.checkpoint()` and the protocol itself cause checkpoints.
+        stop_when: predicate that is called with each complete cut. If the predicate is slow, it is called only with the newest cut. The
+            fleet ends when the predicate returns True. The predicate must test a stable property, which stays true once it is true (Chandy
+            and Lamport 1985, section 1). An example is "all agents are done and no messages are in transit".
         epoch_timeout_s: time in seconds after which an unfinished epoch is aborted.
-        log_bytes_max: limit on the size of the sender logs in the store. If the recovery line does not advance (domino effect) and the logs
-            exceed this limit, the fleet is paused briefly for a consistent cut. Then the logs are deleted.
-        place: placement rules, as a mapping from an agent id, or an id prefix followed by an asterisk, to one or more hosts. The first
-            matching rule applies, as long as at least one of its hosts is present. A spawned agent starts on its parent's host.
-        rpo_s, rto_s: recovery point objective and recovery time objective in seconds. The first limits the work that a failure may undo.
-            The second limits the time from the first suspicion of a failure until all hosts have applied the recovery plan. The coordinator
-            only reports missed objectives: in `snapline status`, in the view and in its log. With None it reports nothing.
-        busy_limit_s: if agent code blocks a host's event loop for this many seconds, the host process exits and the fleet recovers
-            (docs/durable-turns.md, "What may block"). With None the process never exits for this reason. Hosts of one fleet may use
-            different values.
-        simulate: mapping from step names to stubs. Only `snapline sim` and the pytest fixture call a stub, with the step's arguments,
-            instead of the step's function. The stub of an effect has the effect's name NAME, the stub of its probe is `NAME/probe`, and the
-            stub of its compensation is `NAME/undo`. Instead of the mapping, a function without arguments may be given that creates the
-            mapping for each run, so that runs share no stubs.
-        compensation_modules: modules or packages whose functions may be compensations of effects, in addition to the packages of the
-            agents' classes. A compensation in any other module is never called, even if data in the store names it.
+        log_bytes_max: limit in bytes on the size of the sender logs in the store. If the recovery line does not advance (domino effect) and
+            the logs exceed this limit, the fleet is paused briefly to take a consistent cut. After the consistent cut, the logs are
+            deleted.
+        place: placement rules, as a mapping from an agent id to one or more hosts. The key can also be a prefix of agent ids, followed by
+            an asterisk. The first matching rule that names at least one present host applies. A spawned agent starts on the host of the
+            agent that spawned it.
+        rpo_s, rto_s: recovery point objective and recovery time objective in seconds. The recovery point objective limits how much work a
+            failure may undo. The recovery time objective limits the time from the first suspicion of a failure until all hosts have applied
+            the recovery plan. The coordinator only reports missed objectives, in `snapline status`, in the web view and in its log. If an
+            objective is None, the coordinator does not report it.
+        busy_limit_s: time in seconds for which agent code may block a host's event loop. After this time, the host process exits and the
+            fleet recovers (docs/durable-turns.md, "What may block"). If `busy_limit_s` is None, the process never exits because of blocking
+            agent code. Hosts of the same fleet may use different values.
+        simulate: mapping from step names to stub functions. `snapline sim` and the pytest fixture call a stub with the step's arguments in
+            place of the step's function. Other runs ignore the stubs. For an effect named NAME, the stub of the effect is `NAME`, the stub
+            of its probe is `NAME/probe`, and the stub of its compensation is `NAME/undo`. Alternatively, pass a function without arguments
+            that creates a new mapping for each run, so that runs share no stubs.
+        compensation_modules: modules or packages whose functions may serve as compensations of effects, in addition to the packages of the
+            agents' classes. A compensation in any other module is never called, even if data in the store refers to it.
 
     Raises:
         FleetDefinitionError: If the definition is invalid.
@@ -193,24 +197,25 @@ class Fleet:
 
     @property
     def policy(self) -> Policy:
-        """Return the policy by which agents checkpoint independently."""
+        """Return the policy that decides when agents checkpoint independently."""
         if not self.triggers:
             return DEFAULT_POLICY
         return self.triggers[0] if len(self.triggers) == 1 else AnyOf(self.triggers)
 
     @property
     def period_ns(self) -> int:
-        """Return the nanoseconds between two periodic epochs, or 0 if there are no periodic epochs."""
+        """Return the time in nanoseconds between two periodic epochs, or 0 if the fleet has no periodic epochs."""
         periods = [trigger.seconds for trigger in self.triggers if isinstance(trigger, Every)]
         if is_autonomous(self.protocol):
             return round(max(LINE_PERIOD_LEAST_S, min(periods, default=1.0)) * 1e9)
         return round(periods[0] * 1e9) if periods else 0
 
     def make(self, agent: str) -> Agent:
-        """Create one agent in its initial state, and check that it can be checkpointed.
+        """Create an agent in its initial state, and check that the agent can be checkpointed.
 
         Raises:
-            FleetDefinitionError, EncodingError: If the agent cannot be created or checkpointed. The message names the agent and the field.
+            FleetDefinitionError, EncodingError: If the agent cannot be created or checkpointed. The error message names the agent and the
+                field.
         """
         source = self.agents[agent]
         agent_object = source if isinstance(source, Agent) else source()
@@ -239,7 +244,7 @@ class Fleet:
         return agent_object
 
     def _check_class(self, agent: str, agent_class: type[Agent]) -> None:
-        """Reject a class that another process could not find by its name during a recovery."""
+        """Raise FleetDefinitionError for a class that another process could not find by its name during a recovery."""
         try:
             module: object = sys.modules[agent_class.__module__]
             found_class = reduce(getattr, agent_class.__qualname__.split("."), module)
@@ -252,7 +257,7 @@ class Fleet:
             )
 
     def kind_of(self, agent: str) -> str:
-        """Return the kind that checkpoints record for the agent's class, without creating the agent."""
+        """Return the kind under which checkpoints record the agent's class, without creating the agent."""
         source = self.agents[agent]
         if isinstance(source, Agent):
             return agent_type(type(source)).kind
@@ -261,7 +266,8 @@ class Fleet:
         return f"{getattr(named, '__module__', '')}:{named.__qualname__}()"
 
     def definition_digest(self) -> bytes:
-        """Return a digest that is equal on all hosts that define the same fleet. The coordinator rejects hosts whose digest differs."""
+        """Return a digest that is equal on all hosts with the same fleet definition. The coordinator rejects hosts with a different
+        digest."""
         when = (self.period_ns, format_policy(self.policy), self.epoch_timeout_s, self.log_bytes_max)
         parts = (self.name, self.protocol, when, self.stop_when is None)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)
@@ -272,8 +278,8 @@ class Fleet:
         return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places, *objectives))).digest()
 
     def definition_parts(self) -> tuple[str, ...]:
-        """Return the parts of the definition that the digest covers, as `name=value`. A rejection message shows which of these parts
-        differ."""
+        """Return the parts of the definition that the digest covers, in the form `name=value`. When a host is rejected, the error message
+        shows which parts of its definition differ."""
         agents = [f"{agent} ({self.kind_of(agent)})" for agent in self.agents]
         names = ", ".join(sorted(agents))
         if len(names) > AGENTS_CHARACTERS_MAX:
@@ -298,10 +304,10 @@ AGENTS_CHARACTERS_MAX = 400
 
 
 def own_modules(agent_class: type, listed: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules whose functions, and whose submodules' functions, may undo effects of agents of this class. `listed` are the
-    modules in `Fleet(compensation_modules=…)`.
+    """Return the modules that may contain compensations for effects of agents of this class. The submodules of the returned modules may
+    contain compensations too. `listed` contains the modules in `Fleet(compensation_modules=…)`.
 
-    For a class that is part of snapline, only the package that contains the class is returned, not all of snapline.
+    If the class is part of snapline, return only the package that contains the class, instead of all of snapline.
     """
     modules = [base.__module__ for base in agent_class.__mro__ if base not in Agent.__mro__]
     packages = [name.rpartition(".")[0] if name.startswith("snapline.") else name.partition(".")[0] for name in modules]
@@ -322,7 +328,7 @@ def places_of(place: object) -> dict[str, tuple[str, ...]]:
     """Parse `Fleet(place=…)` into rules.
 
     Raises:
-        FleetDefinitionError: If `place` is not a mapping, or a rule is invalid. The message names the invalid rule.
+        FleetDefinitionError: If `place` is not a mapping, or a rule is invalid. The error message names the invalid rule.
     """
     if not isinstance(place, Mapping):
         raise FleetDefinitionError(f"place is a {type(place).__qualname__}: give a dictionary, agents → hosts")
@@ -380,18 +386,18 @@ def _is_objective(value: object) -> bool:
 
 
 def restore_agent(agent_class: type[Agent], image: bytes) -> Agent:
-    """Return an agent of `agent_class` with the state from `image`, without calling the constructor."""
+    """Return an agent of class `agent_class` with the state in `image`, without calling the constructor."""
     agent_object = agent_class.__new__(agent_class)
     agent_object.state = agent_type(agent_class).state_decoder.decode(image)
     return agent_object
 
 
 def encode_state(agent: str, made: Agent, known: AgentType, handlers: Iterable[str] = ()) -> bytes:
-    """Encode an agent's state, and check that it decodes to an equal state.
+    """Encode an agent's state, and check that decoding it yields an equal state.
 
     Raises:
-        EncodingError: If the state cannot be saved. The message names the agent, the field, the handlers that may have caused the error,
-            and the next step.
+        EncodingError: If the state cannot be saved. The error message names the agent, the field, the handlers that may have caused the
+            error, and the next step.
     """
     image = encode_unchecked(agent, made, known, handlers)
     if known.state_type is not None:
@@ -403,12 +409,12 @@ def encode_state(agent: str, made: Agent, known: AgentType, handlers: Iterable[s
 
 
 def encode_unchecked(agent: str, made: Agent, known: AgentType, handlers: Iterable[str] = ()) -> bytes:
-    """Encode an agent's state like `encode_state`, but without checking that it decodes to an equal state. The caller must call
+    """Encode an agent's state like `encode_state`, but without checking that decoding it yields an equal state. The caller must call
     `check_state_image` afterwards.
 
     Raises:
-        EncodingError: If the state cannot be encoded. The message names the agent, the field, the handlers that may have caused the error,
-            and the next step.
+        EncodingError: If the state cannot be encoded. The error message names the agent, the field, the handlers that may have caused the
+            error, and the next step.
     """
     try:
         if known.agent_class.allow_pickle:
@@ -421,7 +427,7 @@ def encode_unchecked(agent: str, made: Agent, known: AgentType, handlers: Iterab
 
 
 def unsavable(agent: str, known: AgentType, why: object, handlers: Iterable[str] = ()) -> str:
-    """Return an error message that says why a state cannot be saved and which types it may contain instead."""
+    """Return an error message that explains why a state cannot be saved, and which types it may contain instead."""
     after = " or ".join(handlers)
     return (
         f"the state of agent {agent!r} ({known.state_name}) cannot be saved{after and f' after {after}'}: {why}; "
@@ -430,12 +436,12 @@ def unsavable(agent: str, known: AgentType, why: object, handlers: Iterable[str]
 
 
 def check_skeleton(agent: str, known: AgentType, skeleton: Buffer, handlers: Iterable[str] = ()) -> None:
-    """Reject a state in which a field's value does not have the declared type. Such a state could be written, but a recovery from it would
-    fail.
+    """Raise an error for a state in which a field's value does not have the declared type. A state with a value of another type could be
+    written, but a recovery from it would fail.
 
     Raises:
-        EncodingError: If a field's value does not have the declared type. The message names the agent, the field, and the handlers that may
-            have caused this.
+        EncodingError: If a field's value does not have the declared type. The error message names the agent, the field, and the handlers
+            that may have caused the wrong type.
     """
     try:
         known.state_reader.decode(skeleton)
@@ -447,10 +453,11 @@ def check_skeleton(agent: str, known: AgentType, skeleton: Buffer, handlers: Ite
 
 
 def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -> None:
-    """Reject a state whose image cannot be decoded, or decodes to a different state.
+    """Raise an error for a state whose image cannot be decoded, or whose image decodes to a different state.
 
     Raises:
-        FleetDefinitionError: If the state is rejected. The message names the agent and the problem.
+        FleetDefinitionError: If the image cannot be decoded or decodes to a different state. The error message names the agent and the
+            problem.
     """
     where = f"the state of agent {agent!r} does not come back as declared"
     if known.state_type is None and made.state is not None:
@@ -469,10 +476,10 @@ def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -
 
 
 def load_fleet(target: str, arguments: Mapping[str, str]) -> Fleet:
-    """Load `MODULE:FLEET`, where FLEET is a Fleet, or a function that returns a Fleet when called with `arguments`.
+    """Load `MODULE:FLEET`. FLEET is either a Fleet or a function that returns a Fleet when called with `arguments`.
 
     Raises:
-        FleetDefinitionError: If `target` or an argument is invalid. The message is one sentence.
+        FleetDefinitionError: If `target` or an argument is invalid. The error message is a single sentence.
     """
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
@@ -508,7 +515,7 @@ def load_function(target: str) -> Callable[..., object]:
     """Load the function that `MODULE:FUNCTION` names.
 
     Raises:
-        FleetDefinitionError: If `target` is invalid. The message is one sentence.
+        FleetDefinitionError: If `target` is invalid. The error message is a single sentence.
     """
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
@@ -560,9 +567,9 @@ characters, and each class takes up to 500."""
 
 
 def find_class(fleet: Fleet, kind: str) -> type[Agent]:
-    """Return the agent class that is recorded as `kind`, in the form `module:Class`.
+    """Return the agent class that was recorded as `kind`, in the form `module:Class`.
 
-    The function returns only subclasses of Agent, so that a name from a checkpoint or a peer cannot select any other code.
+    Only subclasses of Agent are returned, so that a name in a checkpoint or from a peer cannot select any other code.
 
     Raises:
         EncodingError: If no agent class has this name.
@@ -574,8 +581,7 @@ def find_class(fleet: Fleet, kind: str) -> type[Agent]:
 
 
 def class_of(fleet: Fleet, kind: str) -> type[Agent] | None:
-    """Return the class recorded as `kind`, or None if the class does not exist. Records of a class that does not exist can still be
-    read."""
+    """Return the class that was recorded as `kind`, or None if the class no longer exists. Records of a missing class can still be read."""
     try:
         return find_class(fleet, kind)
     except EncodingError:
@@ -599,14 +605,15 @@ def _look_for(fleet: Fleet, kind: str) -> type[Agent]:
 
 
 def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str, MigrationPlan]:
-    """Return a mapping from agents to migration plans for all checkpoints of a recovery line. Agents that are not born yet get no plan.
+    """Return a migration plan for each agent, computed from all checkpoints of a recovery line. Agents that have not been spawned yet at
+    the recovery line get no plan.
 
-    This function neither runs a migration nor decodes a state. It either rejects the whole recovery line or confirms that all state
-    versions can be loaded.
+    This function neither runs migrations nor decodes states. The function either rejects the whole recovery line or confirms that every
+    state's version can be loaded.
 
     Raises:
-        MigrationError: If a class is missing, or a state cannot be migrated to its class's version. For each such class and version, the
-            message names one agent and the migration to write.
+        MigrationError: If a class is missing, or if a state cannot be migrated to the version of its class. For each affected class and
+            version, the message names one agent and the migration that must be written.
     """
     plans: dict[str, MigrationPlan] = {}
     refused: dict[tuple[str, int], EncodingError] = {}
@@ -629,19 +636,19 @@ def _refuse(errors: list[EncodingError]) -> NoReturn:
 
 
 def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Agent:
-    """Return the agent that a checkpoint contains. `contents` holds the bytes of each part of the agent's state.
+    """Return the agent that a checkpoint contains. `contents` contains the bytes of each part of the agent's state.
 
     Raises:
-        EncodingError: If the class is missing, the state's type has changed without a migration, or the state does not decode.
+        EncodingError: If the class is missing, the state's type has changed without a migration, or the state cannot be decoded.
     """
     return revive(plan_migration(find_class(fleet, checkpoint.kind), checkpoint), checkpoint, contents)[0]
 
 
 def revive(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
-    """Return the agent that a checkpoint contains, and the chunks of the parts of its state (no chunks after a migration).
+    """Return the agent that a checkpoint contains, and the chunks of the parts of its state. After a migration, there are no chunks.
 
     Raises:
-        EncodingError: If the state does not decode, or a migration failed.
+        EncodingError: If the state cannot be decoded, or if a migration failed.
     """
     agent = plan.agent_class.__new__(plan.agent_class)
     state = load_state(plan, checkpoint, contents)

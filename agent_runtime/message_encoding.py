@@ -1,23 +1,19 @@
 """Encodes messages and states as MessagePack with msgspec. NumPy arrays and some other types are encoded as extension types.
 
-A message on a channel consists of its type's name and its body: `length of name (1 byte) | name | MessagePack`. `ctx.send` encodes a
-message immediately, so the sender may change its objects afterwards. Decoding runs no code from the message, since pickle is not used.
-Programs outside the fleet read messages as plain values, or as objects of a class that they pass.
+A message on a channel consists of the name of its type and its body: `length of name (1 byte) | name | MessagePack`. `ctx.send` encodes a
+message immediately, so the sender may change its objects afterwards. Decoding runs no code from the message, because pickle is not used.
+Programs outside the fleet decode messages either to plain values or to objects of a given class.
 
 The extension types are defined in `storage/capture/values.py`. A message is encoded as a single record. A checkpoint, in contrast, stores
 large arrays and histories outside the state's record (`storage/capture/encoder.py`).
 
-*Trace references.* Only a message that belongs to a sampled trace contains a trace reference. It is a *tail* after the name of the
-message's type:
+*Trace references.* Only a message that belongs to a sampled trace contains a trace reference. The reference is a *tail* after the name of
+the message's type: `name | "@" | W3C traceparent (55 characters) | further turns to trace (two hexadecimal digits)`. The tail of a call is
+inside the wrapped message. The tail of a call is inside the wrapped message. The tail of a creation message follows the agent's kind. A
+reply has no tail, because the turn that waits for the reply is already part of the trace. This module does not depend on OpenTelemetry.
 
-    name | "@" | W3C traceparent, 55 characters | further turns to trace, two hexadecimal digits
-
-So the reference stays with the message wherever the message is stored: in channel states, logs, outboxes, timers, inputs and dead letters.
-The tail of a call is in the wrapped message, and the tail of a creation message follows the agent's kind. A reply has no tail, since the
-turn that waits for the reply is already part of the trace. This module does not depend on OpenTelemetry.
-
-A tail is ASCII, so code that does not know about tails just reads a longer name. Other code that reads payloads must treat two messages as
-equal if they differ only in their tails (`without_tail`).
+A tail is ASCII text, so code that does not know about tails simply reads a longer name. Other code that reads payloads must treat two
+messages as equal if they differ only in their tails (`without_tail`).
 """
 
 import functools
@@ -54,10 +50,10 @@ def encode_body(value: object) -> bytes:
 
 
 def encode_ordered(value: object) -> bytes:
-    """Encode one value deterministically: equal sets, and equal dictionaries with a different order, are encoded to the same bytes in every
+    """Encode one value deterministically. Equal sets, and equal dictionaries whose order differs, are encoded to the same bytes in every
     process.
 
-    The bytes may still depend on the order if set members cannot be sorted, or dictionary keys are not text.
+    The bytes may still depend on the order if a set's members cannot be sorted or a dictionary's keys are not text.
 
     Raises:
         TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: If the value cannot be encoded.
@@ -70,10 +66,9 @@ def encode_ordered(value: object) -> bytes:
 
 @functools.cache
 def has_one_order(declared: Any) -> bool:
-    """Return whether `encode_body` encodes equal values of this type to the same bytes in every process. This is false for types that may
-    contain sets.
+    """Return whether `encode_body` encodes equal values of this type to the same bytes in every process.
 
-    Custom types other than arrays may contain sets, so the result for them is False.
+    The result is False for types that may contain sets, and for all custom types other than arrays.
     """
     try:
         waiting: list[object] = [msgspec.inspect.type_info(declared)]
@@ -112,8 +107,8 @@ def message_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 
 def result_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
-    """Return a decoder for a function's result in a journal. Decoded arrays are writable copies, as if the function had just returned
-    them."""
+    """Return a decoder for a function's result that is stored in a journal. Decoded arrays are writable copies, as if the function had just
+    returned them."""
     return msgspec.msgpack.Decoder(declared, ext_hook=decode_own_value, dec_hook=decode_declared)
 
 
@@ -147,7 +142,7 @@ def encode_message(message: object) -> bytes:
     """Encode a message with its type's name.
 
     Raises:
-        EncodingError: If some part of the message cannot be encoded. The error names the type and the field.
+        EncodingError: If any part of the message cannot be encoded. The error names the type and the field.
         MessageTooLargeError: If the message is larger than 16 MiB.
     """
     kind: Any = type(message)  # mypy assumes that some classes are not hashable
@@ -173,7 +168,7 @@ def field_names(kind: type) -> list[str]:
 
 
 def describe_failure(value: object, error: BaseException) -> str:
-    """Return why a value cannot be encoded. For a struct or dataclass the text names the first such field."""
+    """Return the reason why a value cannot be encoded. For a struct or dataclass, the text names the first field that cannot be encoded."""
     for name in field_names(type(value)):
         try:
             _encoder.encode(getattr(value, name))
@@ -192,8 +187,8 @@ def _why(error: BaseException) -> str:
 class MessageReader:
     """Decodes messages for client programs.
 
-    `kind` is the class of the decoded messages. If it is None, a message is decoded to `{"type": its name, "fields": plain values}`. If it
-    is msgspec.Raw, the fields stay encoded as MessagePack. Error messages call the class `option` and a message `what`.
+    `kind` is the class of the decoded messages. If `kind` is None, a message is decoded to `{"type": its name, "fields": plain values}`. If
+    `kind` is msgspec.Raw, the fields stay encoded as MessagePack. Error messages use `option` for the class and `what` for the message.
     """
 
     def __init__(self, kind: Any, option: str, what: str) -> None:
@@ -208,7 +203,7 @@ class MessageReader:
         """Decode a message whose type has this name.
 
         Raises:
-            EncodingError: If the message has a different type than `kind`, or cannot be decoded.
+            EncodingError: If the message's type is not `kind`, or the message cannot be decoded.
         """
         if self._name and name != self._name:
             raise EncodingError(f"{self._what} is a {name}, and {self._option} says {self._name}")
@@ -224,9 +219,9 @@ class Output(msgspec.Struct, frozen=True):
     the output.
 
     Attributes:
-        number: sequence number of the output among its agent's outputs, counted from 1.
+        number: sequence number of the output among all outputs of its agent, counted from 1.
         topic: topic that the agent passed to `ctx.emit`.
-        message: `{"type": its type's name, "fields": plain values}`, or an object of the caller's class.
+        message: `{"type": name of its type, "fields": plain values}`, or an object of the caller's class.
         cursor: position from which a reader resumes after this output.
         epoch: number of the snapshot with which the output was released.
         emitted_ns: wall-clock time at which the agent emitted the output, in nanoseconds since 1970.
@@ -246,9 +241,9 @@ class OutputsReverted(msgspec.Struct, frozen=True):
     snapshot are discarded.
 
     Attributes:
-        after: number of the epoch that the fleet returned to. Every output of a later epoch is reverted.
+        after: number of the epoch to which the fleet returned. Every output of a later epoch is reverted.
         epochs: numbers of the reverted epochs whose outputs are still stored, in ascending order.
-        cursor: position from which a reader resumes, to read the outputs that replace the reverted outputs.
+        cursor: position from which a reader resumes in order to read the outputs that replace the reverted outputs.
     """
 
     after: int
@@ -257,7 +252,7 @@ class OutputsReverted(msgspec.Struct, frozen=True):
 
 
 def read_batch(batch: "OutputBatch", topic: str, reader: MessageReader) -> Iterator[Output | OutputsReverted]:
-    """Yield a batch's reverted epochs, if any, and then its outputs under `topic`, or under all topics if `topic` is empty. Raise
+    """Yield a batch's reverted epochs, if any, and then the batch's outputs under `topic`, or all its outputs if `topic` is empty. Raise
     EncodingError if a message cannot be decoded."""
     if batch.undone is not None:
         yield undone_of(batch.undone, str(batch.cursor(0)))
@@ -269,7 +264,7 @@ def read_batch(batch: "OutputBatch", topic: str, reader: MessageReader) -> Itera
 
 
 def undone_of(undone: "RevertedEpochs", cursor: str) -> OutputsReverted:
-    """Convert a store's record of reverted epochs to the form that client programs get."""
+    """Convert a store's record of reverted epochs to the form that client programs receive."""
     return OutputsReverted(undone.after, undone.epochs, cursor)
 
 
@@ -295,12 +290,12 @@ class Traceparent(NamedTuple):
     hops: int = HOPS_MAX
 
     def tail(self) -> bytes:
-        """Return the tail to add to a payload, or b"" if no further turns are traced."""
+        """Return the tail to add to a payload, or b"" if no further turns must be traced."""
         return b"@00-%032x-%016x-01%02x" % self if self.hops > 0 else b""
 
 
 def read_tail(tail: bytes) -> Traceparent | None:
-    """Parse a tail. Return None if `tail` is not a valid tail."""
+    """Parse a tail. Return None if `tail` is malformed."""
     match = _TAIL.fullmatch(tail)
     return None if match is None else _valid(int(match[1], 16), int(match[2], 16), int(match[3], 16))
 
@@ -318,7 +313,7 @@ def _valid(trace: int, span: int, hops: int) -> Traceparent | None:
 
 
 class _Name(NamedTuple):
-    """Position of the type name in a payload, or of the agent's kind in a creation message. The name's length is in the `width` bytes
+    """The position of the type name in a payload or, in a creation message, of the agent's kind. The name's length is in the `width` bytes
     before `start`."""
 
     start: int
@@ -329,7 +324,7 @@ class _Name(NamedTuple):
         return self.end - self.start >= TAIL_BYTES and payload.startswith(MARK, self.end - TAIL_BYTES)
 
     def changed(self, payload: bytes, name: bytes) -> bytes:
-        """Return the payload with the name at this position replaced by `name`."""
+        """Return the payload with the name at this position replaced by the given name."""
         length = len(name).to_bytes(self.width, "big")
         return b"".join((payload[: self.start - self.width], length, name, payload[self.end :]))
 
@@ -342,7 +337,7 @@ def _name_in(payload: bytes) -> _Name:
 
 
 def tail_of(payload: bytes) -> bytes:
-    """Return the tail of a message, call or creation message, or b"" if it is not traced."""
+    """Return the tail of a message, call or creation message, or b"" if the message is not traced."""
     if not payload:
         return b""
     name = _name_in(payload)
@@ -350,7 +345,8 @@ def tail_of(payload: bytes) -> bytes:
 
 
 def with_tail(payload: bytes, tail: bytes) -> bytes:
-    """Return the message with this tail added. Return it unchanged if it already has a tail, is a reply, or would become too large."""
+    """Return the message with this tail added. Return the message unchanged if it already has a tail, is a reply, or would become too
+    large."""
     if not payload or payload.startswith(REPLY):
         return payload
     name = _name_in(payload)
@@ -362,7 +358,7 @@ def with_tail(payload: bytes, tail: bytes) -> bytes:
 
 
 def without_tail(payload: bytes) -> bytes:
-    """Return the message without its tail, or unchanged if it has none."""
+    """Return the message without its tail. A message without a tail is returned unchanged."""
     name = _name_in(payload)
     return name.changed(payload, payload[name.start : name.end - TAIL_BYTES]) if name.has_tail(payload) else payload
 

@@ -4,25 +4,27 @@
 `@migrates(Worker, from_version=3)` converts plain data of version 3 to plain data of version 4.
 
 *Plain data* is MessagePack data without declared types. Records become dicts, sets and tuples become lists, enums become their values,
-UUIDs become text, histories become lists, blobs become bytes, and arrays remain arrays. So a migration step does not need the old class.
+UUIDs become text, histories become lists, blobs become bytes, and arrays remain arrays. So a migration step does not need the class that
+saved the state.
 
-*Model.* A step is a pure function. It runs again, perhaps in another process, in each recovery to the same checkpoint. It runs in a worker
-thread, before any agent runs. A fleet is restored to a recovery line as a whole, so the recovery line is also checked as a whole:
+*Model.* A step is a pure function. A step may run again, even in another process, in each recovery to the same checkpoint. Steps run in a
+worker thread before any agent runs. A fleet is restored to a recovery line as a whole, so the recovery line is also checked as a whole.
 
-1. `plan_migration` runs for each checkpoint of the recovery line on the host. It runs no step and decodes no state. It detects errors that
-   a retry cannot fix: a state version newer than the class, a missing step, or fields that differ although the version is the same.
-2. Once each checkpoint has a plan, `load_state` runs for each of them. Each step runs once, in order, on data that no other code
-   references.
-3. Only then are the agents installed. If any migration fails, no agent is installed, and the host exits with `MigrationError`. The recovery
-   plan then waits for a host with matching code.
+1. `plan_migration` runs for each checkpoint of the recovery line on the host. `plan_migration` runs no step and decodes no state.
+   `plan_migration` detects errors that a retry cannot fix: a state version newer than the class, a missing step, or fields that differ
+   although the version is the same.
+2. Once every checkpoint has a plan, `load_state` runs for each checkpoint. Each step runs once, in order, on data to which no other code
+   holds a reference.
+3. The agents are installed only after all states have been loaded. If any migration fails, no agent is installed, and the host exits with
+   `MigrationError`. The recovery plan then waits for a host with matching code.
 
-*Results of steps* are encoded, and then decoded as the declared type, with the hooks that also read checkpoints. So results may contain
-sets, enums, records and NumPy numbers, and values that could not be saved again are rejected. A list becomes a history if its field is
-declared as a history. An array is copied only if another object owns its memory, or two arrays share the memory.
+*Results of steps* are encoded, and then decoded as the declared type, with the same hooks that read checkpoints. So results may contain
+sets, enums, records and NumPy numbers. Values that could not be saved again are rejected. A list becomes a history if its field is declared
+as a history. An array is copied only if another object owns its memory, or two arrays share the memory.
 
-*Inheritance.* Each class that sets `state_version` counts its own versions. A subclass that does not set `state_version` shares the
-versions of its base class, and inherits or overrides the steps of its base class. A subclass that sets `state_version` inherits no steps,
-since a step for another class's version 3 must not run by accident.
+*Inheritance.* Each class that sets `state_version` has its own version numbers. A subclass that does not set `state_version` shares the
+version numbers of its base class. Such a subclass inherits or overrides the steps of the base class. A subclass that sets `state_version`
+inherits no steps, because a step for version 3 of the base class must not run for version 3 of the subclass.
 
 Guarantees: this module implements parts of G3 (a restored state is a saved state or its migration) and of G11 (no data is used before all
 of it has been checked).
@@ -69,28 +71,28 @@ _Function = TypeVar("_Function", bound=Callable[[Any], Any])
 
 
 class MigrationError(EncodingError):
-    """A saved state cannot be migrated to the current version of its class. No data is lost: with the right code the fleet continues.
+    """Raised if a saved state cannot be migrated to the current version of its class. No data is lost, and the fleet continues once it runs
+    the right code.
 
-    So this error ends only the host whose code does not match, as other usage errors do, and not the fleet.
+    So this error, like other usage errors, ends only the host whose code does not match, and not the fleet.
     """
 
     exit_code = 2
 
 
 class MigrationStep(msgspec.Struct, frozen=True):
-    """The migration step from one version to the next."""
+    """The migration step from one version to the next version."""
 
     from_version: int
     function: Callable[[Any], Any]
 
 
 class MigrationPlan(msgspec.Struct, frozen=True):
-    """Plan for migrating the state in one checkpoint to the current version of the agent's class.
+    """The plan for migrating the state in one checkpoint to the current version of the agent's class.
 
     Attributes:
-        agent: the agent's id.
         agent_class: current class of the agent.
-        steps: steps to run, in order. There are none if the state already has the current version.
+        steps: steps to run, in order. The list is empty if the state already has the current version.
     """
 
     agent: str
@@ -98,7 +100,7 @@ class MigrationPlan(msgspec.Struct, frozen=True):
     steps: tuple[MigrationStep, ...] = ()
 
     def describe(self, step: MigrationStep) -> str:
-        """Return the start of an error message, which names a step and the agent for which the step ran."""
+        """Return the start of an error message. The text names a step and the agent for which the step ran."""
         versions = f"from version {step.from_version} to {step.from_version + 1}"
         name = getattr(step.function, "__qualname__", repr(step.function))
         return f"the migration of {self.agent_class.__qualname__} {versions} ({name}), run for agent {self.agent!r},"
@@ -114,8 +116,8 @@ def migrates(agent_class: type[Agent], *, from_version: int) -> Callable[[_Funct
         def split_name(state: dict) -> dict: ...
 
     The function gets the plain data of a state with version `from_version`, may change these data in place, and returns the plain data for
-    version `from_version + 1`. It must be pure, since it runs each time a checkpoint with that version is restored. The same function may
-    be registered for several classes.
+    version `from_version + 1`. The function must be pure, because it runs whenever a checkpoint with that version is restored. The same
+    function may be registered for several classes.
 
     Raises:
         FleetDefinitionError: If the class already has a step from this version, `from_version` is not below the class's `state_version`, or
@@ -195,7 +197,7 @@ def check_steps(agent_class: type[Agent]) -> None:
 
 
 def _first_missing(steps: dict[int, Callable[[Any], Any]], first: int, version: int) -> int | None:
-    """Return the first version, from `first` to below `version`, that has no step, or None if each of them has a step.
+    """Return the first version from `first` to `version - 1` that has no step, or None if every version has a step.
 
     The number of checks is at most the number of steps plus one.
     """
@@ -249,7 +251,7 @@ def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> Mig
 
 
 def field_changes(saved: dict[str, str], declared: dict[str, str]) -> str:
-    """Describe how the fields of two versions of a state differ. Return "" if they are the same."""
+    """Describe how the fields of two versions of a state differ. Return "" if the fields are the same."""
     changes = [f"{name}: {saved[name]} is gone" for name in saved if name not in declared]
     changes += [f"{name}: {declared[name]} is new" for name in declared if name not in saved]
     changes += [
@@ -264,16 +266,16 @@ def field_changes(saved: dict[str, str], declared: dict[str, str]) -> str:
 
 
 def load_state(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> RestoredState:
-    """Return the state in a checkpoint, migrated to the current version of its class, and the table of its chunks.
+    """Return the state in a checkpoint, migrated to the current version of its class, together with the state's chunk table.
 
-    After a migration the table is empty. The state's parts may then differ from the stored parts, so the next checkpoint captures the whole
-    state.
+    After a migration, the chunk table is empty. The parts of the migrated state may differ from the stored parts, so the next checkpoint
+    captures the whole state.
 
     Args:
         contents: bytes of each part of the checkpoint, already checked, in buffers that the state then owns.
 
     Raises:
-        MigrationError: If the state does not decode, or a step failed. The message names the agent and the step.
+        MigrationError: If the state cannot be decoded, or a step failed. The message names the agent and the step.
         DamagedDataError: If a part is damaged.
     """
     if plan.steps:
@@ -291,7 +293,7 @@ def load_state(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Seque
 
 
 def plain_of(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> object:
-    """Return a saved state as plain data, which the caller may change.
+    """Return a saved state as plain data that the caller may change.
 
     Raises:
         MigrationError: If the state cannot be read without its type, because it contains a pickle or a dict whose keys are records.
@@ -311,15 +313,15 @@ def plain_of(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequenc
 
 
 def _plain_extension(code: int, data: memoryview) -> object:
-    """Decode an extension as in a state, but decode histories to lists and blobs to bytes, since the declared types are not known yet."""
+    """Decode an extension value. Histories become lists and blobs become bytes, because the declared types are not known yet."""
     if code == HISTORY_EXTENSION:
         return msgspec.msgpack.decode(data, ext_hook=_plain_extension)
     return bytes(data) if code == BLOB_EXTENSION else decode_own_value(code, data)
 
 
 def _plain(value: Any) -> Any:
-    """Replace histories by lists and blobs by bytes, since the declared types are not known yet. Keys are skipped, since they cannot
-    contain histories or blobs."""
+    """Replace histories by lists and blobs by bytes, because the declared types are not known yet. Dictionary keys are skipped, because
+    they cannot contain histories or blobs."""
     if type(value) is dict:
         return {key: _plain(item) for key, item in value.items()}
     if type(value) is list:
@@ -333,7 +335,7 @@ def migrate(plan: MigrationPlan, plain: object) -> object:
     """Run all steps of a plan, and return plain data for the current version of the class. The steps may change `plain`.
 
     Raises:
-        MigrationError: If a step raised, or returned None. The message names the step and the agent.
+        MigrationError: If a step raised an error or returned None. The message names the step and the agent.
     """
     for step in plan.steps:
         try:
@@ -350,7 +352,7 @@ def state_of(plan: MigrationPlan, plain: object) -> object:
     """Convert the plain data from the last step to a state of the plan's class.
 
     Raises:
-        MigrationError: If the data cannot be saved, or do not have the types that the class declares.
+        MigrationError: If the data cannot be saved, or does not have the types that the class declares.
     """
     known = agent_type(plan.agent_class)
     arrays = _Arrays()
@@ -368,7 +370,8 @@ def state_of(plan: MigrationPlan, plain: object) -> object:
 
 
 def _as_declared(declared: Any, value: object) -> object:
-    """Decode a value as a type that msgspec does not support. Lists become histories and bytes become blobs if declared as such."""
+    """Decode a value as a type that msgspec does not support. Lists become histories, and bytes become blobs, where the type declares
+    this."""
     origin = getattr(declared, "__origin__", declared)
     name = (getattr(origin, "__module__", ""), getattr(origin, "__qualname__", ""))
     if name == (HISTORY_MODULE, "History") and type(value) is list:
@@ -390,7 +393,7 @@ class _Arrays:
         self._owners: dict[int, object] = {}  # owners of memory by id; they are kept alive, so that no id is reused
 
     def put(self, value: object) -> object:
-        """Encode an array as its index in the list. The encoder calls this method as its hook."""
+        """Append an array to the list, and encode it as its index in the list. The encoder calls this method as its hook."""
         numpy = numpy_if_loaded()
         if numpy is None or not isinstance(value, numpy.ndarray):
             return encode_value(value)
@@ -403,8 +406,7 @@ class _Arrays:
         return self._arrays[int(bytes(data))] if code == _KEPT_EXTENSION else _plain_extension(code, data)
 
     def _owned(self, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-        """Return the array itself, or a copy if the array is part of another array, shares memory with an earlier array, or is read-only or
-        not C-contiguous."""
+        """Return the array itself if it is contiguous and writable and owns its memory exclusively. Otherwise return a copy."""
         import numpy
 
         owner = array

@@ -1,4 +1,4 @@
-"""Rollback requests that turns make with `ctx.rollback`."""
+"""Defines the rollback requests that turns make with `ctx.rollback`."""
 
 import sys
 
@@ -11,8 +11,8 @@ REASON_CHARACTERS_MAX = 1_000
 
 
 class RollbackRequest(msgspec.Struct, frozen=True):
-    """A turn's request for a rollback. `snapshot` is "last", a tag or an epoch. `place` is the function, file and line of the call.
-    Requests are counted for each place."""
+    """A turn's request to roll back the fleet. `snapshot` is "last", a tag or an epoch number. `place` is the function, file and line of
+    the call. Rollback requests are counted per `place`."""
 
     snapshot: str
     reason: str
@@ -20,8 +20,8 @@ class RollbackRequest(msgspec.Struct, frozen=True):
 
 
 class RollbackRequestedError(BaseException):
-    """Ends the turn that requests a rollback. It is not an `Exception`, so that a handler does not catch it by accident, and it does not
-    make sagas undo their effects."""
+    """Raised to end the turn that requests a rollback. This class is not an `Exception`, so handlers do not catch it by accident, and sagas
+    do not undo their effects because of it."""
 
     def __init__(self, rollback_request: RollbackRequest) -> None:
         super().__init__(
@@ -38,15 +38,15 @@ FAILURES = (Exception, RollbackRequestedError, SystemExit)
 
 
 def request_in(error: BaseException, on_error: str) -> tuple[RollbackRequest | None, BaseException]:
-    """Return the rollback request of a failed turn, and the error with which the turn failed. If the turn requested no rollback, or its
-    agent must not request one, the first value is None."""
+    """Return the rollback request of a failed turn, and the error with which the turn failed. The rollback request is None if the turn did
+    not make one, or if its agent must not make one. If the agent must not make rollback requests, the returned error is a UsageError."""
     if not isinstance(error, RollbackRequestedError):
         return None, error
     return (error.rollback_request, error) if on_error == "undo" else (None, UsageError(NOT_UNDONE))
 
 
 def make_rollback_request(reason: str, snapshot: str) -> RollbackRequest:
-    """Return the request for a call of `ctx.rollback`. Raise UsageError if an argument is invalid."""
+    """Return the rollback request for a call of `ctx.rollback`. Raise UsageError if an argument is invalid."""
     if not is_plain(reason) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
         raise UsageError(
             f"ctx.rollback takes a reason of 1 to {REASON_CHARACTERS_MAX:,} characters, not {reason!r:.100}"

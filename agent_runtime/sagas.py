@@ -1,11 +1,11 @@
-"""Effects as handlers request them: checks, compensations, and sagas. This module does no I/O.
+"""Implements the effects that handlers request: checks, compensations and sagas. This module does no I/O.
 
-A compensation may run in another process, after a recovery, long after its handler has ended. So it is stored as `module:function` with
-encoded arguments, which are later decoded as the types that the function declares. The message that starts an undo turn contains the
-function's name and its arguments.
+A compensation may run in another process after a recovery, long after its handler has ended. So the compensation is stored as
+`module:function` with encoded arguments. The arguments are decoded as the types that the function declares.
 
-These names are read from the store, and anyone who can write to the store must not be able to call arbitrary Python functions. So names are
-looked up only in the fleet's own modules: the packages of its agents' classes, and the modules listed in `Fleet(compensation_modules=…)`.
+The stored name is untrusted: anyone who can write to the store must not be able to call arbitrary Python functions. So names are looked up
+only in the fleet's own modules. These modules are the packages of the fleet's agent classes and the modules listed in
+`Fleet(compensation_modules=…)`.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> 
     `fleet.own_modules`.
 
     Raises:
-        UsageError: If another process could not find the function, or the function is in none of the modules in `own`.
+        UsageError: If another process could not find the function, or none of the modules in `own` defines it.
         EncodingError: If an argument cannot be encoded.
-        MessageTooLargeError: If the total size of the arguments is too large.
+        MessageTooLargeError: If the arguments together are too large.
     """
     if not isinstance(compensate, tuple) or not compensate or not callable(compensate[0]):
         raise UsageError(f"compensate of effect {effect!r} is {compensate!r}: give (function, *arguments)")
@@ -75,8 +75,8 @@ def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> 
 
 
 def load_undo(effect: str, reference: str, arguments: Sequence[bytes], own: Sequence[str]) -> Callable[..., Any]:
-    """Return the compensation bound to its arguments. The caller passes only `key`. If the function is missing or not in `own`, calling the
-    result raises UsageError."""
+    """Return the compensation bound to its arguments. The caller of the result passes only `key`. If the function is missing or not in
+    `own`, calling the result raises UsageError."""
     module, _, name = reference.partition(":")
     if module and not _is_own(module, own):
         return functools.partial(_foreign, effect, reference)
@@ -94,7 +94,7 @@ def _is_own(module: str, own: Sequence[str]) -> bool:
 
 
 def _found(module: str, name: str, own: Sequence[str]) -> Callable[..., Any] | None:
-    """Return the function with this name that the module itself defines, or None if it only imports such a function or has none."""
+    """Return the function with this name if the module itself defines it, otherwise None."""
     if not _is_own(module, own) or not name.isidentifier():
         return None
     try:
@@ -111,7 +111,7 @@ def _arguments_of(function: Callable[..., Any], arguments: Sequence[bytes]) -> l
 
 
 def _types_of(function: Callable[..., Any] | None, count: int) -> list[Any]:
-    """Return the declared types of the function's positional parameters, followed by Any for further arguments."""
+    """Return the declared types of the function's positional parameters, followed by Any for each further argument."""
     if function is None:
         return [Any] * count
     try:
@@ -162,7 +162,7 @@ CALL_S_MAX = 86_400.0
 
 
 class EffectOptions(msgspec.Struct, frozen=True):
-    """Options of `ctx.effect`, that is, its parameters other than name, function and arguments."""
+    """The parameters of `ctx.effect` other than name, function and arguments."""
 
     key: str
     compensate: tuple[Any, ...] | None
@@ -178,7 +178,7 @@ them."""
 
 
 def do_nothing(*, key: str) -> None:
-    """Do nothing. `ctx.before_risk` uses this function, since it needs only the wait before an effect."""
+    """Do nothing. `ctx.before_risk` uses this function because it needs only the wait that precedes an effect."""
 
 
 def effect_work(
@@ -194,7 +194,7 @@ def effect_work(
     """Check a requested effect, and return the work that performs it.
 
     Raises:
-        UsageError: If an option or the function is invalid for an effect.
+        UsageError: If an option is invalid, or the function cannot be used for an effect.
         EncodingError: If the effect's arguments cannot be encoded.
     """
     _check(journal, name, options)
@@ -264,7 +264,7 @@ def read_outcome(
     """Return the result of an effect from its journal entry.
 
     Raises:
-        EffectFailedError: If every call of the effect's function raised.
+        EffectFailedError: If every call of the effect's function raised an error.
         UsageError: If the key belongs to another effect.
         EncodingError: If the result does not have the type that the function declares.
     """
@@ -291,7 +291,7 @@ class Saga:
         self._made: list[MadeEffect] = []
 
     def add(self, made: MadeEffect) -> None:
-        """Add an effect that this block performed, or that failed and may have been performed."""
+        """Add an effect that this block has performed or, if the effect failed, may have performed."""
         self._made.append(made)
 
     async def __aenter__(self) -> Self:

@@ -1,9 +1,10 @@
-"""Environment in which handlers run: clocks, random numbers, external calls and the execution of steps.
+"""Defines the environment in which handlers run: clocks, random numbers, external calls and the execution of steps.
 
 *Heartbeats of steps.* A long-running function sends heartbeats to report that it is alive, and learns from them when its result is no
-longer needed. The function is a coroutine, or runs in a thread, which cannot be stopped from outside. In both cases a context variable
-contains the attempt's `Heartbeats`. Each attribute is written either by the function or by the runtime, never by both, so no lock is
-needed. The details of heartbeats are kept only in memory: each attempt gets the details of the previous attempt, but a recovery loses them.
+longer needed. The function is a coroutine or runs in a thread, and a thread cannot be stopped from outside. In both cases, a context
+variable holds the `Heartbeats` of the current attempt. Each attribute of `Heartbeats` is written either only by the function or only by the
+runtime, so no lock is needed. The details of heartbeats are kept only in memory. Each attempt gets the details of the previous attempt, but
+a recovery loses these details.
 """
 
 import asyncio
@@ -29,11 +30,11 @@ _present: ContextVar["Heartbeats | None"] = ContextVar("snapline_step", default=
 
 
 class Heartbeats:
-    """Heartbeats that one attempt of a step sends.
+    """The heartbeats that one attempt of a step sends.
 
     Attributes:
-        before: last details that the previous attempt sent, or None if it sent no details.
-        reported: last details that this attempt sent, initially `before`.
+        before: last details that the previous attempt sent, or None if there are none.
+        reported: last details that this attempt sent. The initial value is `before`.
         count: number of heartbeats that this attempt has sent.
         is_over: whether the result of this attempt is no longer needed.
     """
@@ -46,7 +47,7 @@ class Heartbeats:
         self.is_over = False
 
     def of(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Wrap `function` so that `heartbeat`, called in it, finds these heartbeats."""
+        """Wrap `function` so that calls of `heartbeat` inside it use these heartbeats."""
         if inspect.iscoroutinefunction(function):
             return functools.partial(self._awaited, function)
 
@@ -72,9 +73,9 @@ class Heartbeats:
 
 
 def heartbeat(details: Any = None) -> Any:  # any details that the step reports
-    """Report that the running step is alive. The step's function calls this regularly. Outside a step the call has no effect.
+    """Report that the running step is alive. The function of a step must call `heartbeat` regularly. Outside a step the call has no effect.
 
-    A thread that the function starts does not inherit the step's context. In such a thread, call `heartbeat` through
+    A thread that the step's function starts does not inherit the step's context. In such a thread, call `heartbeat` through
     `contextvars.copy_context().run`.
 
     Args:
@@ -82,11 +83,11 @@ def heartbeat(details: Any = None) -> Any:  # any details that the step reports
             them.
 
     Returns:
-        The last details that the previous attempt reported, or None if there are none.
+        The last details that the previous attempt sent, or None if there are none.
 
     Raises:
-        StepCancelledError: If this attempt's result is no longer needed, because its turn was undone, or because the attempt timed out or
-            sent no heartbeat for too long. The function should then release all resources and return.
+        StepCancelledError: If this attempt's result is no longer needed because the turn was undone, the attempt timed out, or heartbeats
+            were missing for too long. The function should then release all resources and return.
     """
     beat = _present.get()
     if beat is None:
@@ -102,10 +103,10 @@ def heartbeat(details: Any = None) -> Any:  # any details that the step reports
 async def await_with_heartbeats(
     running: Awaitable[Any], beat: Heartbeats, seconds: float
 ) -> Any:  # the result of what runs
-    """Wait for `running` and return its result, as long as it sends heartbeats.
+    """Wait for `running` and return its result, provided that it keeps sending heartbeats.
 
     Raises:
-        TimeoutError: If no heartbeat arrived between two consecutive checks. The interval between checks is `seconds`.
+        TimeoutError: If no heartbeat arrives between two consecutive checks. The interval between checks is `seconds`.
     """
     task = asyncio.ensure_future(running)
     try:
@@ -138,7 +139,7 @@ IN_THREAD: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("
 
 
 class TurnEnvironment:
-    """Provides time, random numbers and external calls to handlers. The simulator substitutes its own environment."""
+    """Provides clocks, random numbers and external calls to handlers. The simulator substitutes its own environment."""
 
     _handler_threads: asyncio.Semaphore | None = None
 
@@ -146,7 +147,7 @@ class TurnEnvironment:
         return time.time_ns()
 
     def elapsed_ns(self) -> int:
-        """Return the time in nanoseconds of a monotonic clock, to measure durations within this process."""
+        """Return the time of a monotonic clock in nanoseconds, for measuring durations within this process."""
         return time.monotonic_ns()
 
     def random(self) -> float:
@@ -161,13 +162,13 @@ class TurnEnvironment:
         return outcome
 
     def function_of(self, handler: Handler) -> Callable[..., Any]:
-        """Return the function to call for a turn of this handler, which runs a threaded handler in a thread."""
+        """Return the function to call for a turn of this handler. If the handler is threaded, the function runs it in a thread."""
         return functools.partial(self.in_thread, handler.function) if handler.is_threaded else handler.function
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
-        """Run a blocking handler in its own thread. If the handler returns a coroutine, run the coroutine on an event loop of its own.
+        """Run a blocking handler in its own thread. If the handler returns a coroutine, run the coroutine on its own event loop.
 
-        The thread does not keep the process alive. If the caller is cancelled, the thread continues to run, and its result is discarded.
+        The thread does not keep the process running. If the caller is cancelled, the thread continues to run, and its result is discarded.
         """
         threads = self._handler_threads = self._handler_threads or asyncio.Semaphore(HANDLER_THREADS_MAX)
         await threads.acquire()
@@ -198,7 +199,7 @@ class TurnEnvironment:
         await asyncio.sleep(seconds)
 
     async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what runs
-        """Wait for an awaitable and return its result. Raise TimeoutError if it takes longer than `seconds`."""
+        """Wait for an awaitable and return its result. Raise TimeoutError if this takes longer than `seconds`."""
         return await asyncio.wait_for(running, seconds)
 
     def beating(
@@ -247,7 +248,7 @@ def _error_of(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> BaseEx
 
 @contextlib.contextmanager
 def calling(key: str) -> Iterator[None]:
-    """Mark the block as a call of the effect with this outside key."""
+    """During the block, mark this process as calling the effect with this idempotency key."""
     outer = _call.set(key)
     try:
         yield
@@ -256,7 +257,7 @@ def calling(key: str) -> Iterator[None]:
 
 
 async def no_call_of(world: TurnEnvironment, key: str) -> None:
-    """Wait until no thread of this process runs the function of the effect with this outside key."""
+    """Wait until no thread of this process is running the function of the effect with this idempotency key."""
     while key in _calls:
         await world.pause(_LOOK_S)
 
@@ -264,7 +265,8 @@ async def no_call_of(world: TurnEnvironment, key: str) -> None:
 async def run_step(
     world: TurnEnvironment, name: str, work: StepWork, began: Callable[[], None] = lambda: None
 ) -> Any:  # the function's own result
-    """Run a step, and retry it if it raises. If the last retry raises too, re-raise its error. `began` is called before each attempt."""
+    """Run a step, and retry it if it raises an error. If the last retry fails too, re-raise its error. `began` is called before each
+    attempt."""
     beat = Heartbeats(None)
     for wait_s in work.waits_s:
         began()
@@ -288,7 +290,7 @@ async def _attempt(
 
 
 def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
-    """Return the seconds to wait before each retry.
+    """Return the number of seconds to wait before each retry.
 
     Raises:
         UsageError: If `retries` is invalid.
@@ -302,7 +304,7 @@ def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
 
 
 def plain_name(what: str, name: object) -> str:
-    """Check the name of a step, an effect or a saga, and return it as plain text, since journals and the ledger decode it as text.
+    """Check the name of a step, an effect or a saga. Return it as plain text, because journals and the ledger decode it as text.
 
     Raises:
         UsageError: If the name is not text, or UTF-8 cannot encode it.
@@ -320,7 +322,7 @@ def step_work(
     retries: int | Sequence[float],
     durability: str,
 ) -> StepWork:
-    """Check the arguments of `ctx.step`, and return the work for the step.
+    """Check the arguments of `ctx.step`, and return the work that runs the step.
 
     Raises:
         UsageError: If `durability`, `retries` or `heartbeat_s` is invalid.
@@ -333,7 +335,7 @@ def step_work(
 
 
 def nanoseconds(what: str, seconds: float) -> int:
-    """Check a waiting time, and convert it to nanoseconds.
+    """Check a waiting time in seconds, and convert it to nanoseconds.
 
     Raises:
         UsageError: If the time is negative or too long.

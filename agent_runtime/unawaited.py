@@ -1,10 +1,10 @@
-"""Detects coroutines that a handler created but did not await. Such a coroutine did not run, so the turn fails.
+"""Detects coroutines that a handler created but did not await. An unawaited coroutine did not run, so the turn fails.
 
-There are two kinds of coroutines. A coroutine of the context (`ctx.step`, `ctx.sleep` …) is a `ContextCall`, which is registered when it is
-created and unregistered when it is awaited. For all other coroutines, such as `client.send(…)` or a method of the agent, Python warns when
-it frees a coroutine that was never awaited. A host process registers these coroutines instead of printing Python's warning (`watch`). Such
-a coroutine is attributed to the task of the turn or step, even if it was freed by a task or thread that the turn or step started. Python's
-warning remains for coroutines of tasks that outlive their turn or belong to no turn.
+A coroutine that a method of the context returns (`ctx.step`, `ctx.sleep` …) is a `ContextCall`. A `ContextCall` is registered when it is
+created and unregistered when it is awaited. For all other coroutines, such as `client.send(…)` or a method of the agent, Python issues a
+warning when it frees a coroutine that was never awaited. A host process registers these unawaited coroutines instead of printing Python's
+warning (`watch`). An unawaited coroutine is attributed to the task of the turn or step, even if a task or thread that the turn or step
+started has freed the coroutine. Python still warns about unawaited coroutines in tasks that outlive their turn or belong to no turn.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ class UnawaitedCoroutines:
 
 
 class CallTracking(Protocol):
-    """Interface that `ContextCall` requires from a context. `unawaited` is None until the context makes a call that must be awaited."""
+    """Interface that `ContextCall` requires from a context. `unawaited` is None until the context makes the first call that must be
+    awaited."""
 
     unawaited: UnawaitedCoroutines | None
 
@@ -54,7 +55,7 @@ _Ctx = TypeVar("_Ctx", bound=CallTracking)
 
 
 class ContextCall(Coroutine[Any, Any, Any]):
-    """A call of a context's method, as a coroutine that starts when it is awaited."""
+    """A call of a context's method. The call is a coroutine that starts when it is awaited."""
 
     __slots__ = ("_begin", "_coroutine", "_noted")
 
@@ -76,7 +77,7 @@ class ContextCall(Coroutine[Any, Any, Any]):
         return self._begun().throw(*error)
 
     def close(self) -> None:
-        """Close the coroutine if it is not needed after all."""
+        """Close the coroutine because it is not needed after all."""
         self._begun().close()
 
     def __del__(self) -> None:
@@ -94,7 +95,7 @@ class ContextCall(Coroutine[Any, Any, Any]):
 def awaited(
     method: Callable[Concatenate[_Ctx, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[_Ctx, P], Coroutine[Any, Any, R]]:
-    """Decorate a context's method, so that unawaited calls of the method are detected when the turn ends."""
+    """Decorate a context's method so that the end of the turn detects unawaited calls of the method."""
 
     @functools.wraps(method)
     def asked(ctx: _Ctx, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
@@ -106,7 +107,7 @@ def awaited(
 
 
 def _line(frame: Any) -> str:
-    """Return the file and line of the innermost frame that is not in the runtime."""
+    """Return the file and line of the innermost stack frame outside the runtime."""
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _HERE:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -114,9 +115,9 @@ def _line(frame: Any) -> str:
 
 @contextlib.contextmanager
 def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
-    """Run the block outside any asyncio task. Otherwise `asyncio.timeout` in a durable handler would cancel the host's task.
+    """Run the block outside any asyncio task, because `asyncio.timeout` in a durable handler would otherwise cancel the host's task.
 
-    While the block runs, `make_task` is the event loop's task factory. It prevents the block from creating tasks.
+    While the block runs, `make_task` is the event loop's task factory. This task factory prevents the block from creating tasks.
     """
     loop = asyncio._get_running_loop()  # it returns None in the simulator
     if loop is None:
@@ -138,8 +139,8 @@ def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
 
 
 class FreedCoroutine(NamedTuple):
-    """A coroutine that was never awaited. `task` is the task responsible for the coroutine, or None for the event loop itself. If `task`
-    runs a turn, the coroutine is reported when the turn ends."""
+    """A coroutine that was freed without being awaited. `task` is the task responsible for the coroutine, or None for the event loop
+    itself. If `task` runs a turn, the coroutine is reported when the turn ends."""
 
     task: "asyncio.Task[Any] | None"
     is_turn: bool
@@ -154,7 +155,7 @@ _turn: "contextvars.ContextVar[asyncio.Task[Any] | None]" = contextvars.ContextV
 
 
 def enter_turn() -> None:
-    """Mark the current task as one that runs a turn or a step."""
+    """Mark the current task as running a turn or a step."""
     _turn.set(_running_task())
 
 
@@ -166,7 +167,7 @@ _is_collecting = False
 
 
 def watch() -> None:
-    """Register, from now on, coroutines in this process that are freed without being awaited."""
+    """From now on, register coroutines in this process that are freed without being awaited."""
     gc.callbacks.append(_on_collection)
     warnings._warn_unawaited_coroutine = _on_freed  # type: ignore[attr-defined]  # as above
 
@@ -202,7 +203,8 @@ def _running_task() -> "asyncio.Task[Any] | None":
 
 
 def left_by(ctx: CallTracking, *, is_over: bool) -> list[str]:
-    """Return descriptions of the unawaited coroutines of this context's turn. If `is_over`, the turn has ended, otherwise it only waits."""
+    """Return descriptions of the unawaited coroutines of this context's turn. `is_over` is True if the turn has ended, and False if the
+    turn is only waiting."""
     noted, descriptions = ctx.unawaited, list[str]()
     if noted is not None:
         descriptions = [*noted.dropped, *(noted.waiting.values() if is_over else ())]
@@ -210,7 +212,8 @@ def left_by(ctx: CallTracking, *, is_over: bool) -> list[str]:
 
 
 def take_freed() -> list[str]:
-    """Return descriptions of the current turn's or step's freed coroutines. Warn about freed coroutines that belong to no running turn."""
+    """Return descriptions of the coroutines that the current turn or step freed without awaiting them. Warn about such coroutines that
+    belong to no running turn."""
     if not freed:
         return []
     own, noted = (_turn.get(), _running_task(), None), list(freed)  # None: the coroutine ran within `no_task`

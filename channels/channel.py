@@ -1,12 +1,12 @@
-"""The two ends of one channel, and the limits of every link.
+"""Defines the sending and the receiving end of a channel, and the limits of every link.
 
 A channel carries messages from one agent to another in FIFO order. The sender's host holds an `Outlet` and the receiver's host an `Inlet`.
-Both are plain counters, cheap enough to update once per message. A message gets its sequence number when it leaves the sender's outbox. A
-message that waits for credit is *parked*. A parked message has no number and no epoch stamp, and belongs to the sender's checkpoint. If
-both agents are on one host, the same two objects are used without a link between them.
+Outlets and inlets are plain counters, which are cheap enough to update once per message. A message gets its sequence number when it leaves
+the sender's outbox. A message that waits for credit is *parked*. A parked message has neither a sequence number nor an epoch stamp, and
+belongs to the sender's checkpoint. If both agents are on one host, the same two objects are used without a link.
 
-Credit is an absolute value: the highest message number that the sender may use, which is `consumed + CHANNEL_CREDIT`. A credit that is
-duplicated is harmless. A credit that is late or lost only makes the sender wait.
+Credit is an absolute value: the highest message number that the sender may use, which is `consumed + CHANNEL_CREDIT`. A duplicated credit
+is harmless. A late or lost credit only makes the sender wait.
 """
 
 from collections import deque
@@ -36,7 +36,7 @@ def check_message_size(size_bytes: int) -> None:
     """Raise an error if a message is too large to be sent over a link.
 
     Raises:
-        MessageTooLargeError: the message is larger than `MESSAGE_BYTES_MAX`.
+        MessageTooLargeError: If the message is larger than `MESSAGE_BYTES_MAX`.
     """
     if size_bytes > MESSAGE_BYTES_MAX:
         raise MessageTooLargeError(
@@ -46,10 +46,10 @@ def check_message_size(size_bytes: int) -> None:
 
 
 def window_bytes(payloads: Iterable[bytes]) -> int:
-    """Return the number of bytes by which consuming these messages enlarges the link's free window (`ItemsConsumed.size_bytes`).
+    """Return by how many bytes the link's free window grows when these messages are consumed (`ItemsConsumed.size_bytes`).
 
-    A message that arrives in parts occupies only `PART_BYTES` of the window until it is consumed, since its other parts are counted as
-    consumed on arrival. So each message counts with its size, but with at most `PART_BYTES`.
+    Until it is consumed, a message that arrives in parts occupies only `PART_BYTES` of the window, because its other parts count as
+    consumed on arrival. So each message counts with its own size or with `PART_BYTES`, whichever is smaller.
     """
     sizes = list(map(len, payloads))
     total = sum(sizes)
@@ -57,17 +57,18 @@ def window_bytes(payloads: Iterable[bytes]) -> int:
 
 
 class Outlet:
-    """The sender's end of one channel.
+    """The sending end of one channel.
 
     Attributes:
-        channel: number of the channel on its link, greater than 0. 0 if the channel is not open yet, or if both agents are on one host.
-        number: number of the last message sent. It is at most `credit`, except for messages that need no credit.
+        channel: number of the channel on its link, greater than 0. The number is 0 if the channel is not open yet, or if both agents are on
+            one host.
+        number: sequence number of the last message sent. The number is at most `credit`, except that some messages need no credit.
         credit: highest message number that may be sent.
-        parked: payloads that wait for credit or room in the window, in order. They have no numbers and no epoch stamps. The host's outbox
-            limit bounds their number by raising an alarm and slowing the ingress. Slowing turns instead would deadlock a fleet with cyclic
-            channels.
-        queue: the deque behind `parked`. It is None until it is first used, because an empty deque takes more memory than all other
-            attributes together.
+        parked: payloads of messages that wait for credit or for room in the link's window, in order. Parked messages have no sequence
+            numbers and no epoch stamps. The number of parked messages is limited by the host's outbox limit, which raises an alarm and
+            slows the intake of inputs. Slowing turns instead would cause a deadlock in fleets with cyclic channels.
+        queue: the deque that `parked` returns. The queue is None until it is first used, because an empty deque takes more memory than all
+            other attributes together.
     """
 
     __slots__ = ("channel", "credit", "number", "queue", "receiver", "sender")
@@ -87,8 +88,8 @@ class Outlet:
         return self.queue
 
     def raise_credit(self, number: int) -> bool:
-        """Raise the credit to `number`, and return whether there are parked messages that may now be sent. A credit that is not higher than
-        the current one has no effect."""
+        """Raise the credit to `number`. Return whether there are parked messages that may now be sent. A credit that is not higher than the
+        current one has no effect."""
         if number <= self.credit:
             return False
         self.credit = number
@@ -101,16 +102,16 @@ class Outlet:
 
 
 class Inlet:
-    """The receiver's end of one channel.
+    """The receiving end of one channel.
 
-    The next message to arrive has number `arrived + 1`. The caller increments `arrived` itself instead of calling a method, because this
-    happens once per message.
+    The next message to arrive has number `arrived + 1`. For speed, the caller increments `arrived` itself for each message instead of
+    calling a method.
 
     Attributes:
         arrived: number of the last message that arrived. Its initial value is `first_number - 1`.
         consumed: number of the last message that a turn consumed or the host dropped. Dropped messages count too, because otherwise the
             window would shrink.
-        credit_sent: last credit sent to the sender, or the initial credit if none has been sent since the channel was opened.
+        credit_sent: last credit sent to the sender. The initial value is the credit with which the channel was opened.
     """
 
     __slots__ = ("arrived", "channel", "consumed", "credit_sent", "receiver", "sender")
@@ -118,7 +119,7 @@ class Inlet:
     def __init__(
         self, *, channel: int, sender: str, receiver: str, first_number: int = 1, consumed: int | None = None
     ) -> None:
-        """`consumed` is less than `first_number - 1` if a recovery redelivers messages that the sender will not resend."""
+        """If a recovery redelivers messages that the sender will not resend, `consumed` is less than `first_number - 1`."""
         self.channel = channel
         self.sender = sender
         self.receiver = receiver
@@ -127,7 +128,7 @@ class Inlet:
         self.credit_sent = self.arrived + CHANNEL_CREDIT
 
     def consume(self, count: int = 1) -> int:
-        """Count messages as consumed. Return the credit to send to the sender, or 0 if the credit has increased too little to be sent."""
+        """Count messages as consumed. Return the new credit for the sender, or 0 if the credit has increased too little to be sent."""
         self.consumed += count
         credit = self.consumed + CHANNEL_CREDIT
         if credit - self.credit_sent < CHANNEL_CREDIT // 2:

@@ -1,20 +1,20 @@
 """Prevents child processes that user code forks (`multiprocessing`, `os.fork`) from interfering with this process.
 
-A forked child shares three things with its parent. Each of them could make the child stop or disturb its parent:
+A forked child shares three things with its parent. Each shared object could stop the child or disturb the parent.
 
-- *Signals.* asyncio's handler writes each signal number into a socket that parent and child share, so a SIGTERM to the child would end the
-  parent instead. Therefore a child resets the handlers that `handle_signal` has installed. These signals are blocked until the child has
-  done so.
-- *The event loop.* Parent and child share one epoll instance. If a child closes what it takes for its own loop, it removes the parent's
-  descriptors from the epoll instance, and the parent receives no more events. Therefore a child replaces its descriptor of the epoll
-  instance by a different file.
-- *Sockets of the fleet.* A child that outlives its parent would keep the parent's port and streams open. Peers would not notice that the
-  parent has died, and the parent's successor would share its port with a socket on which no process accepts connections. Therefore a child
-  replaces these descriptors, too. Descriptors that user code has opened remain open.
+- *Signals.* asyncio's handler writes each signal number to a socket that parent and child share, so a SIGTERM to the child would end the
+  parent. Therefore a child resets the handlers that `handle_signal` has installed. These signals are blocked until the child has reset the
+  handlers.
+- *The event loop.* Parent and child share one epoll instance. If a child closes the event loop that it has inherited, the parent's
+  descriptors are removed from the epoll instance. The parent then receives no more events. Therefore a child replaces its descriptor of the
+  epoll instance with a descriptor of a different file.
+- *Sockets of the fleet.* A child that outlives its parent would keep the parent's port and streams open. Peers would not notice the
+  parent's death. The parent's successor would share the port with a socket on which no process accepts connections. Therefore a child
+  replaces the descriptors of these sockets, too. Descriptors that user code has opened remain open in the child.
 
-A child never continues to run as its parent would. It exits when it returns from user code (`exit_if_child`).
+A child never continues with its parent's work. A child exits when it returns from user code (`exit_if_child`).
 
-Programs that a child starts with `exec` (subprocess) inherit none of these, since `exec` resets signal handlers and our descriptors are
+Programs that a child starts with `exec` (subprocess) inherit none of this, because `exec` resets signal handlers and the descriptors are
 close-on-exec.
 """
 
@@ -34,12 +34,13 @@ sysexits.h."""
 
 
 class _Process:
-    """State of this process that concerns forked children.
+    """This process's state that concerns forked children.
 
     Attributes:
-        has_hook: whether `os.register_at_fork` has been called. The call cannot be undone.
+        has_hook: whether `os.register_at_fork` has been called. A registration with `os.register_at_fork` cannot be undone.
         signals: signals whose handlers a child resets to the default action.
-        loop, ports: the event loop and the function that returns the socket ports that a child must drop. None if there are none.
+        loop, ports: the event loop, and the function that returns the ports of sockets that a child must drop. `loop` and `ports` are None
+            if a child must drop nothing.
         is_child: whether this process was forked from a process that had the hook.
     """
 
@@ -55,7 +56,7 @@ _process = _Process()
 
 
 class _Forking(threading.local):
-    """State of a thread that forks. `mask` is the set of signals that were blocked before the fork."""
+    """The state of a thread that forks. `mask` is the set of signals that were blocked before the fork."""
 
     mask: frozenset[int] | set[int] = frozenset()
 
@@ -66,10 +67,10 @@ _forking = _Forking()
 def handle_signal(
     loop: asyncio.AbstractEventLoop, number: signal.Signals, handler: Callable[..., object], *arguments: object
 ) -> None:
-    """Install `handler` for this signal on the event loop, in this process but not in forked children.
+    """Install `handler` for this signal on the event loop. The handler runs in this process but not in forked children.
 
     Raises:
-        NotImplementedError, RuntimeError, ValueError: as for `add_signal_handler`.
+        NotImplementedError, RuntimeError, ValueError: As for `add_signal_handler`.
     """
     loop.add_signal_handler(number, handler, *arguments)
     _process.signals[number] = None
@@ -77,8 +78,8 @@ def handle_signal(
 
 
 def close_in_children(loop: asyncio.AbstractEventLoop, ports: Callable[[], Iterable[int]]) -> None:
-    """Make forked children drop this event loop, and all sockets whose local or remote port is one of these ports. Ports on which this
-    process listens now are added."""
+    """Make forked children drop this event loop, and drop all sockets whose local or remote port is one of these ports. The ports on which
+    this process is currently listening are added."""
     listened = listening_ports()
     _process.loop, _process.ports = loop, lambda: {*listened, *ports()}
     _register()
@@ -95,7 +96,7 @@ def exit_if_child() -> None:
 
 
 def _code_of(error: SystemExit) -> int:
-    """Return the exit code that Python would use for this exception."""
+    """Return the exit code that Python uses for this exception."""
     return (error.code & 0xFF) if isinstance(error.code, int) else int(error.code is not None)
 
 
@@ -105,7 +106,7 @@ def listening_ports() -> frozenset[int]:
 
 
 def port_of(address: str) -> int:
-    """Return the port in `HOST:PORT`, or 0 if the address contains no port."""
+    """Return the port of an address `HOST:PORT`, or 0 if the address contains no port."""
     port = address.rpartition(":")[2]
     return int(port) if port.isdecimal() else 0
 
@@ -125,8 +126,8 @@ def _release_signals() -> None:
 
 
 def _after_fork() -> None:
-    """Detach the child from its parent. This function runs on the child's only thread. Errors are ignored, so that user code can run in any
-    case."""
+    """Detach the child process from its parent. This function runs on the child's only thread. Errors are ignored, so that user code can
+    run in any case."""
     _process.is_child = True
     with contextlib.suppress(Exception):
         wakeup = signal.set_wakeup_fd(-1)
@@ -140,7 +141,7 @@ def _after_fork() -> None:
 
 
 def _inherited() -> list[int]:
-    """Return the child's inherited descriptors of the event loop and of the fleet's sockets."""
+    """Return the descriptors of the event loop and of the fleet's sockets that the child has inherited."""
     descriptors: list[int] = []
     selector = getattr(_process.loop, "_selector", None)
     if selector is not None:
@@ -153,8 +154,7 @@ def _inherited() -> list[int]:
 
 
 def _tcp_sockets() -> list[tuple[int, int, int, bool]]:
-    """Return, for each TCP socket of this process, its descriptor, its local port, its remote port (0 if not connected), and whether it is
-    listening."""
+    """Return the descriptor, local port, remote port (0 if not connected) and listening state of each TCP socket of this process."""
     sockets: list[tuple[int, int, int, bool]] = []
     try:
         descriptors = [int(name) for name in os.listdir("/proc/self/fd")]

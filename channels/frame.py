@@ -1,13 +1,13 @@
-"""Frames of a link, and their encoding. This is the only module of a link that uses protobuf.
+"""Defines the frames of a link and encodes them. Of all modules for links, only this one uses protobuf.
 
 A frame is a batch of items in parallel columns, which protobuf fills and reads in C, so each additional message in a frame costs only about
-0.1 µs. Before a peer's frame is used, this module checks its shape: its columns, its sizes, and the stated size of lz4 bodies.
+0.1 µs. Before a peer's frame is used, this module checks the frame's columns and sizes, and the stated size of lz4 bodies.
 `snapline.channels.link` checks the numbers. Every violation raises `ProtocolError` (G11).
 
 Before a message is parsed, `check_counts` estimates its parsed size from its bytes. An empty string takes two bytes on the wire, but about
-a hundred bytes as a Python object. A number takes one byte on the wire, but about forty as an object. So a message of 16 MiB that respects
-every size limit could still take gigabytes of memory once parsed. Counting allocates no objects. It descends into nested messages, counts
-packed numbers in C, and stops as soon as a limit is exceeded.
+a hundred bytes as a Python object. A number takes one byte on the wire, but about forty bytes as a Python object. So a message of 16 MiB
+that respects every size limit could still take gigabytes of memory once it is parsed. Counting allocates no objects. `check_counts`
+descends into nested messages, counts packed numbers in C, and stops as soon as a limit is exceeded.
 """
 
 import struct
@@ -35,12 +35,12 @@ _Shape = dict[int, "_Shape | None"]
 
 
 def check_counts(data: bytes, kind: Any, *, entries_max: int, numbers_max: int) -> None:
-    """Reject a message that contains too many fields, including those of nested messages, or too many packed numbers.
+    """Reject a message that contains too many fields, including the fields of nested messages, or too many packed numbers.
 
     `kind` is the DESCRIPTOR of the message's class.
 
     Raises:
-        ProtocolError: the message exceeds a limit, or its last field extends beyond the end of the message.
+        ProtocolError: If the message exceeds a limit, or its last field extends beyond the end of the message.
     """
     entries = numbers = 0
     waiting = [(_shape_of(kind), 0, len(data))]
@@ -67,7 +67,7 @@ def check_counts(data: bytes, kind: Any, *, entries_max: int, numbers_max: int) 
 
 
 def _skip(data: bytes, wire: int, at: int, end: int) -> tuple[int, int]:
-    """Return the start and end of a field's value."""
+    """Return the offsets at which a field's value starts and ends."""
     if wire == _VARINT:
         return at, _read_varint(data, at, end)[1]
     size, start = (8 if wire == _FIXED_64 else 4, at) if wire in (_FIXED_64, _FIXED_32) else (0, at)
@@ -151,8 +151,8 @@ _SIZE = struct.Struct("<I")
 
 
 class Items(Struct, gc=False):
-    """Items in parallel columns, with one entry per item. `epoch` has either a single entry for all items or one entry per item.
-    `piggyback` and `more` may be empty."""
+    """The items of a frame in parallel columns, with one entry per item. `epoch` has either a single entry for all items or one entry per
+    item. `piggyback` and `more` may be empty."""
 
     channel: list[int]
     payload: list[bytes]
@@ -162,14 +162,14 @@ class Items(Struct, gc=False):
 
 
 def is_small(items: Items) -> bool:
-    """Return whether a frame with these items counts as small, which means that its overhead is large compared with its contents. Sender
-    and receiver use the same rule to count small frames."""
+    """Return whether a frame with these items counts as small, so that its overhead is large compared with its contents. Sender and
+    receiver use the same rule to count small frames."""
     return len(items.channel) < LARGE_ITEMS and sum(map(len, items.payload)) < LARGE_BYTES
 
 
 class LinkHello(Struct, frozen=True, gc=False):
-    """First message of a host on a stream. It contains the host's identity, start, attempt and plan, and the highest link number received.
-    `floor` is the newest epoch that had begun before the link."""
+    """The first message that a host sends on a stream. The message contains the host's identity, start number, attempt number and plan, and
+    the highest link number received. `floor` is the newest epoch that had begun before the link was established."""
 
     cluster: str
     host: str
@@ -183,14 +183,14 @@ class LinkHello(Struct, frozen=True, gc=False):
 
 
 class Refused(Struct, frozen=True, gc=False):
-    """Refusal of a stream by the other side. If the refusal is not final, this side may try again later."""
+    """The peer's refusal of a stream. If the refusal is not final, the refused host may try again later."""
 
     reason: str
     is_final: bool
 
 
 class Bye(Struct, frozen=True, gc=False):
-    """Clean end of a link. The sender of the Bye sends no more items, and all of its items have been acked."""
+    """Marks the clean end of a link. The sender of the Bye sends no more items, and the peer has acked all its items."""
 
 
 class Frame(Struct, gc=False):
@@ -206,7 +206,7 @@ class Frame(Struct, gc=False):
 
 
 class OpenChannel(Struct, frozen=True, gc=False):
-    """Control item that binds a channel number to two agents and their incarnations."""
+    """A control item that binds a channel number to two agents and their incarnations."""
 
     channel: int
     sender: str
@@ -217,8 +217,8 @@ class OpenChannel(Struct, frozen=True, gc=False):
 
 
 class Marker(Struct, frozen=True, gc=False):
-    """Control item stating that, on each `channels[i]`, the messages up to `last_numbers[i]` were sent before their sender recorded its
-    state for `epoch`."""
+    """A control item. For each `channels[i]`, the messages up to `last_numbers[i]` were sent before the sender recorded its state for
+    `epoch`."""
 
     epoch: int
     channels: list[int]
@@ -227,16 +227,16 @@ class Marker(Struct, frozen=True, gc=False):
 
 
 class CloseChannel(Struct, frozen=True, gc=False):
-    """Control item stating that the channel's sender is permanently gone. If `by_receiver` is set, the receiver of a channel that the other
-    side opened is gone instead."""
+    """A control item stating that a channel's sender has left permanently. If `by_receiver` is set, it states that the receiver of a
+    channel opened by the peer has left permanently."""
 
     channel: int
     by_receiver: bool
 
 
 def encode_frame(frame: Frame, *, compress: bool = False) -> bytes:
-    """Encode a frame. If `compress` is set, an item body that shrinks enough is compressed with lz4. Compression costs CPU time, so it is
-    used only between machines."""
+    """Encode a frame. If `compress` is set, the item body is compressed with lz4, provided that this makes it small enough. Compression
+    costs CPU time, so it is used only between different machines."""
     message = link_pb2.Frame(
         first_number=frame.first_number, ack=frame.ack, grant_items=frame.grant_items, grant_bytes=frame.grant_bytes
     )
@@ -264,11 +264,11 @@ def encode_frame(frame: Frame, *, compress: bool = False) -> bytes:
 
 
 def _join_payloads(message: link_pb2.Frame, items: Items, size_bytes: int) -> bytes:
-    """Encode a frame with large payloads, which are appended without protobuf. This copies each payload once, while protobuf copies it
-    three times and grows a buffer.
+    """Encode a frame that has large payloads, and append the payloads without protobuf. Each payload is then copied only once, while
+    protobuf copies it three times.
 
     The encoded frame contains its `items` field twice, first with the columns and then with the payloads. Every protobuf parser merges the
-    two.
+    two occurrences.
     """
     _fill_items(message.items, Items(items.channel, [], items.epoch, items.piggyback, items.more))
     heads = list(map(_payload_heads.__getitem__, map(len, items.payload)))
@@ -281,7 +281,7 @@ def _join_payloads(message: link_pb2.Frame, items: Items, size_bytes: int) -> by
 
 
 class _PayloadHeads(dict[int, bytes]):
-    """Cache of the bytes that precede a payload (tag and length), by payload size. The cache holds at most `_HEADS_MAX` entries."""
+    """Caches the bytes that precede a payload (tag and length), by payload size. The cache holds at most `_HEADS_MAX` entries."""
 
     def __missing__(self, size: int) -> bytes:
         head = _PAYLOAD_TAG + _varint(size)
@@ -343,8 +343,7 @@ def decode_frame(data: bytes) -> Frame:
     """Decode and check a peer's frame.
 
     Raises:
-        ProtocolError: the data is not a frame, its columns differ in length, its body is too large, or the stated size of its body is
-            false.
+        ProtocolError: If the data is not a frame, the columns differ in length, the body is too large, or the body's stated size is false.
     """
     if len(data) > UNCOUNTED_BYTES_MAX:
         check_counts(data, link_pb2.Frame.DESCRIPTOR, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
@@ -406,7 +405,8 @@ def _read_items(message: link_pb2.Items) -> Items:
 
 
 def _check_columns(items: link_pb2.Items) -> None:
-    """Check the number of items and the lengths of the columns before the columns are read. Raise ProtocolError if they are invalid."""
+    """Check the number of items and the lengths of the columns before the columns are read. Raise ProtocolError if any of them is
+    invalid."""
     count = len(items.channel)
     if not 1 <= count <= FRAME_ITEMS_MAX:
         raise ProtocolError(f"a frame with {count} items; 1 to {FRAME_ITEMS_MAX} are allowed")
@@ -473,7 +473,7 @@ def decode_control(payload: bytes) -> OpenChannel | Marker | CloseChannel:
     """Decode a control item.
 
     Raises:
-        ProtocolError: the payload is not a control item, or its columns differ in length.
+        ProtocolError: If the payload is not a control item, or its columns differ in length.
     """
     try:
         control = link_pb2.Control.FromString(payload)

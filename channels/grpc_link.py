@@ -1,19 +1,19 @@
-"""Streams between hosts. This module is a thin adapter from `LinkCore` to grpc.aio, and makes no protocol decisions.
+"""Streams between hosts. This module is a thin adapter from `LinkCore` to grpc.aio. It makes no protocol decisions.
 
-Each stream has one writer task and one reader task. Two overlapping writes would break a call, so acks and grants go through the same
-writer. Items sent during a write are put into the next frame. The reader never stops reading, since otherwise acks and markers would wait
-behind data. Reads and writes have no timeout, since a timeout would cancel the call. The core handles peers that do not send.
+Each stream has one writer task and one reader task. Two concurrent writes would break an RPC, so acks and grants go through the same
+writer. Items sent during a write are put into the next frame. The reader never pauses, because otherwise acks and markers would wait behind
+data. Reads and writes have no timeout, because a timeout would cancel the RPC. Peers that send nothing are handled by the link core.
 
 The dialler keeps one stream to each peer open, and increases the attempt number with each new stream. The acceptor identifies the peer by
-its client certificate and its Hello, and ends the peer's previous stream before it answers. Only a peer's current stream is read and
-written. Frames that remain in a previous stream are dropped here (G9).
+its client certificate and its Hello, and ends the peer's previous stream before it answers. Frames are read from and written to a peer's
+current stream only. Frames that remain in a previous stream are dropped (G9).
 
-gRPC transports raw bytes, since `snapline.channels.frame` encodes the frames.
+gRPC transports raw bytes, because `snapline.channels.frame` encodes the frames.
 
-This module changes how the C library's allocator treats freed memory. Frames of 256 KiB and more are allocated and freed many times a
-second. By default, glibc returns such blocks to the kernel whenever they are freed, and the kernel zeroes them page by page at the next
-allocation. Keeping the blocks made a link with 1 KiB messages 25 % faster (18 % less CPU, 2 cores, glibc 2.36). In return, the process
-keeps up to `KEPT_BYTES_MAX` of freed memory.
+This module configures how glibc's allocator treats freed memory. Frames of 256 KiB and more are allocated and freed many times a second. By
+default, glibc returns such blocks to the kernel whenever they are freed, and the kernel zeroes them page by page at the next allocation.
+Keeping the blocks made a link with 1 KiB messages 25 % faster (18 % less CPU, 2 cores, glibc 2.36). In return, the process retains up to
+`KEPT_BYTES_MAX` of freed memory.
 """
 
 import asyncio
@@ -48,42 +48,43 @@ class LinkOwner(Protocol):
     """
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """Decide on the accepting side whether to accept a peer's stream. Return a refusal, or None to accept the stream. The call has no
+        """On the accepting host, decide whether to accept a peer's stream. Return a refusal, or None to accept the stream. The call has no
         side effects.
 
-        The result is usually `core.judge(hello)`, or `Refused("… not known here yet", is_final=False)` if there is no core for the peer.
-        If the result is None, the transport calls `closed` (if the peer had a stream), then `opened`, and then `received` with the Hello.
+        The result is usually `core.judge(hello)`. If there is no core for the peer, the result is `Refused("… not known here yet",
+        is_final=False)`. If the result is None, the transport calls `closed` if the peer had a stream, then `opened`, and then `received`
+        with the Hello.
         """
 
     def dial_requested(self, hello: LinkHello) -> None:
-        """Dial a host at its request, because that host must not dial this host itself. The request is not authenticated. The host's
+        """Dial a host because that host has requested it and must not dial this host itself. The request is not authenticated. The host's
         address is already known."""
 
     def opened(self, peer: str, attempt: int) -> bool:
-        """Pass `StreamOpened` to the core. The stream is now the peer's current stream. Return False to close the stream without a call of
-        `closed`."""
+        """Pass `StreamOpened` to the core, because this stream has become the peer's current stream. Return False to close the stream
+        without a call of `closed`."""
 
     def received(self, peer: str, frame: Frame) -> None:
         """Pass `FrameReceived` to the core for a frame that arrived on the current stream."""
 
     def next_frame(self, peer: str) -> Frame | None:
-        """Pass `WriteReady` to the core, because the writer is free. Return the frame to write. If the result is None, the transport calls
-        this method again after `LinkTransport.wake`."""
+        """Pass `WriteReady` to the core because the writer is free. Return the frame to write, or None if there is no frame. If the result
+        is None, the transport calls this method again when `LinkTransport.wake` is called."""
 
     def closed(self, peer: str, error: str | None) -> None:
-        """Pass `StreamClosed` to the core, because the current stream has ended. This method is called once for each call of `opened`.
-        `error` is None if this side closed the stream."""
+        """Pass `StreamClosed` to the core because the current stream has ended. This method is called once for each call of `opened`.
+        `error` is None if this host closed the stream."""
 
     def address_of(self, peer: str) -> str:
         """Return the address at which the peer listens ("host:port"), or "" if it is unknown."""
 
     def is_remote(self, peer: str) -> bool:
-        """Return whether the peer runs on a different machine. Large frames are compressed only if it does."""
+        """Return whether the peer is known to run on a different machine. Large frames are compressed only between different machines."""
 
 
 class PeerStream:
-    """One stream, on the dialling or the accepting side. `is_live` becomes False when the stream is ended. After that, no more frames are
-    passed to the core or written."""
+    """One stream, which either this host or its peer has opened. When the stream is ended, `is_live` becomes False. Once `is_live` is
+    False, no more of the stream's frames are written or passed to the core."""
 
     __slots__ = (
         "_waiter",
@@ -122,7 +123,7 @@ class PeerStream:
 
 
 class DialledPeer:
-    """A peer that this host dials, with its address, its channel and the task that dials it."""
+    """A peer that this host dials, with the peer's address, its gRPC channel and the task that dials it."""
 
     __slots__ = ("address", "attempt", "channel", "generation", "is_renewing", "peer", "task")
 
@@ -149,7 +150,8 @@ _M_MMAP_THRESHOLD = -3
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed blocks, and return whether that succeeded. The call is idempotent. With other C libraries it has no effect."""
+    """Make glibc keep freed memory blocks. Return whether glibc accepted the setting. The call is idempotent. If the process uses another C
+    library, the call has no effect."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         return bool(mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX) and mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES))
@@ -181,7 +183,7 @@ _AnyContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class LinkTransport:
-    """All streams of one host process. Use the transport from one event loop only, since gRPC misbehaves if several event loops of one
+    """All streams of one host process. Use the transport from one event loop only, because gRPC misbehaves if several event loops of one
     process use it.
 
     Attributes:
@@ -218,10 +220,10 @@ class LinkTransport:
         """Serve links, `services`, health and reflection at `listen` ("host:port", where port 0 selects any free port). Return the port.
 
         Raises:
-            UsageError: plaintext would be reachable from other machines.
-            AddressError: the address is malformed, or belongs to a different machine.
-            AddressBusyError: the port remains in use, or the host name remains unknown.
-            ExternalFailureError: the certificates are unreadable.
+            UsageError: If plaintext would be reachable from other machines.
+            AddressError: If the address is malformed or belongs to a different machine.
+            AddressBusyError: If the port remains in use, or the host name remains unknown.
+            ExternalFailureError: If the certificates are unreadable.
         """
         keep_freed_memory()
         server = grpc.aio.server(options=server_options(), interceptors=(self.guard,))
@@ -242,11 +244,11 @@ class LinkTransport:
         return port
 
     def dial(self, peer: str, address: str) -> None:
-        """Dial `peer`, and dial it again whenever the stream ends, until `undial` is called. If the address has changed, the stream to the
-        old address is ended.
+        """Dial `peer`, and dial it again whenever the stream ends, until `undial` is called. If the peer's address has changed, end the
+        stream to the old address.
 
         Raises:
-            UsageError: unencrypted data would leave this machine.
+            UsageError: If unencrypted data would leave this machine.
         """
         self._security.check_dial_address(address)
         known = self._dialled.get(peer)
@@ -259,10 +261,10 @@ class LinkTransport:
         dialling.task = asyncio.create_task(self._keep_dialling(dialling))
 
     def knock(self, peer: str, address: str, hello: LinkHello) -> None:
-        """Send `hello` once to a peer that this host must not dial, as a request that the peer dial this host.
+        """Send `hello` once to a peer that this host must not dial, to request that the peer dial this host.
 
         Raises:
-            UsageError: unencrypted data would leave this machine.
+            UsageError: If unencrypted data would leave this machine.
         """
         self._security.check_dial_address(address)
         task = asyncio.create_task(self._request_dial(peer, address, hello))
@@ -270,7 +272,7 @@ class LinkTransport:
         task.add_done_callback(self._endings.discard)
 
     def undial(self, peer: str) -> None:
-        """Stop dialling `peer`. If there is a stream to the peer, end it, which leads to a call of `closed`."""
+        """Stop dialling `peer`. If there is a stream to the peer, end the stream. `closed` is then called."""
         dialling = self._dialled.pop(peer, None)
         if dialling is None or dialling.task is None:
             return
@@ -280,14 +282,14 @@ class LinkTransport:
         task.add_done_callback(self._endings.discard)
 
     def wake(self, peer: str) -> None:
-        """Wake the peer's writer, because the owner has a frame to write. A superfluous call is harmless."""
+        """Wake the peer's writer because there is a frame to write. An unnecessary call is harmless."""
         stream = self._streams.get(peer)
         if stream is not None:
             stream.wake()
 
     def close_stream(self, peer: str) -> None:
-        """End the peer's current stream as soon as the write in flight has finished. This leads to a call of `closed`, after which the
-        dialler dials again."""
+        """End the peer's current stream as soon as the current write has finished. The end of the stream leads to a call of `closed`, and
+        the dialling host dials again."""
         stream = self._streams.get(peer)
         if stream is None or stream.is_closing:
             return
@@ -324,7 +326,7 @@ class LinkTransport:
     # One stream.
 
     def _begin(self, stream: PeerStream) -> bool:
-        """End the peer's previous stream, and make this stream its current one. Return False if the owner does not want the stream."""
+        """End the peer's previous stream, and make this stream the peer's current stream. Return False if the owner rejects the stream."""
         older = self._streams.get(stream.peer)
         if older is not None:
             self._end(older, f"replaced by attempt {stream.attempt}")
@@ -336,7 +338,7 @@ class LinkTransport:
         return False
 
     def _end(self, stream: PeerStream, error: str | None) -> None:
-        """End the stream. Its frames are ignored from now on, and its tasks end soon afterwards."""
+        """End the stream. The stream's frames are ignored from now on, and its tasks end soon afterwards."""
         if not stream.is_live:
             return
         stream.is_live = False
@@ -350,7 +352,7 @@ class LinkTransport:
     async def _run(
         self, stream: PeerStream, read: Callable[[], Awaitable[Any]], write: Callable[[bytes], Awaitable[Any]]
     ) -> None:
-        """Read and write until the stream ends for whatever reason."""
+        """Read and write frames until the stream ends for any reason."""
         tasks = {
             asyncio.create_task(self._read_all(stream, read)),
             asyncio.create_task(self._write_all(stream, write)),
@@ -517,8 +519,8 @@ class LinkTransport:
             await channel.close()
 
     async def _channel(self, dialling: DialledPeer) -> grpc.aio.Channel:
-        """Return the gRPC channel to dial with. The channel is kept while dials fail, so that its backoff grows. It is replaced when the
-        certificates have changed."""
+        """Return the gRPC channel for dialling a peer. The same channel is used while dials fail, so that gRPC's backoff grows. The channel
+        is replaced when the certificates have changed."""
         if dialling.channel is None or dialling.generation != self._security.generation:
             if dialling.channel is not None:
                 await dialling.channel.close()

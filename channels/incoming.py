@@ -1,16 +1,16 @@
-"""The incoming direction of one link: the items received and consumed, the parts of an incomplete message, and the control state to send
+"""Handles the incoming direction of one link: items received and consumed, parts of incomplete messages, and the control state to send
 back.
 
-`take` turns a frame's items into commands. It skips duplicates, reports a gap as a protocol error, joins the parts of a message, and keeps
-control items in the sender's order. A frame without control items and parts becomes a single command that reuses the frame's columns, so no
-Python code runs per item.
+`take` turns a frame's items into commands. `take` skips duplicates, reports a gap as a protocol error, joins the parts of messages, and
+keeps control items in the sender's order. A frame without control items and message parts becomes a single command that reuses the frame's
+columns, so no Python code runs per item.
 
-A frame is taken completely or not at all, since the state changes only after the last check has passed.
+A frame is taken completely or not at all, because the state changes only after the last check has passed.
 
-Control state is what this side reports to the other side: the ack, the grants and the channel credits. All of these are absolute values
-instead of numbered items. So a broken stream may lose any of them, since a newer value replaces the older one. Every frame carries the
-newest values. Without other traffic, a separate frame is due 20 ms after the first unsent change, or immediately if a quarter of the window
-has not been reported.
+Control state is what a receiver reports to the sender: the ack, the grants and the channel credits. The control state consists of absolute
+values, which are not numbered as items are. So a broken stream may lose any of these values, because a newer value replaces an older one.
+Every frame carries the newest control state. Without other traffic, a separate frame is due 20 ms after the first unsent change. The frame
+is due immediately if a quarter of the window has not been reported.
 """
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
@@ -23,11 +23,12 @@ class IncomingOrder:
     """The incoming order of one link, as described in the module docstring.
 
     Attributes:
-        received: link number of the last item taken. This is the value of acks.
-        consumed_items, consumed_bytes: total number and size of the items that no longer occupy the window, because turns have consumed
-            them or because they were free on arrival.
+        received: link number of the last item taken, which acks report.
+        consumed_items, consumed_bytes: total number and size of items that no longer occupy the window. Turns have consumed these items, or
+            they counted as consumed on arrival.
         opened: numbers of the open channels. A channel number is never reused.
-        taken_bytes: total data size of all items taken. Of these bytes, `taken_bytes - consumed_bytes` wait in mailboxes.
+        taken_bytes: total data size of all items taken so far. Of the bytes taken, `taken_bytes - consumed_bytes` are still waiting in
+            mailboxes.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class IncomingOrder:
         """Take the items of a frame that have not been received before. Return the commands that deliver them.
 
         Raises:
-            ProtocolError: there is a gap before the frame, a channel is not open or is opened twice, parts are out of order, or the frame
+            ProtocolError: If a gap precedes the frame, a channel is not open or is opened twice, parts are out of order, or the frame
                 exceeds the grants.
         """
         skip = self.received + 1 - first_number
@@ -64,7 +65,7 @@ class IncomingOrder:
         return [DeliverItems(items.channel, items.payload, items.epoch, items.piggyback)]
 
     def consume(self, items: int, size_bytes: int) -> None:
-        """Record that turns consumed this number of delivered items and bytes."""
+        """Record that turns have consumed this number of delivered items and bytes."""
         consumed_items, consumed_bytes = self.consumed_items + items, self.consumed_bytes + size_bytes
         assert consumed_items <= self.received, f"{consumed_items} of {self.received} items consumed"
         assert consumed_bytes <= self.taken_bytes, f"{consumed_bytes} of {self.taken_bytes} bytes consumed"
@@ -101,7 +102,7 @@ class IncomingOrder:
         assert bool(self._parts) == bool(self._parts_channel)
 
     def freeze(self) -> tuple[object, ...]:
-        """Return a hashable image of the state."""
+        """Return the state as a hashable value."""
         return (self.received, self.consumed_items, self.consumed_bytes, self.taken_bytes, tuple(self._parts))
 
 
@@ -111,8 +112,8 @@ def _without_first(items: Items, count: int) -> Items:
 
 
 class _Taking:
-    """A frame with control items or parts that is being taken tentatively. The shared state changes only after the whole frame has been
-    checked."""
+    """Processes a frame that contains control items or message parts, without changing shared state. The shared state is changed only after
+    the whole frame has been checked."""
 
     def __init__(self, opened: set[int], parts: list[bytes], parts_bytes: int, parts_channel: int) -> None:
         self.newly_opened: set[int] = set()
@@ -235,14 +236,14 @@ _REPORT_BYTES = WINDOW_BYTES // 4
 
 
 class UnsentControlState:
-    """Control state that has not been sent to the peer yet, as described in the module docstring.
+    """The control state that has not been sent to the peer yet, as described in the module docstring.
 
     Attributes:
-        frames: small item frames received since this side's last frame.
-        ack, items, bytes: ack and grants that were sent in the last frame.
+        frames: number of small item frames received since this host sent its last frame.
+        ack, items, bytes: the ack and the grants in the last frame sent.
         is_due: whether a separate frame must be written now.
-        due_ns: time at which a separate frame becomes due if no other frame is sent before. None if there is nothing to report.
-        credits: last credit of each incoming channel. `unsent_credits` holds those credits that have not been sent on the current stream.
+        due_ns: time at which a separate frame becomes due if no other frame is sent earlier, or None if there is nothing to report.
+        credits: newest credit of each incoming channel. `unsent_credits` holds the credits that have not been sent on the current stream.
     """
 
     def __init__(self, incoming: IncomingOrder) -> None:
@@ -283,7 +284,7 @@ class UnsentControlState:
         self.unsent_credits.update(new_credits)
 
     def forget(self, channel: int) -> None:
-        """Drop the credit of a closed incoming channel."""
+        """Forget the credit of a closed incoming channel."""
         self.credits.pop(channel, None)
         self.unsent_credits.pop(channel, None)
 
@@ -293,15 +294,15 @@ class UnsentControlState:
             self.is_due = True
 
     def forget_stream(self) -> None:
-        """Mark all credits as unsent, since the broken stream may have lost them. Ack and grants need no mark, since the next Hello carries
-        them."""
+        """Mark all credits as unsent, because the broken stream may have lost them. The ack and the grants need no mark, because the next
+        Hello contains them."""
         self.is_due = False
         self.due_ns = None
         self.unsent_credits = dict(self.credits)
 
     def fill(self, frame: Frame, now_ns: int, *, with_credits: bool) -> None:
-        """Put the ack, the grants and, if `with_credits` is set, up to `CREDITS_MAX` unsent credits into a frame that is about to be
-        written."""
+        """Put the ack and the grants into a frame that is about to be written. If `with_credits` is set, add up to `CREDITS_MAX` unsent
+        credits."""
         incoming = self._incoming
         self.frames = 0
         frame.ack = self.ack = incoming.received
@@ -317,7 +318,7 @@ class UnsentControlState:
         self.due_ns = now_ns + REPORT_DELAY_NS if unsent_credits else None
 
     def validate(self) -> None:
-        """Raise AssertionError if a value that was sent is higher than the true value."""
+        """Raise AssertionError if a value that was sent to the peer is higher than the true value."""
         assert self.ack <= self._incoming.received, f"told ack {self.ack} of {self._incoming.received}"
         assert self.items <= self._incoming.consumed_items + WINDOW_ITEMS
         assert self.bytes <= self._incoming.consumed_bytes + WINDOW_BYTES

@@ -1,41 +1,43 @@
-"""Core of the link between two hosts: numbering, acks, windows, markers, resuming and fencing.
+"""Core of the link between two hosts, which handles numbering, acks, windows, markers, resuming and fencing.
 
-Problem. One bidirectional stream per pair of hosts carries all channels between the agents on these hosts. Streams break, hosts are
-replaced, and a slow agent must not make memory grow without bound. Messages must not be lost, duplicated or reordered. Checkpoints must see
-every message in transit, so no message may be in a buffer that checkpoints cannot see.
+Problem. One bidirectional stream per pair of hosts carries all channels between agents on the two hosts. Streams break, hosts are replaced,
+and a slow agent must not make memory grow without bound. Messages must not be lost, duplicated or reordered. Checkpoints must see every
+message in transit, so no message may be in a buffer that checkpoints cannot see.
 
 Model. Hosts are crash-stop. A stream is FIFO and may break at any point. All frames passed to `handle` belong to the current stream. A
-`LinkCore` is bound to the starts of both hosts and to the recovery plan. When one of these changes, the owner creates a new core, and the
-recovery plan determines which messages are redelivered. One core may use many streams, one after another.
+`LinkCore` is bound to the start numbers of both hosts and to the recovery plan. When a host restarts or the plan changes, the owner creates
+a new core. The recovery plan determines which messages are redelivered. One core may use several streams, one after another.
 
 Numbers. In each direction, items are numbered 1, 2, 3 …, and a frame carries only the number of its first item. The receiver expects item
-`received + 1` next. An item with a lower number is a duplicate. An item with a higher number reveals a gap, and the stream is closed with a
-protocol error. Acks carry `received` and let the sender remove items from its resend queue. After a break, both sides send `received` in
-their Hellos, and each side resends the items that the other lacks, with the same numbers. Messages, parts of messages, markers, and the
-opening and closing of channels share one order. So every channel is FIFO, a marker separates the items sent before it from those sent after
-it, and no item of a channel follows the closing of that channel.
+`received + 1` next. An item with a lower number is a duplicate. An item with a higher number reveals a gap, and the receiver closes the
+stream with a protocol error. An ack carries `received`, so that the sender can remove items from its resend queue. After a stream breaks,
+each host sends `received` in its Hello, and each host resends the items that its peer lacks, with the same numbers. Messages, parts of
+messages, markers, and control items that open or close channels are numbered in one sequence. So every channel is FIFO, a marker separates
+the items sent before it from those sent after it, and no item of a channel follows the closing of that channel.
 
-Windows. `grant_items` and `grant_bytes` are absolute values: the amount consumed plus the window. So it is harmless if a grant is lost,
-duplicated or late. Control items, and all parts of a message except the last, count as consumed on arrival. An item gets its number only if
-there is room in the window, so the window bounds the resend queue and the mailboxes. Every frame carries the ack, the grants and channel
-credits. If changes to these have not been sent in a frame after 20 ms, or if they amount to a quarter of the window, they are sent in a
-separate frame.
+Windows. `grant_items` and `grant_bytes` are absolute values: the number consumed plus the size of the window. So it is harmless if a grant
+is lost, duplicated or late. Control items, and all parts of a message except the last, count as consumed on arrival. An item gets its
+number only if there is room in the window, so the window bounds the resend queue and the mailboxes. Every frame carries the ack, the grants
+and channel credits. If changes to these values have not been sent in a frame after 20 ms, or if they amount to a quarter of the window, a
+separate frame is sent.
 
-Fencing (G9). Hello carries the cluster, the host start, the attempt and the plan. A peer with an older start or plan is refused. A peer
-with a newer start or plan is told to try again later, when this side has learned of the newer one. A stream with an older attempt number
-does not replace the current stream. If there is no current stream, any attempt number is accepted, since otherwise one Hello with a far too
-high number would lock out the peer. A late Hello is harmless, since the dialler's next Hello has a higher attempt number, and items are
-numbered. OpenChannel binds agents' incarnations to a channel number, and the caller checks the incarnations once per channel. An item of a
-channel that is not open is a protocol error. Epochs are stamps on messages, and are never used for fencing.
+Fencing (G9). Hello contains the cluster id, the host's start number, the attempt number and the plan's number. A peer with an older start
+number or plan is refused permanently. A peer with a newer start number or plan must try again later, when this host knows the newer value.
+A stream with an older attempt number does not replace the current stream. If there is no current stream, any attempt number is accepted,
+because a single Hello with a far too high attempt number would otherwise lock out the peer. A late Hello is harmless, because the dialling
+host's next Hello has a higher attempt number, and items are numbered. OpenChannel binds the incarnations of two agents to a channel number.
+The caller checks the incarnations once per channel. An item of a channel that has not been opened is a protocol error. Epochs are used to
+stamp messages, and never for fencing.
 
-Floor. In the first Hellos, both sides agree on the newest epoch that has begun on either side, which is called the floor. The dialler sends
-its own newest epoch, and the acceptor answers with the newer of the two. The caller sends no item with a stamp lower than the floor, so
-epochs up to the floor do not involve the link.
+Floor. In the first Hellos, the hosts agree on the newest epoch that has begun on either host. This epoch is called the floor. The dialling
+host sends its own newest epoch, and the accepting host answers with the newer of the two epochs. The caller sends no item with a stamp
+lower than the floor, so epochs up to the floor do not involve the link.
 
-Liveness. Each side sends a frame at least every 500 ms. A peer that sends no frames is considered busy, not dead, and its stream stays open
+Liveness. Each host sends a frame at least every 500 ms. A peer that sends no frames is considered busy, not dead, and its stream stays open
 as long as its gRPC threads answer pings. If a peer is dead, frozen or unreachable, gRPC breaks the stream within 2 s
-(`channels/servers.py`). Only the Hello must arrive within 2 s after the stream was opened. Otherwise the dialler opens a new stream. A
-stream that ends without Bye is reported as broken. A side sends Bye when all its items are acked, and the peer answers with its own Bye.
+(`channels/servers.py`). Only the Hello has a time limit: it must arrive within 2 s after the stream was opened. If the Hello does not
+arrive in time, the dialling host opens a new stream. A stream that ends without Bye is reported as broken. A host sends Bye when all its
+items are acked, and the peer answers with its own Bye.
 
 The caller's duties:
 
@@ -44,9 +46,10 @@ The caller's duties:
 3. Check `items_room`, `bytes_room` and the channel's credit before each `ItemsSent`. Send `ChannelOpened` before the items of a channel.
 4. Report every delivered message as consumed exactly once, even if it is dropped. Otherwise the window shrinks.
 5. After every event, write frames while `wants_write` is True, and send `TimerFired` at `wakeup_ns`. A received frame may have enlarged the
-   room, so check after each frame whether parked messages can now be sent.
+   window, so check after each frame whether parked messages can now be sent.
 
-Carries G9 and the link's part of G1 to G3. The algorithm is not taken from a paper. Batching, credit and resuming follow common practice.
+This module carries G9 and the link's contribution to G1, G2 and G3. The algorithm is not taken from a paper. Batching, credits and resuming
+follow common practice.
 """
 
 from typing import assert_never
@@ -111,20 +114,20 @@ _CLOSING = "closing"  # CloseStream was issued: frames are no longer written or 
 
 
 class LinkCore:
-    """One side of a link. The module docstring describes the rules and the caller's duties.
+    """The core of a link on one of the two hosts. The module docstring describes the rules and the caller's duties.
 
-    Besides the outgoing and the incoming order, the state consists of:
+    The state consists of the outgoing order, the incoming order, and the following values.
 
         phase: phase of the stream, one of the constants above.
-        attempt: attempt number of the current or last stream. The dialler increases it with each stream.
+        attempt: attempt number of the current or last stream. The dialling host increases it with each stream.
         begun: newest epoch that has begun on this host. The owner sets it.
-        floor: floor on which both sides have agreed. None before the first Hellos.
-        grant_items, grant_bytes: the peer's grants, which are absolute values and never decrease.
-        opened_ns, written_ns: times at which this stream was opened and at which its last frame was created. They determine the deadline
-            for the peer's Hello and the time of the next heartbeat.
-        opened: number of the channel that this side opened last. Channel numbers increase.
-        is_bye_*: whether either side wants to send Bye, and whether Bye was sent and received on this stream.
-        is_over: whether both sides have sent Bye. Once True, it stays True.
+        floor: newest epoch that does not involve the link, on which both hosts have agreed. The floor is None before the first Hellos.
+        grant_items, grant_bytes: the grants that the peer has sent, which are absolute values and never decrease.
+        opened_ns, written_ns: times at which this stream was opened and at which its last frame was created. These times determine the
+            deadline for the peer's Hello and the time of the next heartbeat.
+        opened: number of the channel that this host opened last. Channel numbers increase.
+        is_bye_*: whether this host or its peer wants to send Bye, and whether Bye was sent and received on this stream.
+        is_over: whether both hosts have sent Bye. Once True, it stays True.
     """
 
     def __init__(
@@ -155,19 +158,19 @@ class LinkCore:
 
     @property
     def items_room(self) -> int:
-        """Return the number of messages that may be sent now. It is 0 as soon as either side wants to send Bye."""
+        """Return the number of messages that may be sent now. The number is 0 as soon as either host wants to send Bye."""
         room = self._grant_items - self._out.last
         return room if room > 0 and not self._is_bye_wanted else 0
 
     @property
     def bytes_room(self) -> int:
-        """Return the number of payload bytes that may be sent now. The last message may exceed that number."""
+        """Return the number of payload bytes that may be sent now. The last message may exceed this number."""
         room = self._grant_bytes - self._out.size_bytes
         return room if room > 0 and not self._is_bye_wanted else 0
 
     @property
     def is_established(self) -> bool:
-        """Return whether there is a live stream on which Hellos have been exchanged."""
+        """Return whether there is a live stream on which both hosts have sent a Hello."""
         return self._phase is _ESTABLISHED
 
     @property
@@ -203,7 +206,7 @@ class LinkCore:
         return self._is_bye_wanted and not self._is_bye_sent and not self.has_unacked
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """Decide whether to accept the peer's Hello. Return a refusal, or None to accept the Hello. The method has no side effects."""
+        """Return None if the peer's Hello is acceptable, otherwise the refusal to send. The method has no side effects."""
         if self._is_over:
             return Refused("this link has ended", True)
         refused = judge_identity(hello, self.identity)
@@ -224,7 +227,7 @@ class LinkCore:
     # Entry point.
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Handle one event and return commands. The caller must execute them in order before the next event."""
+        """Handle one event and return commands. The caller must execute the commands in order before the next event."""
         match event:
             case FrameReceived():
                 return self._on_frame_received(now_ns, event.frame)
@@ -319,7 +322,7 @@ class LinkCore:
         return []
 
     def knock(self) -> LinkHello:
-        """Return the Hello that asks the peer to dial."""
+        """Return the Hello that asks the peer to dial this host."""
         return self.identity.hello(0, 0, 0)
 
     def _make_frame(self, now_ns: int, body: Items | LinkHello | Bye | None = None, first_number: int = 0) -> Frame:
@@ -381,8 +384,8 @@ class LinkCore:
             raise ProtocolError("credit for a channel that was never opened")
 
     def _check_grants(self, frame: Frame) -> None:
-        """Raise ProtocolError if a grant exceeds the amount written plus the window. Such a grant would let the resend queue grow without
-        bound."""
+        """Raise ProtocolError if a grant exceeds the amount written so far plus the window. With such a grant, the resend queue could grow
+        without bound."""
         if frame.grant_items > self._out.written + WINDOW_ITEMS:
             raise ProtocolError(f"grant of {frame.grant_items} items after {self._out.written} were written")
         if frame.grant_bytes > self._out.size_bytes + WINDOW_BYTES:
@@ -452,8 +455,8 @@ class LinkCore:
         return commands
 
     def _end_if_done(self) -> list[Command]:
-        """End the stream if both sides have sent Bye. Only the acceptor does this. The dialler waits, so that its own Bye can still
-        arrive."""
+        """End the stream if both hosts have sent Bye. Only the accepting host does this. The dialling host waits, so that its own Bye can
+        still arrive."""
         if self.is_dialler or not (self._is_bye_sent and self._is_bye_received):
             return []
         return self._close("both said Bye")
@@ -465,7 +468,7 @@ class LinkCore:
         return [CloseStream(reason, is_protocol_error), *commands]
 
     def _report_end(self) -> list[Command]:
-        """Report the end of an established stream, once per stream. The end is clean and permanent if both sides have sent Bye."""
+        """Report the end of an established stream, once per stream. If both hosts have sent Bye, the end is clean and permanent."""
         if not self.is_established:
             return []
         self._is_over = self._is_bye_sent and self._is_bye_received
@@ -496,7 +499,7 @@ class LinkCore:
         assert self.wakeup_ns is not None or self._phase is not _OPENING, "nobody would give up the stream"
 
     def freeze(self) -> tuple[object, ...]:
-        """Return a hashable image of the link's state, without times."""
+        """Return the link's state as a hashable value, without times."""
         control_state = (
             self._phase,
             self.attempt,

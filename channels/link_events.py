@@ -1,11 +1,11 @@
-"""Identity, events and commands of a link (`link.py`).
+"""Defines the identity, the events and the commands of a link (`link.py`).
 
-An event or command carries a batch of messages in columns, never a single message. The receiver of an event or command owns its lists, so
-the sender must not change them afterwards.
+Events and commands carry messages in batches, stored as columns, and never as single messages. The receiver of an event or command owns its
+lists, so the sender must not change them afterwards.
 
-The identity fences the link by cluster, hosts, host starts and recovery plan (G9). Peers that are too old and peers that are too new are
-both refused. A peer that is older than this side knows has been replaced, so its refusal is final. A peer that is newer is refused only
-until this side has learned of it, since the coordinator does not inform all hosts at the same instant.
+The identity fences the link by cluster, hosts, the hosts' start numbers and the recovery plan (G9). A peer is refused permanently if its
+start number or plan is older than this host knows, because the peer has been replaced. A peer with a newer start number or plan is refused
+only until this host has learned of it, because the coordinator does not inform all hosts at the same time.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ LINK_VERSION = 2
 
 
 class LinkIdentity(NamedTuple):
-    """Identity on which both sides must agree for the whole life of a link."""
+    """The identity on which both hosts must agree for the whole life of a link."""
 
     cluster: str
     host: str
@@ -29,8 +29,8 @@ class LinkIdentity(NamedTuple):
     plan: int
 
     def hello(self, attempt: int, received: int, floor: int) -> LinkHello:
-        """Return the first message to send on a stream. It contains this side's identity, the highest link number received, and this side's
-        floor."""
+        """Return the first message to send on a stream. The message contains this host's identity, the highest link number received, and
+        the newest epoch that does not involve the link (`floor`)."""
         return LinkHello(
             cluster=self.cluster,
             host=self.host,
@@ -45,7 +45,7 @@ class LinkIdentity(NamedTuple):
 
 
 def judge_identity(hello: LinkHello, link: LinkIdentity) -> Refused | None:
-    """Return a refusal if the identity in the Hello does not match this link, otherwise None."""
+    """Return the reason to refuse the Hello if its identity does not match this link, otherwise None."""
     if hello.version != LINK_VERSION:
         return Refused(f"link version {hello.version}, {link.host} speaks {LINK_VERSION}: update the older", True)
     if hello.cluster != link.cluster:
@@ -71,26 +71,27 @@ def judge_identity(hello: LinkHello, link: LinkIdentity) -> Refused | None:
 
 
 class StreamOpened(Struct, frozen=True, gc=False):
-    """A stream to the peer has been opened. The dialler increases `attempt` with each stream, and the acceptor takes it from the Hello."""
+    """A stream to the peer has been opened. The dialling host increases `attempt` with each stream. The accepting host takes the number
+    from the Hello."""
 
     attempt: int
 
 
 class FrameReceived(Struct, frozen=True, gc=False):
-    """A frame has arrived on the current stream. The caller must have dropped frames of older streams."""
+    """A frame has arrived on the current stream. The caller must have dropped the frames of older streams."""
 
     frame: Frame
 
 
 class StreamClosed(Struct, frozen=True, gc=False):
-    """The current stream has ended, failed or been cancelled. The event has no effect if there is no current stream."""
+    """The current stream has ended, has failed or was cancelled. The event has no effect if there is no current stream."""
 
 
 class ItemsSent(Struct, frozen=True, gc=False):
-    """The owner sends these messages, in this order. It must have checked `items_room`, `bytes_room` and the channels' credit.
+    """The owner sends these messages, in this order. The owner must have checked `items_room`, `bytes_room` and the channels' credit.
 
-    `epochs` has either a single stamp for all messages or one stamp per message. `piggybacks` is empty or has one entry per message. The
-    last message may exceed `bytes_room`.
+    `epochs` contains either a single stamp for all messages or one stamp per message. `piggybacks` is either empty or contains one entry
+    per message. The last message may exceed `bytes_room`.
     """
 
     channels: list[int]
@@ -100,8 +101,8 @@ class ItemsSent(Struct, frozen=True, gc=False):
 
 
 class ChannelOpened(Struct, frozen=True, gc=False):
-    """The owner opens a channel before it sends the channel's first message. The sender chooses the number `channel`, which is greater than
-    0, and never reuses it on this link."""
+    """The owner opens a channel before it sends the channel's first message. The sender chooses the channel number `channel`, which is
+    greater than 0, and never reuses it on this link."""
 
     channel: int
     sender: str
@@ -121,15 +122,15 @@ class MarkerSent(Struct, frozen=True, gc=False):
 
 
 class ChannelClosed(Struct, frozen=True, gc=False):
-    """The agent at this side of a channel is permanently gone. If `by_receiver` is set, it was the receiver of a channel that the peer opened.
-    Otherwise it was the sender."""
+    """The agent on this host at one end of a channel has left permanently. If `by_receiver` is set, the agent was the receiver of a channel
+    that the peer opened, otherwise the channel's sender."""
 
     channel: int
     by_receiver: bool = False
 
 
 class ItemsConsumed(Struct, frozen=True, gc=False):
-    """Turns have consumed delivered messages, or the host has dropped them. `size_bytes` is the result of `channel.window_bytes`.
+    """Turns have consumed delivered messages, or the host has dropped the messages. `size_bytes` is the result of `channel.window_bytes`.
 
     Credits are absolute message numbers per incoming channel, as returned by `Inlet.consume`.
     """
@@ -141,15 +142,15 @@ class ItemsConsumed(Struct, frozen=True, gc=False):
 
 
 class WriteReady(Struct, frozen=True, gc=False):
-    """The stream's writer is free. The core answers with a `WriteFrame`, or with no command if there is no frame to write."""
+    """The stream's writer is ready for the next frame. The core returns a `WriteFrame`, or no command if there is no frame to write."""
 
 
 class TimerFired(Struct, frozen=True, gc=False):
-    """The clock has reached `wakeup_ns`. Early, late and redundant events are harmless."""
+    """The clock has reached `wakeup_ns`. An early, late or redundant event is harmless."""
 
 
 class ByeRequested(Struct, frozen=True, gc=False):
-    """The owner requests a clean end of the link, which happens as soon as all items are acked. No item may be sent after this event."""
+    """The owner requests a clean end of the link. The link ends as soon as all items are acked. No item may be sent after this event."""
 
 
 Event = (
@@ -170,7 +171,7 @@ Event = (
 
 
 class WriteFrame(Struct, frozen=True, gc=False):
-    """Write this frame to the stream. No other write may be in flight."""
+    """Write this frame to the stream. No other write may be in progress."""
 
     frame: Frame
 
@@ -188,10 +189,11 @@ class AcceptChannel(Struct, frozen=True, gc=False):
 
 
 class DeliverItems(Struct, frozen=True, gc=False):
-    """Deliver complete messages in the link's order. The caller must put them into mailboxes before it returns, since the next frame may
-    ack them.
+    """Deliver complete messages in the link's order. The caller must put the messages into mailboxes before it returns, because the next
+    frame may ack them.
 
-    `epochs` has either a single stamp for all messages or one stamp per message. `piggybacks` is empty or has one entry per message.
+    `epochs` contains either a single stamp for all messages or one stamp per message. `piggybacks` is either empty or contains one entry
+    per message.
     """
 
     channels: list[int]
@@ -201,7 +203,8 @@ class DeliverItems(Struct, frozen=True, gc=False):
 
 
 class DeliverMarker(Struct, frozen=True, gc=False):
-    """Deliver a marker in its position among the items. A large marker is delivered in pieces, and `is_last` is set on the last piece."""
+    """Deliver a marker at its position in the sequence of items. A large marker is delivered in pieces, and `is_last` is set on the last
+    piece."""
 
     epoch: int
     channels: list[int]
@@ -210,20 +213,20 @@ class DeliverMarker(Struct, frozen=True, gc=False):
 
 
 class DropInlet(Struct, frozen=True, gc=False):
-    """Drop the inlet of a channel whose sender is permanently gone. All messages of the channel have already been delivered."""
+    """Drop the inlet of a channel whose sender has left permanently. All messages of the channel have already been delivered."""
 
     channel: int
 
 
 class DropOutlet(Struct, frozen=True, gc=False):
-    """Drop the outlet of a channel whose receiver is permanently gone. The caller answers with `ChannelClosed`, unless it has already sent
+    """Drop the outlet of a channel whose receiver has left permanently. The caller answers with `ChannelClosed`, unless it has already sent
     that event or never opened the channel."""
 
     channel: int
 
 
 class RaiseCredit(Struct, frozen=True, gc=False):
-    """Raise the credit of outgoing channels, since the peer's agents have consumed messages. After a link has resumed, old credits may be
+    """Raise the credit of outgoing channels because the peer's agents have consumed messages. After a link has resumed, old credits may be
     repeated."""
 
     channels: list[int]
@@ -231,13 +234,13 @@ class RaiseCredit(Struct, frozen=True, gc=False):
 
 
 class ReportEstablished(Struct, frozen=True, gc=False):
-    """Report that Hellos have been exchanged. `resumed` is True if this link was established before on a previous stream."""
+    """Report that both hosts have sent a Hello. `resumed` is True if the link was already established earlier, on a previous stream."""
 
     resumed: bool
 
 
 class CloseStream(Struct, frozen=True, gc=False):
-    """End the current stream. The dialler then dials again, unless the link has ended permanently."""
+    """End the current stream. The dialling host then dials again, unless the link has ended permanently."""
 
     reason: str
     is_protocol_error: bool = False
@@ -251,15 +254,15 @@ class Refuse(Struct, frozen=True, gc=False):
 
 
 class ReportRefused(Struct, frozen=True, gc=False):
-    """Report that the peer has refused this side. If `is_final` is set, this link will never be established."""
+    """Report that the peer has refused this host's stream. If `is_final` is set, this link will never be established."""
 
     reason: str
     is_final: bool
 
 
 class ReportEnded(Struct, frozen=True, gc=False):
-    """Report that an established stream has ended. `is_clean` means that both sides have sent Bye and the link has ended permanently.
-    Otherwise the link may resume."""
+    """Report that an established stream has ended. If `is_clean` is set, both hosts have sent Bye and the link has ended permanently,
+    otherwise the link may resume on a new stream."""
 
     is_clean: bool
 

@@ -1,11 +1,11 @@
-"""The outgoing order of one link, which holds the items that have a link number and are not acked yet.
+"""The outgoing order of one link holds the items that have a link number and have not been acked yet.
 
-Items wait in columns until the writer is free (`take`), and then in written batches until the peer acks them. When a new stream begins, the
-items that the peer lacks are moved back to the front of the waiting columns (`rewind`). They keep their numbers, but are written in new
-batches.
+Items wait in columns until the writer is free (`take`). Written items are kept in batches until the peer acks them. When a new stream
+begins, the items that the peer lacks are moved back to the front of the waiting columns (`rewind`). The items keep their numbers but are
+written in new batches.
 
 Invariants: items `acked + 1 … written` are in batches, and items `written + 1 … last` are in the waiting columns, without gaps. The peer's
-window bounds the total number of items, since an item gets its number only if the window has room.
+window limits the total number of items, because an item gets its number only if the window has room.
 """
 
 from bisect import bisect_right
@@ -26,8 +26,8 @@ took twice as long (`benchmarks/latency.py`)."""
 
 
 class Batch(Struct, frozen=True, gc=False):
-    """Items that were written in one frame. `size_bytes` does not count control items, since they do not use the window. Unacked small
-    batches delay further batches (`FRAMES_UNACKED_MAX`)."""
+    """Items that were written in one frame. `size_bytes` does not count control items, because they do not use the window. If the peer has
+    not acked a number of small batches, further batches are delayed (`FRAMES_UNACKED_MAX`)."""
 
     first_number: int
     last_number: int
@@ -37,7 +37,7 @@ class Batch(Struct, frozen=True, gc=False):
 
 
 def data_bytes(items: Items) -> int:
-    """Return the number of payload bytes that count against the window, which is the size of all items except control items."""
+    """Return the number of payload bytes that count against the window. Control items do not count."""
     total = sum(map(len, items.payload))
     if 0 in items.channel:
         total -= sum(len(payload) for channel, payload in zip(items.channel, items.payload, strict=True) if not channel)
@@ -45,7 +45,7 @@ def data_bytes(items: Items) -> int:
 
 
 def append_items(queue: Items, items: Items) -> None:
-    """Append the columns of `items` to those of `queue`, using C loops. While all items have the same stamp, the column `epoch` keeps a
+    """Append the columns of `items` to those of `queue`, using C loops. While all items have the same stamp, the column `epoch` contains a
     single entry. The caller must not use `items` afterwards."""
     count, added = len(queue.channel), len(items.channel)
     if not count:
@@ -88,7 +88,7 @@ def split_items(queue: Items, count: int) -> Items:
 
 
 def batch_length(payloads: list[bytes], piggybacks: list[bytes]) -> int:
-    """Return how many of the waiting items the next frame can hold. The limits are 512 items, 256 KiB, or one large payload.
+    """Return how many of the waiting items fit into the next frame. A frame holds at most 512 items and 256 KiB, or one large payload.
 
     Piggybacks of the checkpointing protocol count as well, since vectors with thousands of agents are larger than small payloads.
     """
@@ -107,9 +107,9 @@ def batch_length(payloads: list[bytes], piggybacks: list[bytes]) -> int:
 
 
 def cut_into_parts(items: Items) -> Items:
-    """Split every payload larger than `PART_BYTES` into parts. All parts except the first have the full size.
+    """Split every payload larger than `PART_BYTES` into parts. All parts except the first have this full size.
 
-    So a message in parts occupies exactly `PART_BYTES` of the window until it is consumed, whatever its size.
+    So a message in parts occupies exactly `PART_BYTES` of the window until it is consumed, regardless of its size.
     """
     counts = [max(1, -(-len(payload) // PART_BYTES)) for payload in items.payload]
 
@@ -159,7 +159,7 @@ class OutgoingOrder:
         self._small = 0  # number of small batches in `_batches`
 
     def append(self, items: Items, size_bytes: int) -> None:
-        """Append these items to the order, which assigns their numbers. `size_bytes` is their total data size."""
+        """Append these items to the order, and thereby assign their numbers. `size_bytes` is their total data size."""
         count = len(items.channel)
         if size_bytes > PART_BYTES and max(map(len, items.payload)) > PART_BYTES:
             items = cut_into_parts(items)
@@ -169,23 +169,23 @@ class OutgoingOrder:
         self.size_bytes += size_bytes
 
     def append_control(self, payload: bytes) -> None:
-        """Append a control item to the order. It gets the same stamp as the item before it, so that a single stamp can still apply to all
-        items."""
+        """Append a control item to the order. The control item gets the same stamp as the previous item, so that a single stamp may still
+        apply to all items."""
         waiting = self._waiting
         append_items(waiting, Items([0], [payload], waiting.epoch[-1:] or [0]))
         self.last += 1
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether there are items that wait to be written."""
+        """Return whether there are items waiting to be written."""
         return self.written < self.last
 
     def may_write(self, granted_bytes: int) -> bool:
         """Return whether `take` would return a batch.
 
-        If a peer has not acked the last `FRAMES_UNACKED_MAX` small frames, it has not read them yet, and more small frames would only slow
-        it down. Items that arrive meanwhile are collected into one larger frame. This is Nagle's algorithm (RFC 896), applied to frames.
-        After that number of small frames, the peer sends an ack immediately, so no item waits for a timer. Large frames never delay further
+        If a peer has not acked the last `FRAMES_UNACKED_MAX` small frames, the peer has not read them yet. More small frames would only
+        slow the peer down. Items that arrive in the meantime are collected into one larger frame, as in Nagle's algorithm (RFC 896). After
+        `FRAMES_UNACKED_MAX` small frames, the peer sends an ack immediately, so no item waits for a timer. Large frames never delay further
         frames.
 
         If a message is larger than the window, its later parts wait until earlier parts have been counted as consumed. Control items at the
@@ -196,8 +196,8 @@ class OutgoingOrder:
         return self._small < FRAMES_UNACKED_MAX or self._has_urgent_items()
 
     def _has_urgent_items(self) -> bool:
-        """Return whether to send although small frames are unacked. This is the case if many items or bytes are waiting, or a control item
-        such as a marker."""
+        """Return whether to write a frame although small frames are unacked, because many items or bytes or a control item such as a marker
+        are waiting."""
         waiting = self._waiting.channel
         return len(waiting) >= LARGE_ITEMS or self.size_bytes - self._written_bytes >= LARGE_BYTES or 0 in waiting
 
@@ -218,7 +218,7 @@ class OutgoingOrder:
         return batch
 
     def acknowledge(self, number: int) -> None:
-        """Record that the peer has received all items up to `number`. Older acks have no effect. The caller must check that `number <=
+        """Record that the peer has received all items up to `number`. An older ack has no effect. The caller must check that `number <=
         written`."""
         if number > self.acked:
             self.acked = number
@@ -264,7 +264,7 @@ class OutgoingOrder:
         assert self._written_bytes + data_bytes(waiting) == self.size_bytes, "byte counts differ"
 
     def freeze(self) -> tuple[object, ...]:
-        """Return a hashable image of the state."""
+        """Return the order's state as a hashable value."""
         waiting = self._waiting
         batches = tuple((batch.first_number, tuple(batch.items.payload)) for batch in self._batches)
         return (self.last, self.size_bytes, self.written, self.acked, tuple(waiting.payload), batches)

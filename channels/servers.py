@@ -1,24 +1,25 @@
-"""Settings for servers: gRPC options, listening addresses, and notifications to systemd.
+"""Provides settings for servers: gRPC options, listening addresses and notifications to systemd.
 
 *gRPC options* are the same for all servers and clients of snapline. gRPC's C core sends and answers keepalive pings itself, in threads that
-do not hold the GIL. So pings distinguish a busy process, whose event loop or interpreter is blocked by user code, from a process that is
-dead, frozen or unreachable. The stream to a busy process stays open, while the stream to a dead process breaks within 2 s. Failure
-detection for hosts and links relies on this (docs/decisions/0084). gRPC's defaults are unsuitable for long-lived streams:
+do not hold the GIL. So pings distinguish a process that user code blocks from a process that is dead, frozen or unreachable. The stream to
+a busy process stays open, while the stream to a dead process breaks within 2 s. Failure detection for hosts and links relies on this
+(docs/decisions/0084). gRPC's defaults are unsuitable for long-lived streams.
 
 - A server disconnects a client that pings an idle link (`too_many_pings`).
 - A frozen peer is detected only after 60 s.
-- It takes up to 1.8 s until a lost server is dialled again.
-- A message larger than 4 MiB is detected only by the receiver, where it breaks the stream.
-- Two processes may listen on the same port.
+- After a server is lost, redialling takes up to 1.8 s.
+- A message larger than 4 MiB is rejected only by the receiver, which breaks the stream.
+- Two processes can listen on the same port.
 
 *Listening addresses.* Two errors may be transient: the port is still in use by a previous process that is ending, or DNS does not know the
 host name yet. In both cases servers wait, and report an external failure if the error persists. Every other error means that the address is
 invalid.
 
-*Notifications to systemd* are sent if systemd has started the process: ready, stopping, and alive (`sd_notify(3)`). Each notification is a
-datagram to the socket in NOTIFY_SOCKET. If that variable is not set, no notifications are sent. If the unit sets `WatchdogSec`, the event
-loop sends heartbeats. If the loop hangs, heartbeats stop, and systemd kills the process. *Ready* means that the process is listening. It
-does not mean that its peers are present. Otherwise the first of three coordinators would time out before the second one is started.
+*Notifications to systemd* report that the process is ready, stopping or alive (`sd_notify(3)`). Notifications are sent if systemd has
+started the process. Each notification is a datagram to the socket that NOTIFY_SOCKET names. If that variable is not set, no notifications
+are sent. If the unit sets `WatchdogSec`, the event loop sends heartbeats to systemd. If the event loop hangs, the heartbeats stop, and
+systemd kills the process. *Ready* means that the process is listening. *Ready* does not mean that the process's peers are running. Waiting
+for peers would make the first of three coordinators time out before systemd starts the second one.
 """
 
 import asyncio
@@ -87,8 +88,8 @@ def _common_options() -> _Options:
 
 
 def server_options() -> _Options:
-    """Return options for `grpc.aio.server`. With these options, listening on a port that is in use is an error, even if only the child of a
-    dead process holds the port."""
+    """Return options for `grpc.aio.server`. With these options, listening on a port that is in use fails, even if only a child of a dead
+    process holds the port."""
     return [
         *_common_options(),
         ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
@@ -103,16 +104,17 @@ def server_options() -> _Options:
 
 
 def files_max() -> int:
-    """Return the largest number of files that this process may have open at once."""
+    """Return the maximum number of files that this process may have open at the same time."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS_MAX * 2 if soft == resource.RLIM_INFINITY else soft
 
 
 def client_options(server_name: str | None = None) -> _Options:
-    """Return options for a client channel. Each channel has its own connection, so a new channel presents the newest certificate.
+    """Return the gRPC options for a client channel. Each channel has its own connection, so that a new channel presents the newest
+    certificate.
 
     Args:
-        server_name: DNS name that the server's certificate must contain, instead of the name in the address.
+        server_name: DNS name to expect in the server's certificate, instead of the name in the address.
     """
     options = [
         *_common_options(),
@@ -135,15 +137,15 @@ PORT_POLL_S = 0.1
 
 
 class AddressError(UsageError):
-    """The address is unusable because it is malformed or belongs to a different machine."""
+    """Raised if the address is unusable because it is malformed or belongs to a different machine."""
 
 
 class AddressBusyError(ExternalFailureError):
-    """The address is currently unusable because the port is in use or the host name is unknown."""
+    """Raised if the address is currently unusable because the port is in use or the host name is unknown."""
 
 
 def listen_error(address: str) -> OSError | ValueError | None:
-    """Try to bind a socket to `host:port`. Return the error that prevents a server from listening there, or None if it can listen."""
+    """Try to bind a socket to `host:port`. Return the error that prevents a server from listening there, or None if a server can listen."""
     host, _, port = address.rpartition(":")
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
@@ -156,12 +158,12 @@ def listen_error(address: str) -> OSError | ValueError | None:
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Return whether the error may be transient, so that the same address may work a moment later."""
+    """Return whether the error may be transient, so that a later attempt with the same address may succeed."""
     return isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRINUSE
 
 
 def address_error(sentence: str, error: BaseException | None, advice: str) -> AddressError | AddressBusyError:
-    """Return the error for a server that cannot listen. Its text is `sentence: the system's reason; advice`."""
+    """Return the error for a server that cannot listen. The text has the form `sentence: the system's reason; advice`."""
     reason = getattr(error, "strerror", None) or str(error or "is the port taken?")
     kind = AddressBusyError if error is None or may_pass(error) else AddressError
     return kind(f"{sentence}: {reason}; {advice}")
@@ -173,7 +175,7 @@ async def wait_until_free_async(address: str) -> bool:
 
 
 def wait_until_free(address: str) -> bool:
-    """Wait while the port is in use or the host name is unknown, for at most `PORT_WAIT_S`. Return whether the address is now usable."""
+    """Wait while the port is in use or the host name is unknown, for at most `PORT_WAIT_S`. Return whether the address can be used now."""
     deadline_s = time.monotonic() + PORT_WAIT_S
     while is_busy := _is_busy(address):
         if time.monotonic() > deadline_s:
@@ -194,7 +196,7 @@ HEARTBEATS_PER_TIMEOUT = 3
 
 @contextlib.asynccontextmanager
 async def supervised() -> AsyncIterator[None]:
-    """Notify systemd that the process is ready on entry, and that it is stopping on exit. In between, send heartbeats if the unit has a
+    """Notify systemd on entry that the process is ready, and on exit that it is stopping. In between, send heartbeats if the unit has a
     watchdog."""
     notify("READY=1")
     watchdog = asyncio.create_task(_keep_alive(watchdog_interval_s())) if watchdog_interval_s() else None
@@ -214,7 +216,7 @@ def watchdog_interval_s() -> float:
 
 
 def notify(word: str) -> None:
-    """Send one notification to systemd. It is lost if no process is listening on the socket."""
+    """Send one notification to systemd. The notification is lost if no process is listening on the socket."""
     address = os.environ.get(SOCKET, "")
     if not address.startswith(("/", "@")):
         return

@@ -1,16 +1,16 @@
-"""Builds a simulated test of a fleet from the test's options: one scenario for each seed.
+"""Builds a simulated test of a fleet from the options of a test. Each seed of the test leads to one scenario.
 
 Theory of operation
 -------------------
-A test provides a fleet or a whole scenario. For a fleet, the environment is drawn from the seed: hosts and coordinators, delays, and faults
-according to a template (`swarm.py`). The fleet keeps its own settings, except that it takes a checkpoint at least every second, because a
-run lasts only a few seconds of virtual time. If the test provides a function that creates the fleet, the function is called once per run.
-So state that the function resets cannot leak from one run into the next.
+A test provides either a fleet or a whole scenario. If the test provides a fleet, its environment is drawn from the seed: hosts and
+coordinators, delays, and faults that follow a template (`swarm.py`). The fleet keeps its own settings, with one exception: it takes a
+checkpoint at least every second, because a run lasts only a few seconds of virtual time. If the test provides a function that creates the
+fleet, the function is called once per run. So state that the function resets does not leak from one run into the next.
 
-A built-in traffic pattern knows when its work is done, but a user's fleet does not. So the user's fleet first runs once without faults on a
-fast network. This measuring run determines how many turns each later run takes, up to `TURNS` (see `turns_of`). A later run ends when it
-has taken that many turns or when the fleet is done. The faults that the template promises must happen before the end of the run. A run
-without these faults is *hollow*. A hollow run proves nothing about the fleet, so its verdict is undecided.
+A built-in traffic pattern can tell when its work is done, but a user's fleet cannot. So a user's fleet is first run once without faults on
+a fast network. This measuring run determines how many turns each later run takes, up to `TURNS` (see `turns_of`). A later run ends when it
+has taken that many turns or when the fleet is done. The faults that the template requires must happen before the end of the run. A run in
+which these faults do not happen is called *hollow*. A hollow run proves nothing about the fleet, so its verdict is undecided.
 """
 
 import sys
@@ -82,26 +82,29 @@ _Part = TypeVar("_Part", bound=msgspec.Struct)
 
 
 class Options(TypedDict, total=False):
-    """Options that define the environment of a fleet under test. A scenario defines all of these settings itself.
+    """Options that define the environment of a fleet under test. If the test provides a scenario instead of a fleet, the scenario defines
+    these settings.
 
     Attributes:
         faults: name of a template ("crashes", which is the default, "quiet", "partitions", "disks", "coordinator", "orders", "swarm"), a
-            list of fault kinds, or a Scenario, of which the fleet is ignored.
-        hosts, coordinators: number of hosts and of coordinators. By default, both are drawn: 2 to 4 hosts (at most one per agent), and 1 or
-            3 coordinators.
-        until: virtual time at which the run and its faults end, such as "20s". By default, a time from 2.5 s to 7 s is drawn.
-        every: checkpoint interval. "" selects the fleet's own interval, but at most one second.
-        budget: "beyond" allows more faults than the fault budget. In this case, only safety is checked.
-        arguments: arguments of the function that "module:fleet" names.
-        inputs: inputs that the clients send: a list of `(agent, message)`, a function that yields such pairs (it may take a
-            `random.Random`; the first 100 pairs are used), "module:name" of such a list or function, or the path of a JSON Lines file with
-            `agent`, `type` and `fields`. Each input of a list or file is sent once. By default, the fleet has no clients.
-        clients: number of clients that send the inputs; 2 by default. The clients lose some requests and answers, and resend requests with
-            the same key.
-        restores: number of times that an operator restores the fleet, including its inputs, from an earlier snapshot. The default is 0; the
-            template "swarm" draws the number.
-        moves: number of times that an operator drains a host or rebalances agents. The default is 0; the template "swarm" draws the number.
-        limits: whether to draw small values for the product's limits, so that even a small fleet reaches the limits.
+            list of fault kinds, or a Scenario, whose fleet is ignored.
+        hosts, coordinators: number of hosts and number of coordinators. By default, the seed determines both: 2 to 4 hosts (at most one per
+            agent), and 1 or 3 coordinators.
+        until: virtual time at which the run and its faults end, such as "20s". By default, the seed determines a time from 2.5 s to 7 s.
+        every: checkpoint interval, such as "1s". The value "" selects the fleet's own interval, but at most one second.
+        budget: the value "beyond" allows more faults than the fleet is designed to tolerate, and only safety is checked, not liveness.
+        arguments: arguments for the function that a "module:fleet" target names.
+        inputs: inputs that the clients send. Inputs are given as a list of `(agent, message)` pairs, a function that yields such pairs,
+            "module:name" of such a list or function, or the path of a JSON Lines file. The JSON Lines file has the keys `agent`, `type` and
+            `fields`. A function may take a `random.Random`, and its first 100 pairs are used. Each input of a list or file is sent once. By
+            default, the fleet has no clients.
+        clients: number of clients that send the inputs. The default is 2. Some of the clients' requests and answers are lost, and the
+            clients resend the requests with the same key.
+        restores: number of times that an operator restores the fleet, including its inputs, from an earlier snapshot. The default is 0,
+            except that the template "swarm" chooses a random number.
+        moves: number of times that an operator drains a host or rebalances agents. The default is 0, except that the template "swarm"
+            chooses a random number.
+        limits: whether the seed determines small values for the product's limits, so that even a small fleet reaches them.
     """
 
     faults: Faults
@@ -119,11 +122,7 @@ class Options(TypedDict, total=False):
 
 
 class Subject:
-    """Fleet or scenario under test. Draws a scenario for each seed and runs it.
-
-    Attributes:
-        name: name of the fleet or scenario.
-    """
+    """The fleet or scenario under test. For each seed, the subject creates a scenario and runs it."""
 
     def __init__(
         self,
@@ -134,10 +133,10 @@ class Subject:
         at_end: AtEnd | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """Accept a target and its options.
+        """Create a subject that runs the target with these options.
 
         Args:
-            place: name of the test, which identifies a fleet that cannot be imported by name.
+            place: name of the test, which identifies a fleet that has no importable name.
 
         Raises:
             UsageError: If the target is not a fleet or scenario, or if an option is invalid.
@@ -168,7 +167,7 @@ class Subject:
             _refuse_options(options)
 
     def scenario(self, seed: int) -> Scenario:
-        """Return the scenario for a seed, with all values drawn.
+        """Return the scenario that a seed determines. All random values of the scenario are fixed.
 
         Raises:
             UsageError: If an option contradicts the faults, for example if a fault names a host that does not exist.
@@ -181,7 +180,8 @@ class Subject:
         return scenario
 
     def _surrounded(self, seed: int) -> Scenario:
-        """Return the template with the fleet added. The number of hosts is drawn unless the template's faults name hosts."""
+        """Add the fleet to the scenario template, and return the result. The number of hosts is random unless the template's faults name
+        hosts."""
         template, options = self._faults, self._options
         dice = RandomChoices(seed)
         is_drawn = template.swarm is not None and not template.fault
@@ -213,7 +213,7 @@ class Subject:
         return _converted(msgspec.to_builtins(changed, str_keys=True), Scenario)
 
     def _clients(self) -> ClientsPart:
-        """Return the clients that send the inputs. If there are no inputs, the returned section has no clients."""
+        """Return the scenario section for the clients that send the inputs. If there are no inputs, the section has no clients."""
         if self._inputs is None:
             return ClientsPart()
         inputs = self._options["inputs"]
@@ -229,7 +229,7 @@ class Subject:
     def run(
         self, scenario: Scenario, seed: int, choices: Choices | None = None, *, recording: Recording | None = None
     ) -> Result:
-        """Run the scenario with one seed, or with the given choices. This method implements `Runner`."""
+        """Run the scenario with a seed, or with the given choices instead of random ones. This method implements `Runner`."""
         inner = make_workload(scenario.fleet) if self._source is None else self._make()
         workload = CheckedWorkload(inner, invariant=self._invariant, at_end=self._at_end)
         return run(scenario, seed, choices, recording=recording, workload=workload)
@@ -256,7 +256,8 @@ def run_fleet(
 ) -> Result:
     """Run a fleet once, without pytest.
 
-    If `choices` are given, for example `HypothesisChoices`, they replace the run's random choices. The seed still draws the scenario.
+    If `choices` are given, for example as `HypothesisChoices`, they replace the run's random choices. The seed still determines the
+    scenario.
 
     Raises:
         UsageError: If the target is not a fleet or scenario, or if an option is invalid.
@@ -269,7 +270,7 @@ def run_fleet(
 
 
 def source_of(target: object, arguments: Mapping[str, str]) -> Callable[[], Fleet]:
-    """Return a function that returns the fleet for a run.
+    """Return a function that returns the fleet for each run.
 
     Raises:
         UsageError: If the target is neither a fleet, a function, nor "module:fleet", or if `arguments` are given for a
@@ -303,7 +304,7 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def template_of(faults: Faults) -> Scenario:
-    """Return the fault template with this name, for these fault kinds, or as given.
+    """Return a scenario that serves as fault template. `faults` is a template's name, a list of fault kinds, or the scenario itself.
 
     Raises:
         UsageError: If the template or a fault kind is unknown.
@@ -323,7 +324,8 @@ def template_of(faults: Faults) -> Scenario:
 
 
 def turns_of(scenario: Scenario, make: Callable[[], Workload]) -> int:
-    """Return the number of turns that a run of this fleet should take: as many as a run without faults takes, but at most `TURNS`."""
+    """Return the number of turns that a run of this fleet should take. The result is the number of turns in a run without faults, but at
+    most `TURNS`."""
     workload = make()
     networks = (QUICK, SLOW) if workload.fleet.stop_when is not None else (QUICK,)
     turns = min([_taken(scenario, workload if delay is QUICK else make(), delay) for delay in networks])
@@ -345,7 +347,7 @@ def _taken(scenario: Scenario, workload: Workload, delay: DelayPart) -> int:
 
 
 def reference_of(target: object) -> str:
-    """Return "module:name", by which another process can import the target, or "" if the target cannot be imported by name."""
+    """Return the name "module:name" by which another process can import the target, or "" if the target cannot be imported."""
     if isinstance(target, str):
         return target
     module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
@@ -356,7 +358,8 @@ def reference_of(target: object) -> str:
 
 
 def clients_of(inputs: GivenInputs, source: str, count: int | None) -> ClientsPart:
-    """Return the clients that send these inputs. `source` is the reference by which another process imports the inputs, or ""."""
+    """Return the scenario section for clients that send these inputs. `source` is the name by which another process imports the inputs, or
+    "" if it cannot import them."""
     fields = {"count": CLIENTS if count is None else count, "inputs_from": source}
     return _converted({**fields, "inputs": inputs.count or GENERATED_INPUTS_MAX}, ClientsPart)
 
@@ -370,7 +373,7 @@ def _fleet_part(fleet: Fleet, module: str, options: Options) -> FleetPart:
 
 
 def trigger_part(fleet: Fleet) -> TriggerPart:
-    """Return the fleet's first trigger as a scenario section. The section is for display only, because the run uses the
+    """Return the scenario section for the fleet's first checkpoint trigger. The section is for display only, because the run uses the
     fleet's own triggers."""
     match fleet.triggers[0] if fleet.triggers else None:
         case Every(seconds=seconds, jitter=jitter):
@@ -403,7 +406,7 @@ def _refuse_options(options: Options) -> None:
 
 
 def _ended_by(scenario: Scenario, until: str) -> Scenario:
-    """Return the scenario with `until` as the end of the run. Drop the faults that would end later."""
+    """Return the scenario with `until` as the end of the run. Omit the faults that would end later."""
     until_ns, hosts = duration_ns(until), len(host_names(scenario))
     fault = [part for part in scenario.fault if part.word.ends_ns(hosts) <= until_ns]
     replace = msgspec.structs.replace

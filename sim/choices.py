@@ -1,16 +1,16 @@
-"""Choices of a simulated run. They are the only source of nondeterminism, so a run can be repeated and shrunk.
+"""The random choices of a simulated run. These choices are the run's only source of nondeterminism, so a run can be repeated and shrunk.
 
-`pick(stream, key, n)` returns a number from 0 to n - 1. Zero always means the benign choice: the smallest delay, no
-fault, program order. The key identifies the situation in which a choice is made, for example by a channel and a
-sequence number. The key is never a count of earlier choices, so removing one choice does not change any other. If a
-situation recurs, for example because a frame is resent, each occurrence is a separate choice. A record identifies the
-first occurrence by the key, and each later occurrence by the key and the number of earlier occurrences.
+`pick(stream, key, n)` returns a number from 0 to n - 1. Zero always means the most benign choice, such as the smallest delay, no fault or
+program order. The key identifies the situation in which a choice is made, for example by a channel and a sequence number. The key is never
+a count of earlier choices, so removing one choice does not change any other. If a situation recurs, for example because a frame is resent,
+each occurrence is a separate choice with its own key. In a record of choices, the key identifies the first occurrence. Each later
+occurrence is identified by the key and the number of earlier occurrences.
 
-Choices are drawn from a seed (`RandomChoices`), read from the record of an earlier run (`RecordedChoices`, where
-missing choices are 0), or made by a test's own implementation of `Choices`.
+Choices come from a seed (`RandomChoices`), from the record of an earlier run (`RecordedChoices`), or from a test's own implementation of
+`Choices`.
 
-The random streams of a seed are independent, because each stream has its own generator, seeded with BLAKE2b(seed,
-stream). Only `Random.random()` is used, because Python guarantees the sequence of its values across versions.
+A seed has several independent random streams. Each stream has its own generator, seeded with BLAKE2b(seed, stream). Only `Random.random()`
+is used, because Python guarantees that its sequence of values is the same in every version.
 """
 
 from collections.abc import Hashable, Mapping
@@ -34,7 +34,7 @@ class Choices(Protocol):
     """Source of a run's choices."""
 
     def pick(self, stream: str, key: Key, n: int) -> int:
-        """Return a number from 0 to n - 1. Zero means the benign choice."""
+        """Return a number from 0 to n - 1. Zero means the most benign choice."""
 
 
 class Occurrences:
@@ -44,16 +44,16 @@ class Occurrences:
         self._seen: dict[tuple[str, Key], int] = {}
 
     def name_of(self, stream: str, key: Key) -> tuple[str, Key]:
-        """Count an occurrence of a situation, and return the occurrence's name in a record."""
+        """Count an occurrence of a situation, and return the name of this occurrence in a record."""
         before = self._seen[stream, key] = self._seen.get((stream, key), -1) + 1
         return (stream, (*key, AGAIN, before)) if before else (stream, key)
 
 
 class RandomChoices:
-    """Choices drawn from a seed.
+    """Pseudorandom choices that a seed determines.
 
     Attributes:
-        record: nonzero choices made so far. None unless `is_recording`, because recording costs time.
+        record: all nonzero choices so far, or None unless `is_recording`, because recording costs time.
     """
 
     def __init__(self, seed: int, *, is_recording: bool = False) -> None:
@@ -78,7 +78,7 @@ class RecordedChoices:
     """Choices recorded in an earlier run. A choice missing from the record is 0.
 
     Attributes:
-        used: recorded choices that this run has used.
+        used: the recorded choices that this run has used.
     """
 
     def __init__(self, record: Mapping[tuple[str, Key], int]) -> None:
@@ -105,11 +105,12 @@ def start_of(seed: int, stream: str) -> int:
 
 
 class RandomStreams:
-    """Many random streams of one seed, for example one stream per agent. A stream's state is a single number, whereas a
-    `Random` occupies 2.5 kB.
+    """Provides many random streams of one seed, for example one stream per agent. A stream's state is a single number, whereas a `Random`
+    occupies 2.5 kB.
 
-    Each stream is a linear congruential generator modulo 2^64 with Knuth's multiplier (TAOCP 2, 3.3.4), of which the upper 53
-    bits are used. The quality is sufficient to vary the behaviour of agents, but not for statistics.
+    Each stream is a linear congruential generator modulo 2^64 with Knuth's multiplier (TAOCP 2, 3.3.4). Each random number consists of the
+    upper 53 bits of the generator's state. The quality of the numbers is sufficient to vary the behaviour of agents, but not for
+    statistics.
     """
 
     def __init__(self, seed: int, kind: str) -> None:
@@ -118,7 +119,7 @@ class RandomStreams:
         self._states: dict[str, int] = {}
 
     def random(self, name: str) -> float:
-        """Return the next random number of the stream with this name, at least 0 and less than 1."""
+        """Return the next random number of the named stream, at least 0 and less than 1."""
         state = self._states.get(name)
         if state is None:
             state = start_of(self._seed, f"{self._kind}/{name}")
@@ -127,8 +128,8 @@ class RandomStreams:
 
 
 class DrawnRandom(Random):
-    """A `random.Random` for a user's function. Each number is one of the run's choices, so the numbers are reproducible
-    and shrink towards 0."""
+    """A `random.Random` that is passed to a user's function. Each random number is one of the run's choices, so the numbers are
+    reproducible and shrink towards 0."""
 
     def __new__(cls, *_: object) -> Self:
         return super().__new__(cls)
@@ -140,7 +141,7 @@ class DrawnRandom(Random):
         super().__init__(0)
 
     def random(self) -> float:
-        """Return a number that is at least 0 and less than 1."""
+        """Return a random number that is at least 0 and less than 1."""
         return self.getrandbits(53) * 2.0**-53
 
     def getrandbits(self, k: int, /) -> int:
@@ -152,4 +153,4 @@ class DrawnRandom(Random):
         return bits
 
     def seed(self, *_: object, **__: object) -> None:
-        """Do nothing, because the run's own seed is used."""
+        """Do nothing, because the run's own seed determines the numbers."""

@@ -1,10 +1,10 @@
-"""pytest plugin that runs a user's fleet with many seeds and shrinks failures.
+"""A pytest plugin that runs a user's fleet in simulation with many seeds and shrinks failures.
 
     def test_my_fleet(snapline_sim):
         snapline_sim.check(my_module.fleet, seeds=200)
 
-pytest loads this module whenever it starts. So the module imports only pytest at first; it imports everything else when
-a test uses the fixture.
+pytest loads this module whenever it starts. So the module imports only pytest at first, and imports everything else when a test uses the
+fixture.
 """
 
 import shlex
@@ -42,7 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _seeds(text: str) -> tuple[int, bool]:
-    """Parse a command-line option. Return its number, and whether that number multiplies the test's own number of seeds."""
+    """Parse the value of the option for the number of seeds, such as "1000" or "10x". Return the number, and whether it is a factor for the
+    test's own number of seeds."""
     number = text.removesuffix("x")
     if not number.isdecimal() or int(number) == 0:
         raise ValueError
@@ -76,22 +77,22 @@ class Simulation:
         shrink_s: float = SHRINK_S,
         **options: "Unpack[Options]",
     ) -> "SweepSummary":
-        """Run a fleet with many seeds. The test fails at the first run that does not pass, and reports that run in shrunk form.
+        """Run a fleet with many seeds. At the first run that does not pass, the test fails and reports a shrunk form of this run.
 
         Args:
-            target: a snapline.Fleet, a function that returns a fleet (called for each run), "module:fleet", a Scenario,
-                or the path of a scenario's TOML file.
+            target: the fleet to run. The target is a snapline.Fleet, a function that is called for each run and returns a fleet,
+                "module:fleet", a Scenario, or the path of a scenario's TOML file.
             seeds: number of seeds, or the seeds themselves.
-            invariant: function that is called with every complete cut, a snapline.Cut. To report a violation, the
+            invariant: function that is called with every complete cut, which is a snapline.Cut. To report a violation, the invariant
                 function raises AssertionError or returns a message or False.
-            at_end: function that is called with the state of each agent when the fleet is idle. If the fleet does not
-                become idle, the verdict is undecided.
-            allow_undecided: whether to continue after a run in which a required event did not happen.
+            at_end: function that is called with the state of each agent when the fleet is idle. If the fleet does not become idle, the
+                run's verdict is "undecided".
+            allow_undecided: whether to continue with the next seed after a run in which a required event did not happen.
             shrink_s: maximum time for shrinking a failing run, in seconds. 0 disables shrinking.
-            options: options that define the fleet's environment; see `snapline.sim.checking.Options`.
+            options: options that define the fleet's environment (see `snapline.sim.checking.Options`).
 
         Returns:
-            Summary of the runs, with verdicts, probes and metrics.
+            A summary of all runs, with verdicts, probes and metrics.
         """
         from snapline.errors import UsageError
         from snapline.sim.report.test_report import run_folder, run_seeds
@@ -121,8 +122,8 @@ class Simulation:
         at_end: "AtEnd | None" = None,
         **options: "Unpack[Options]",
     ) -> "Result":
-        """Run a fleet once, and return the result for the test to check. See `check` and
-        `snapline.sim.checking.run_fleet` for the arguments."""
+        """Run a fleet once, and return the result for the test to check. The arguments are described in `check` and
+        `snapline.sim.checking.run_fleet`."""
         from snapline.errors import UsageError
 
         subject = self._subject(target, invariant=invariant, at_end=at_end, **options)
@@ -149,7 +150,7 @@ class Simulation:
             _say(str(error))
 
     def _chosen(self, seeds: int | Iterable[int]) -> list[int]:
-        """Return the seeds given on the command line. If none are given, return the test's own seeds."""
+        """Return the seeds given on the command line, or the test's own seeds if the command line has none."""
         only: int | None = self._config.getoption("--snapline-seed")
         if only is not None:
             return [only]
@@ -178,5 +179,5 @@ class Simulation:
 
 
 def _say(text: str) -> NoReturn:
-    """Fail the test with only this text, without the plugin's stack frames."""
+    """Fail the test with this text alone, without the plugin's stack frames."""
     raise pytest.fail.Exception(text, pytrace=False) from None

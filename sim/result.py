@@ -1,4 +1,4 @@
-"""Result of a simulated run, and the texts that reports use for guarantees, verdicts, numbers and times."""
+"""The result of a simulated run, and the texts for guarantees, verdicts, numbers and times that reports use."""
 
 from typing import Literal
 
@@ -13,14 +13,13 @@ EXIT_CODES: dict[Verdict, int] = {"pass": 0, "violation": 6, "undecided": 3, "br
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A guarantee that was violated.
+    """A violation of a guarantee.
 
     Attributes:
-        oracle: oracle that found the violation, such as "orphans". Shrinking treats all violations found by the same
-            oracle as the same bug.
-        guarantee: "G1" to "G12", or "core" if a core's own invariant is violated.
+        oracle: name of the oracle that found the violation, such as "orphans". When a run is shrunk, all violations found by the same
+            oracle count as the same bug.
+        guarantee: name of the guarantee, such as "G1", or "core" if an invariant of a core is violated.
         t_ns: virtual time of the violation.
-        text: description of the violation, with evidence.
     """
 
     oracle: str
@@ -46,18 +45,15 @@ class Result(msgspec.Struct, kw_only=True):
     """Result of one run.
 
     Attributes:
-        violations: violations that the first violating event caused. The run ends at that event.
-        pending: if the run is undecided, the required events that did not happen.
-        error: reason why the run is broken.
+        violations: the violations caused by the first event that violated a guarantee. The run ends after that event.
+        pending: the required events that did not happen, if the verdict is "undecided".
+        error: the reason why the verdict is "broken", if it is.
         trace_hash: hash of all events in order.
-        waypoints: hash after every thousand journal entries. Comparing these hashes locates the first difference between two runs.
-        journal: text of one piece of a thousand journal entries, if the caller requested it.
-        events: number of kernel events.
-        messages: number of messages that turns consumed.
-        probes: number of hits of each probe.
-        metrics: value of each metric. The metric's name ends with its unit.
-        faults: executed faults.
-        unstubbed_steps: steps and effects of a user's fleet that have no stub, so the real functions were executed.
+        waypoints: hash of the journal after every thousand entries. Comparing these hashes locates the first difference between two runs.
+        journal: text of one section of a thousand journal entries, if the caller requested it.
+        events: number of events that the simulation kernel executed.
+        metrics: for each metric's name, its value. The name of a metric ends with its unit.
+        unstubbed_steps: names of the steps and effects of a user's fleet that have no stub, so that the run executed the real functions.
     """
 
     name: str
@@ -112,7 +108,7 @@ def seconds(time_ns: int) -> str:
 
 
 def time_span(start_ns: int, end_ns: int) -> str:
-    """Format a time span such as `1.000000 s to 2.000000 s`. If the end is 0, the text is `from 1.000000 s on`."""
+    """Format a time span such as `1.000000 s to 2.000000 s`. If `end_ns` is 0, the text is `from 1.000000 s on`."""
     return f"{seconds(start_ns)} to {seconds(end_ns)}" if end_ns else f"from {seconds(start_ns)} on"
 
 
@@ -122,7 +118,7 @@ def count(number: int, thing: str) -> str:
 
 
 def value_words(value: float) -> str:
-    """Format a metric's value. Integers have no decimals; other values have six significant digits."""
+    """Format a metric's value. Format integers without decimals, and other values with six significant digits."""
     if abs(value) < 1e15 and value == int(value):
         return f"{int(value):,}"
     return f"{value:.6g}"

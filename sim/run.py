@@ -1,8 +1,9 @@
-"""Runs a scenario with a seed in simulation, and returns the result with its verdict.
+"""Runs a scenario in simulation with a seed, and returns the result with a verdict.
 
-First, the scenario's faults are injected. Then the faults are healed and liveness is checked: recoveries must finish, epochs must complete,
-and all work must be done. A run ends with the verdict "violation" as soon as a guarantee is violated. A run without a violation is
-"undecided" if a required event has not happened by its end, and "broken" if its agents or the harness fail.
+In the first phase, the scenario's faults are injected. In the second phase, the faults are healed and liveness is checked: recoveries must
+finish, epochs must complete, and all work must be done. A run ends immediately with the verdict "violation" if a guarantee is violated.
+Without a violation, the verdict is "undecided" if a required event has not happened by the end of the run. The verdict is "broken" if the
+agents or the harness fail.
 """
 
 import contextlib
@@ -49,15 +50,16 @@ def run(
     workload: Workload | None = None,
     on_world: Callable[[World], None] | None = None,
 ) -> Result:
-    """Run a scenario, in which all values have already been drawn.
+    """Run a scenario whose random values have already been determined.
 
     Args:
-        choices: source of choices; by default, choices are drawn from the seed.
+        choices: source of the run's choices. By default, the seed determines all choices.
         recording: recording to which the run's events are added.
-        mutant: name of a bug in `snapline.sim.mutants` to plant, for testing that the oracles detect it.
-        workload: fleet and invariants to run; by default, the scenario's own.
-        window_at: index of the journal piece to keep in `Result.journal`.
-        on_world: function that is called with the world before the first event. A caller can use it to inspect the world during the run.
+        mutant: name of a mutant in `snapline.sim.mutants` whose bug the run contains, for testing that the oracles detect it.
+        workload: the fleet to run and its invariants. By default, the scenario determines the workload.
+        window_at: index of the section of a thousand journal entries to keep in `Result.journal`.
+        on_world: function that is called with the simulated world before the first event. Callers can use it to inspect the world during
+            the run.
     """
     result = Result(name=scenario.name, seed=seed, verdict="broken")
     journal = Journal(window_at)
@@ -110,10 +112,10 @@ def _run(world: World, result: Result) -> None:
 
 
 class Watch:
-    """Checks the world periodically during a run, heals the world after its faults, and ends the run.
+    """Checks the simulated world periodically during a run, heals it after its faults, and ends the run.
 
     Attributes:
-        healed_ns: time at which all faults were healed, or 0 before that time.
+        healed_ns: time at which all faults were healed, or 0 if they have not been healed yet.
     """
 
     def __init__(self, world: World) -> None:
@@ -160,8 +162,8 @@ class Watch:
             shared.kernel.at(now_ns + LOOK_NS, self._look)
 
     def _missing_work(self) -> list[str]:
-        """Return the unfinished work of a user's fleet, or an empty list if none remains or the fleet no longer makes
-        progress. The final checks wait for this work."""
+        """Return a description of the unfinished work of a user's fleet. Return an empty list if no work remains, or if the fleet no longer
+        makes progress. The final checks wait until the list is empty."""
         shared = self._shared
         now_ns, within_ns = shared.kernel.now_ns, shared.scenario.liveness.within_ns
         is_over = (
@@ -171,7 +173,7 @@ class Watch:
         return [text] if text else []
 
     def _waits_for_work(self) -> bool:
-        """Return whether the run must wait for a crash that is planned for while the fleet works. The wait ends when
+        """Return whether the run must wait for a crash that the scenario plans for a time when the fleet works. The run stops waiting when
         the work is done or a time limit expires."""
         world = self._world
         shared = self._shared
@@ -189,7 +191,7 @@ class Watch:
             self._shared.core_failed("", error)
 
     def conclude(self, result: Result, *, ended: bool) -> None:
-        """Run the oracles that need a complete run, and record the verdict."""
+        """Run the oracles that require a complete run, and set the verdict."""
         world, shared = self._world, self._shared
         violations = shared.judge.violations
         world.probe_at_end()
@@ -234,8 +236,8 @@ class Watch:
         result.metrics = metrics_of(world)
 
     def _report_waiting(self) -> None:
-        """Report agents and clients that still wait although all faults are healed and the fleet is complete. Skip
-        those that may only be slow because the fleet is busy."""
+        """Report agents and clients that are still waiting although all faults are healed and the fleet is complete. Do not report those
+        that may only be slow because the fleet is busy."""
         shared = self._shared
         patience_ns = shared.scenario.liveness.within_ns // 2
         if shared.scenario.budget == "within":
@@ -252,7 +254,7 @@ class Watch:
             shared.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")
 
     def _hollow(self) -> str:
-        """Return why a complete run of a user's fleet proves nothing about the fleet, or "" if the run is conclusive."""
+        """Return the reason why a complete run of a user's fleet proves nothing about the fleet, or "" if the run is conclusive."""
         scenario, taken = self._shared.scenario, self._shared.figures.turns
         if not scenario.run.turns or self.pending:
             return ""
@@ -286,7 +288,7 @@ ZERO = (
 
 
 def metrics_of(world: World) -> dict[str, float]:
-    """Return the metrics of one run. Each metric's name ends with its unit."""
+    """Return the metrics of one run. The name of each metric ends with its unit."""
     shared = world.shared
     metrics = dict.fromkeys(ZERO, 0.0) | shared.figures.counts
     metrics["piggyback_bytes"] += sum(run.driver.core.shared.counts.piggyback_bytes for run in world.hosts.alive())

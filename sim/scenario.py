@@ -1,16 +1,16 @@
-"""Scenario of a simulated run: the fleet, its network and store, the faults, and the deadline for recovery.
+"""The scenario of a simulated run. A scenario defines the fleet, its network and store, the faults, and the deadline for recovery.
 
 The same TOML file configures both simulations and runs of real processes. The file is parsed into frozen structs. Every key has a default,
 and unknown keys are rejected. `format_scenario` returns text that `parse_scenario` can read. Each section is written with all its keys, so
-that a changed default does not change the meaning of an old file. A fault is written only with the keys that differ from their defaults.
+that an old file keeps its meaning when a default changes. For a fault, only the keys that differ from their defaults are written.
 
-There are two kinds of checks. msgspec checks types and allowed values; its error messages name the path of the key.
-`check_scenario` checks conditions that involve several keys, such as node names, times and mutually exclusive keys. In
-addition, `faults.check_budget` checks that the faults do not exceed the fault budget.
+A scenario is checked in three steps. First, msgspec checks types and allowed values. The error messages of msgspec name the path of the
+invalid key. Second, `check_scenario` checks conditions that involve several keys, such as node names, times and mutually exclusive keys.
+Third, `faults.check_budget` checks that the faults do not exceed the fault budget.
 
-The standard library can read TOML but not write it. The writer in this module supports only the types of values that
-occur in scenarios: strings, numbers, booleans, lists and tables. `readable` keeps the path in msgspec's error message,
-and adds the invalid value and the allowed values.
+Python's standard library can read TOML files but cannot write them. The writer in this module supports only the types of values that occur
+in scenarios: strings, numbers, booleans, lists and tables. `readable` adds the invalid value and the allowed values to the error messages
+of msgspec.
 """
 
 import difflib
@@ -137,8 +137,8 @@ class DelayPart(Part, frozen=True, kw_only=True):
 
 
 class PatternPart(Part, frozen=True, kw_only=True):
-    """Traffic pattern of the fleet. `messages` is the approximate total number of messages, and `rate_per_s` is the
-    message rate. In both cases, 0 means unlimited."""
+    """The traffic pattern of the fleet. `messages` is the approximate total number of messages, and `rate_per_s` is the message rate. For
+    both settings, 0 means unlimited."""
 
     name: str = "bank"
     messages: Count = 400
@@ -147,8 +147,8 @@ class PatternPart(Part, frozen=True, kw_only=True):
 
 
 class TriggerPart(Part, frozen=True, kw_only=True):
-    """Trigger of checkpoints. The trigger fires at the interval `every`, varied randomly by the fraction `jitter`, or
-    after each `messages` messages."""
+    """The trigger of checkpoints. Depending on its kind, the trigger fires at the interval `every`, varied randomly by the fraction
+    `jitter`, or after each `messages` messages."""
 
     kind: Literal["period", "messages", "adaptive", "none"] = "period"
     every: Duration = "500ms"
@@ -161,14 +161,16 @@ class TriggerPart(Part, frozen=True, kw_only=True):
 
 
 class FleetPart(Part, frozen=True, kw_only=True):
-    """Fleet that the scenario runs.
+    """The fleet that the scenario runs.
 
     Attributes:
-        module: the user's own fleet, such as "my_module:fleet". It is created with `arguments` and replaces the pattern.
-        invariant: a function that is called with every complete cut of the user's fleet, such as "my_tests:no_coin_is_lost".
-        at_end: a function that is called with the agents' final states when the user's fleet is idle, such as "my_tests:balances".
-        log_bytes_max, epoch_timeout: settings of the fleet that runs a pattern. The values 0 and "" select the defaults.
-        is_varied: whether the user's fleet runs with this section's protocol and trigger instead of its own, until the fleet is idle.
+        module: importable name of the user's own fleet, such as "my_module:fleet". The user's fleet is created with `arguments` and
+            replaces the traffic pattern.
+        invariant: name of a function that is called with every complete cut of the user's fleet, such as "my_tests:no_coin_is_lost".
+        at_end: name of a function that is called with the agents' final states when the user's fleet is idle, such as "my_tests:balances".
+        log_bytes_max, epoch_timeout: settings that apply if the fleet runs a traffic pattern. The values 0 and "" select the default
+            settings.
+        is_varied: whether the user's fleet runs until it is idle, with this section's protocol and trigger instead of its own.
     """
 
     agents: AtLeastOne = 5
@@ -187,7 +189,7 @@ class FleetPart(Part, frozen=True, kw_only=True):
 
 
 class NetworkPart(Part, frozen=True, kw_only=True):
-    """Network delays. `paths` overrides the delay from one node to another ("c1>h2") for the whole run."""
+    """Network delays. `paths` overrides the delay between particular nodes for the whole run. The keys of `paths` have the form "c1>h2"."""
 
     delay: DelayPart = DelayPart()
     paths: dict[str, DelayPart] = {}
@@ -201,8 +203,8 @@ class StorePart(Part, frozen=True, kw_only=True):
 
 
 class LivenessPart(Part, frozen=True, kw_only=True):
-    """Deadlines of a run. Faults are healed at the time `heal`. If `heal` is "", faults are healed right after the last
-    fault. All work must be done `within` this duration afterwards."""
+    """Deadlines of a run. All faults are healed at the time `heal`. If `heal` is "", they are healed immediately after the last fault ends.
+    After the healing, all work must be done within the duration `within`."""
 
     heal: OptionalDuration = ""
     within: Duration = "30s"
@@ -217,11 +219,13 @@ class LivenessPart(Part, frozen=True, kw_only=True):
 
 
 class ClientsPart(Part, frozen=True, kw_only=True):
-    """Clients of the fleet. There are `count` clients. Each sends `inputs` inputs, with an average `pause` between two requests.
+    """Clients of the fleet. There are `count` clients. Each client sends `inputs` inputs, with a pause of `pause` on average between two
+    requests.
 
     Attributes:
-        inputs_from: source of all clients' inputs, which replaces the pattern's inputs: "module:name" or the path of a file.
-        asks: whether clients wait for some of the answers.
+        inputs_from: source of all clients' inputs, given as "module:name" or as the path of a file. This source replaces the pattern's
+            inputs.
+        asks: whether clients wait for some of the answers to their inputs.
         is_settling: whether an operator retries some dead letters and drops others.
     """
 
@@ -238,16 +242,16 @@ class ClientsPart(Part, frozen=True, kw_only=True):
 
 
 class OutputsPart(Part, frozen=True, kw_only=True):
-    """Outputs of agents. One turn in `one_in` emits an output; 0 disables outputs. If `is_watched`, a consumer reads
-    outputs at once, so outputs trigger epochs."""
+    """Outputs of agents. On average, one turn in `one_in` emits an output, where 0 means that there are no outputs. If `is_watched` is
+    True, a consumer reads outputs immediately, so outputs trigger epochs."""
 
     one_in: Count = 0
     is_watched: bool = False
 
 
 class StepsPart(Part, frozen=True, kw_only=True):
-    """Rates, per thousand, of stub calls that are late, are never answered, or fail (whether executed or not). The
-    rates apply until faults are healed."""
+    """How many of 1,000 calls of stubs are late, are never answered, or fail. A failing call may or may not have been executed. The rates
+    apply until faults are healed."""
 
     late_per_mille: PerMille = 0
     lost_per_mille: PerMille = 0
@@ -255,7 +259,8 @@ class StepsPart(Part, frozen=True, kw_only=True):
 
 
 class RestoresPart(Part, frozen=True, kw_only=True):
-    """Restores of the fleet from a kept epoch. `times` is their number. One restore in `drops_one_in` drops inputs; 0 means that none does."""
+    """Restores of the fleet from a retained epoch. The number of restores is `times`. One restore in `drops_one_in` drops inputs, where 0
+    means that none does."""
 
     times: Count = 0
     drops_one_in: Count = 0
@@ -266,13 +271,12 @@ class RunPart(Part, frozen=True, kw_only=True):
 
     Attributes:
         until: time by which all faults must have ended.
-        faults_from: origin of the faults' times: the moment when the fleet is running, or the start of the run.
+        faults_from: moment to which the times of faults refer, which is either the time when the fleet is running or the start of the run.
         retention: policy by which the coordinator keeps more epochs than `keep_epochs`, such as "last=3,hourly=2,daily=0".
-        snapshots_every: interval at which an operator requests a snapshot.
-        turns_in_a_row: number of turns that a host runs in a row before it does other work.
-        turns: for a fleet without a known end, the number of turns after which the run ends. The run also ends if the
-            fleet is idle or the waiting time has expired. 0 means that the run does not wait for turns.
-        moves: number of times an operator drains a host or rebalances agents.
+        turns_in_a_row: number of successive turns after which a host does other work.
+        turns: number of turns after which the run of a fleet without a known end stops. The run also ends if the fleet is idle or the
+            waiting time has expired. The value 0 means that the run does not wait for turns.
+        moves: number of times that an operator drains a host or rebalances agents.
     """
 
     until: Duration = "10s"
@@ -300,7 +304,7 @@ class RunPart(Part, frozen=True, kw_only=True):
 
 
 class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """A fault. Exactly one of the kind fields is set."""
+    """A fault. Exactly one of the fields for kinds of faults is set."""
 
     delay: DelayFault | None = None
     slow: SlowFault | None = None
@@ -321,7 +325,7 @@ class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def word(self) -> FaultKind:
-        """Return the value of the kind field that is set."""
+        """Return the settings of the fault, whose type depends on the kind of the fault."""
         return next(word for _, word in self.words())
 
     @property
@@ -340,13 +344,13 @@ FAULT_KINDS = FaultPart.__struct_fields__
 
 
 class SwarmPart(Part, frozen=True, kw_only=True):
-    """Settings that a swarm may draw. An empty list allows all values.
+    """The settings that a swarm may choose at random for each run. If a list is empty, all values are allowed.
 
     Attributes:
-        faults: fault kinds that may be drawn, such as "crash".
-        always: fault kinds that occur in every run, at least once each while the fleet works.
-        fleet, network, limits, clients, outputs, steps, restores: whether to draw this section of the scenario. Otherwise, the template's
-            section is kept. `restores` also covers operators' moves.
+        faults: kinds of faults that may be chosen, such as "crash".
+        always: kinds of faults that occur at least once in every run while the fleet works.
+        fleet, network, limits, clients, outputs, steps, restores: whether this section of the scenario is chosen at random. If the flag is
+            False, the section of the template is kept. The flag `restores` also covers the moves that operators make.
     """
 
     faults: list[str] = []
@@ -367,8 +371,8 @@ class SwarmPart(Part, frozen=True, kw_only=True):
 
 
 class Scenario(Part, frozen=True, kw_only=True):
-    """Scenario of one simulated run. If `budget` is "beyond", only safety is checked. `limits` overrides the product's
-    limits by name (`product_patches.py`)."""
+    """The scenario of one simulated run. If `budget` is "beyond", only safety is checked, not liveness. `limits` contains, by name, values
+    that override the product's limits (`product_patches.py`)."""
 
     schema: Literal[1] = 1
     name: str = "scenario"
@@ -388,13 +392,13 @@ class Scenario(Part, frozen=True, kw_only=True):
 
 
 def reads_outputs(scenario: Scenario) -> bool:
-    """Return whether a consumer may read outputs. A pattern's agents emit outputs only if the scenario enables outputs;
-    a user's agents may always emit them."""
+    """Return whether the fleet may emit outputs that a consumer can read. The agents of a pattern emit outputs only if the scenario enables
+    them. A user's agents may always emit outputs."""
     return bool(scenario.outputs.one_in or scenario.fleet.module)
 
 
 def host_names(scenario: Scenario) -> tuple[str, ...]:
-    """Return the names of all hosts that may exist. Hosts that join later come last."""
+    """Return the names of all hosts that may exist. The hosts that join later are at the end."""
     return tuple(f"h{number + 1}" for number in range(scenario.fleet.hosts + len(_joins(scenario))))
 
 
@@ -413,10 +417,10 @@ def _joins(scenario: Scenario) -> list[MembershipFault]:
 
 
 def parse_scenario(text: str, *, source: str) -> Scenario:
-    """Parse a scenario from TOML. `source` is the file name that error messages mention.
+    """Parse a scenario from TOML. Error messages contain the file name `source`.
 
     Raises:
-        UsageError: If the scenario is invalid. The message names the file, the key and the allowed values.
+        UsageError: If the scenario is invalid. The error message names the file, the key and the allowed values.
     """
     try:
         raw = tomllib.loads(text)
@@ -432,22 +436,23 @@ def parse_scenario(text: str, *, source: str) -> Scenario:
 
 
 def check_scenario(scenario: Scenario, *, source: str) -> None:
-    """Check the conditions that the types do not express.
+    """Check the conditions that types cannot express.
 
     Raises:
-        UsageError: If a condition is violated. The message describes the first problem.
+        UsageError: If a condition is violated. The error message describes the first violated condition.
     """
     for problem in _problems(scenario):
         raise UsageError(f"{source}: {problem}")
 
 
 def format_scenario(scenario: Scenario) -> str:
-    """Return TOML text from which `parse_scenario` restores the same scenario."""
+    """Return the scenario as TOML text, which `parse_scenario` converts back to the same scenario."""
     return format_toml(msgspec.to_builtins(scenario))
 
 
 def _refuse_early(raw: Mapping[str, object], source: str) -> None:
-    """Reject other schemas and fault kinds that are deliberately unsupported. Otherwise msgspec would report them without an explanation."""
+    """Reject other schema versions, and kinds of faults that are deliberately not supported. Without this check, msgspec would report them
+    without an explanation."""
     if raw.get("schema", SCHEMA) != SCHEMA:
         raise UsageError(f"{source}: schema is {shown(raw['schema'])}: this snapline reads schema {SCHEMA}")
     faults = raw.get("fault")
@@ -458,7 +463,7 @@ def _refuse_early(raw: Mapping[str, object], source: str) -> None:
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
-    """Yield a description of each problem. A description begins with the invalid key."""
+    """Yield a description of each violated condition. Each description begins with the invalid key."""
     yield from _part_problems(scenario)
     for index, fault in enumerate(scenario.fault):
         path = f"fault[{index}]"
@@ -500,7 +505,7 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
 
 
 def _word_problems(scenario: Scenario, word: FaultKind) -> Iterator[str]:
-    """Yield a description of each problem of a fault. A description begins with "." and the invalid key, or with a space."""
+    """Yield a description of each problem in a fault's keys. Each description begins with a space, or with "." and the invalid key."""
     for problem in (*word.problems(), *_name_problems(scenario, word), *_point_problems(word.point)):
         yield f".{problem}"
     ends_ns = word.ends_ns(len(host_names(scenario)))
@@ -513,7 +518,7 @@ def _word_problems(scenario: Scenario, word: FaultKind) -> Iterator[str]:
 
 
 def _name_problems(scenario: Scenario, word: FaultKind) -> Iterator[str]:
-    """Yield a description of each name that belongs to no node."""
+    """Yield a description of each name that does not belong to any node."""
     hosts, coordinators = host_names(scenario), coordinator_names(scenario)
     for key, name in word.nodes():
         match key, word:
@@ -546,8 +551,8 @@ def _unknown(key: str, names: Iterable[str], known: tuple[str, ...]) -> Iterator
 
 
 def format_toml(document: Mapping[str, object]) -> str:
-    """Return a document as TOML. Plain values come first, then one section per table and per table in a list. Nested
-    tables are written inline; `None` is omitted."""
+    """Return a document as TOML text. Plain values come first, followed by one section for each table and for each table in a list. Nested
+    tables are written inline, and `None` is omitted."""
     lines: list[str] = []
     sections: list[str] = []
     for key, value in document.items():
@@ -588,8 +593,8 @@ def _toml_key(key: str) -> str:
 
 
 def readable(message: str, raw: object, root: type[msgspec.Struct]) -> str:
-    """Return a readable form of msgspec's error message. It names the key, the key's value in `raw`, and the values
-    that `root` allows for the key."""
+    """Return a readable form of an error message from msgspec. The result names the key, the key's value in `raw`, and the values that
+    `root` allows for the key."""
     reason, _, tail = message.partition(" - at `$")
     path = tail.rstrip("`").lstrip(".")
     value, kind = _look_up(path, raw, root)
@@ -621,7 +626,7 @@ _TYPE_WORDS = {
 
 
 def shown(value: object) -> str:
-    """Return a value as it appears in a scenario file."""
+    """Format a value as it appears in a scenario file."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 

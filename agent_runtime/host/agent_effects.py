@@ -1,6 +1,6 @@
-"""One agent's effects in a host core: the open effect, the effects of the current turn, and a limited window of ended effects.
+"""One agent's effects in a host core: the effect in progress, the effects of the current turn, and a limited window of ended effects.
 
-An explicit key identifies an effect within its agent. While the window contains the effect, a request with the same key gets the known
+An explicit key identifies an effect within its agent. If a request has the same key as an effect in the window, the request gets the known
 outcome, and the effect is not performed again.
 """
 
@@ -46,15 +46,16 @@ class AgentEffects:
     """One agent's effects.
 
     Attributes:
-        keys: ended effects by key, with the oldest first.
-        made: effects of the agent's current turn, with the oldest first.
+        keys: ended effects by key, oldest first.
+        made: effects of the agent's current turn, oldest first.
         open: effect that the turn waits for, or None.
-        is_in_doubt: whether the open effect may have been called before. Either the effect comes from a checkpoint, so an earlier
-            incarnation may have called it (unless that required a mark in the log). Or an earlier call with the same key failed or belongs
-            to a discarded history.
-        is_ready: whether the open effect may be called as soon as its intent is released, because the handler has reached it.
-        is_called: whether this incarnation is calling the open effect, or is logging its mark.
-        needs_people: whether an operator must report the outcome of the open effect, which is therefore not called.
+        is_in_doubt: whether the open effect may have been called before. The effect may come from a checkpoint, so that an earlier
+            incarnation may have called it (unless a mark in the log is required before a call). Alternatively, an earlier call with the
+            same key may have failed or may belong to a discarded history.
+        is_ready: whether the handler has reached the open effect, so that it may be called as soon as its intent is released.
+        is_called: whether this incarnation is currently calling the open effect, or is logging its mark.
+        needs_people: whether an operator must report the outcome of the open effect. Until the operator has reported the outcome, the
+            effect is not called.
     """
 
     __slots__ = ("is_called", "is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
@@ -67,7 +68,7 @@ class AgentEffects:
         self.is_ready = self.is_called = self.needs_people = False
 
     def saved(self) -> SavedEffects | None:
-        """Return the effects for a checkpoint, or None if there are none."""
+        """Return the effects to be saved in a checkpoint, or None if there are none."""
         if not self.keys and not self.made and self.open is None:
             return None
         return SavedEffects(list(self.keys.values()), list(self.made), self.open)
@@ -75,8 +76,8 @@ class AgentEffects:
     # ---- keys -----------------------------------------------------------------------------------------------------
 
     def identity(self, intent: EffectIntent) -> tuple[str, int]:
-        """Return the key and generation of an intent. A compensation's key is derived from the key and generation of the effect that it
-        undoes."""
+        """Return the key and generation of the effect that an intent requests. A compensation's key is derived from the key and generation
+        of the effect that it undoes."""
         if intent.is_undo:
             return undo_key(intent.key, self._undone_by(intent)), 1
         known = self.keys.get(intent.key)
@@ -104,7 +105,7 @@ class AgentEffects:
         return (self._take_over(intent, known, name), known.result) if known.is_orphan else (ADOPTED, known.result)
 
     def _is_in_effect(self, intent: EffectIntent) -> bool:
-        """Return whether this compensation must not be called, because the effect was already undone, or belongs to a turn that
+        """Return whether this compensation must not be called, because its effect was already undone or belongs to a turn that
         succeeded."""
         known = self.keys.get(intent.key)
         if known is None or intent.generation not in (0, known.generation):
@@ -112,8 +113,8 @@ class AgentEffects:
         return not known.is_orphan and all(effect.key != intent.key for effect in self.made)
 
     def _take_over(self, intent: EffectIntent, known: KnownEffect, name: str) -> str:
-        """Make an orphaned effect part of this turn, as if this turn had performed it. The turn that performed the effect has failed, or
-        belongs to a discarded history, and the effect was not undone."""
+        """Add an orphaned effect to this turn, as if this turn had performed the effect. An effect is orphaned if the turn that performed
+        it has failed or belongs to a discarded history, and the effect was not undone."""
         self.keys[known.key] = msgspec.structs.replace(
             known, is_orphan=False, ended_ns=known.ended_ns or intent.asked_ns
         )
@@ -121,11 +122,12 @@ class AgentEffects:
         return DONE
 
     def _add_made(self, made: MadeEffect) -> None:
-        """Add an effect as the newest of the turn, since effects are undone in the reverse order of the turn's requests."""
+        """Add an effect as the newest effect of the turn. Effects are undone in the reverse order of the turn's requests."""
         self.made = [*[other for other in self.made if other.key != made.key], made]
 
     def begin(self, intent: EffectIntent, digest: bytes, number: int, name: str) -> OpenEffect:
-        """Open a new effect. `number` is the number of the agent's output that contains its intent."""
+        """Open a new effect, which the turn then waits for. `number` is the number of the agent's output that contains the effect's
+        intent."""
         key, generation = self.identity(intent)
         undoes, undone = (intent.key, self._undone_by(intent)) if intent.is_undo else ("", 0)
         knows_no_keys, known = intent.has_probe or not intent.is_repeatable, self.keys.get(key)
@@ -149,19 +151,20 @@ class AgentEffects:
         return self.open
 
     def begun(self) -> None:
-        """Record that the open effect may have been called, since the host log contains its mark."""
+        """Record that the open effect may have been called, because the host log now contains its mark."""
         assert self.open is not None
         self.open = msgspec.structs.replace(self.open, is_begun=True)
 
     def late_s(self) -> float:
-        """Return for how long a call of the effect that the open compensation undoes may still run."""
+        """If the open effect is a compensation, return how many more seconds a failed call of the effect to be undone may still run."""
         assert self.open is not None
         known = self.keys.get(self.open.undoes)
         is_it = known is not None and known.generation == self.open.undoes_generation and known.outcome == FAILED
         return known.late_s if known is not None and is_it else 0.0
 
     def end(self, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:
-        """End the open effect. If it failed, `late_s` says for how long its last call may still run."""
+        """Record the end of the open effect. If the effect failed, `late_s` is the time in seconds for which its last call may still
+        run."""
         opened = self.open
         assert opened is not None
         outcome, kept = (DONE, result) if is_done else (FAILED, b"")
@@ -189,8 +192,9 @@ class AgentEffects:
         self.made = [effect for effect in self.made if effect.key != key]
 
     def note_earlier_undo(self, key: str, generation: int) -> None:
-        """Record a compensation by an earlier incarnation that was found in a host log. Unless it is the open effect, the fleet was rolled
-        back past it. The effect no longer exists outside, so a new request with its key is a new effect."""
+        """Record a compensation that an earlier incarnation performed and that was found in a host log. Unless the open effect is this
+        compensation, the fleet was rolled back to a time before the compensation. The effect no longer exists outside the fleet, so a new
+        request with its key is a new effect."""
         if self.open is not None and (self.open.undoes, self.open.undoes_generation) == (key, generation):
             return
         self.made = [effect for effect in self.made if (effect.key, effect.generation) != (key, generation)]
@@ -202,8 +206,8 @@ class AgentEffects:
             self.keys[key] = _compensated(known)
 
     def note_earlier_call(self, entry: JournalEntry) -> None:
-        """Record a call of an effect that was found in a host log, and belongs to a discarded history. The effect was or may have been
-        performed outside, whichever turn requests it again."""
+        """Record an effect's call that was found in a host log and belongs to a discarded history. The effect was or may have been
+        performed outside the fleet, regardless of which turn requests it again."""
         key, _, text = entry.sender.rpartition("#")
         if not key or key.endswith(UNDO):
             return
@@ -222,13 +226,13 @@ class AgentEffects:
         )
 
     def knows_unrecorded_effect(self, intent: EffectIntent) -> bool:
-        """Return whether only a host log says that the effect is done."""
+        """Return whether the effect is known to be done only because of an entry in a host log."""
         known = self.keys.get(intent.key)
         return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
 
     def resumes_undone_effect(self) -> bool:
-        """Return whether the open effect was done and then undone in a discarded history. If so, this history has not requested the effect
-        again yet."""
+        """Return whether the open effect was done and then undone in a discarded history. If the result is True, the current history has
+        not requested the effect again yet."""
         known = self.keys.get(self.open.key) if self.open is not None else None
         if self.open is None or known is None:
             return False
@@ -237,20 +241,21 @@ class AgentEffects:
         return is_it or known.generation > self.open.generation
 
     def drop_open_effect(self) -> None:
-        """Forget the open effect, since it has ended or will not be called."""
+        """Forget the open effect, because it has ended or will not be called."""
         self.open, self.is_in_doubt, self.is_ready, self.needs_people = None, False, False, False
         self.is_called = False
 
     def not_done(self, number: int) -> None:
-        """Record the operator's resolution that the open effect was not done. It may be called once the agent's output `number`, which
-        contains the resolution, is released. So no later incarnation can consume the resolution again without knowing of the call."""
+        """Record that an operator has resolved the open effect as not done. The effect may be called again when the agent's output
+        `number`, which contains the resolution, has been released. A later incarnation can therefore not use the resolution again without
+        knowing of the later call."""
         assert self.open is not None
         self.open = msgspec.structs.replace(self.open, number=number, is_begun=False, is_repeated=False)
         self.is_in_doubt, self.is_ready, self.needs_people = False, True, False
 
     def _forget(self, newest_ns: int) -> None:
-        """Forget the oldest effects above the limits, in their order rather than by time, so that a replay forgets the same effects.
-        Effects of the current turn are kept until the turn ends."""
+        """Forget the oldest effects above the limits. Effects are forgotten in their order and not by time, so that a replay forgets the
+        same effects. Effects of the current turn are kept until the turn ends."""
         held = {effect.key for effect in self.made}
         size_bytes = sum([_size_of(known) for known in self.keys.values()])
         times = {key: known.ended_ns for key, known in self.keys.items() if known.ended_ns != TIME_UNKNOWN}
@@ -266,8 +271,8 @@ class AgentEffects:
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def turn_ended(self, dead_letter: int = 0) -> list[MadeEffect]:
-        """End the turn, and return its effects, with the oldest first. Its generated keys are forgotten, except the keys of compensations.
-        If the turn failed, `dead_letter` is the number of its dead letter."""
+        """End the turn, and return the turn's effects, oldest first. Effects with generated keys are forgotten, except compensations. If
+        the turn failed permanently, `dead_letter` is the number of its dead letter."""
         effects, self.made = self.made, []
         for key, known in list(self.keys.items()):
             if key.startswith(GENERATED_KEY_PREFIX) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
@@ -277,7 +282,7 @@ class AgentEffects:
         return effects
 
     def give_up(self, key: str) -> None:
-        """Mark an effect as an orphan, because an operator requests its compensation although its turn succeeded."""
+        """Mark an effect as an orphan, because an operator requests its compensation although the effect's turn succeeded."""
         self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True)
 
 
@@ -292,7 +297,7 @@ def _size_of(known: KnownEffect) -> int:
 
 
 def undone_by(entry: JournalEntry) -> tuple[str, int] | None:
-    """Return the key and generation of the effect that the logged compensation undid, or None if the entry is not a completed
-    compensation."""
+    """Return the key and generation of the effect that a logged compensation undid. If the entry is not a completed compensation, return
+    None."""
     key, _, _ = entry.sender.rpartition("#")
     return effect_undone_by(key) if (entry.kind, entry.outcome) == (EFFECT, DONE) else None

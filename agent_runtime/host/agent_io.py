@@ -1,10 +1,10 @@
 """One agent's inputs and outputs in a host core.
 
-Inputs from outside are numbered from 1, over all the agent's hosts and incarnations. The agent's checkpoint contains the number of the last
-input that was consumed, by a turn or as a dead letter. After a recovery all later inputs are redelivered from the host log. The keys of
-consumed inputs are kept, within limits, to detect duplicates.
+An agent's inputs from outside the fleet are numbered from 1, across all its hosts and incarnations. The agent's checkpoint contains the
+number of the last input that was consumed, either by a turn or as a dead letter. After a recovery, all later inputs are redelivered from
+the host log. The keys of consumed inputs are kept, within limits, to detect duplicates.
 
-Outputs are numbered too, and each output is kept until the host knows that it has been released.
+Outputs are also numbered, and each output is kept until the host knows that it has been released.
 """
 
 import itertools
@@ -46,11 +46,11 @@ DIGEST_BYTES = 16
 
 
 class PendingInput:
-    """A numbered input that is not consumed yet.
+    """A numbered input that has not been consumed yet.
 
     Attributes:
-        is_durable: whether the input's batch is in the log.
-        waiters: client requests to answer when the input is durable, as (request, index of the input in the request).
+        is_durable: whether the log contains the batch to which the input belongs.
+        waiters: client requests to be answered when the input is durable, as pairs of a request and the input's index in that request.
     """
 
     __slots__ = ("input", "is_durable", "waiters")
@@ -65,15 +65,15 @@ class AgentInputs:
     """One agent's inputs.
 
     Attributes:
-        consumed: number of the last consumed input.
-        numbered: number of the last input that has a number.
-        waiting: inputs with numbers after `consumed`, up to `numbered`, by key.
-        keys: keys of consumed inputs, with the oldest first.
+        consumed: number of the input that was consumed last.
+        numbered: highest input number that has been assigned.
+        waiting: inputs with numbers after `consumed` and up to `numbered`, by key.
+        keys: keys of consumed inputs, oldest first.
         reply_bytes: total size of the replies that are kept with the keys.
-        span_ns: time from the oldest key to the newest.
-        retries: mapping from the key of an operator command that retried a dead letter to the key of the dead letter's input.
-        released: number of the last input that a complete epoch is known to contain as consumed, with its turn and all earlier inputs'
-            turns ended.
+        span_ns: time in nanoseconds between the oldest and the newest key.
+        retries: mapping from the key of the operator command that retried a dead letter to the key of the dead letter's input.
+        released: number of the last input known to be consumed in a complete epoch, such that its turn and the turns of all earlier inputs
+            have ended.
     """
 
     __slots__ = ("consumed", "keys", "numbered", "released", "reply_bytes", "retries", "span_ns", "waiting")
@@ -88,11 +88,11 @@ class AgentInputs:
         self.span_ns = max(ages_ns([known.admitted_ns for known in saved.keys], STEP_NS))
 
     def saved(self) -> SavedInputs:
-        """Return the last consumed number and the keys, for a checkpoint."""
+        """Return the data to be saved in a checkpoint: the number of the last consumed input, and the keys."""
         return SavedInputs(self.consumed, list(self.keys.values()))
 
     def add(self, logged: LoggedInput, *, is_durable: bool) -> PendingInput:
-        """Add the next input, which either has just been numbered or was found in a log."""
+        """Add the next input, which was either just numbered or found in a log."""
         if logged.number != self.numbered + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} follows {self.numbered}")
         self.numbered = logged.number
@@ -100,10 +100,10 @@ class AgentInputs:
         return pending
 
     def drop(self, logged: LoggedInput) -> None:
-        """Consume an input without a turn, after a requested rollback of the fleet. Its key is remembered, since clients may resend the
-        input.
+        """Consume an input without running a turn, after an operator or handler has rolled back the fleet. The input's key is remembered,
+        because clients may resend the input.
 
-        A gap between dropped inputs is not an error, since earlier inputs may have been deleted from the logs.
+        A gap between dropped inputs is not an error, because earlier inputs may have been deleted from the logs.
         """
         self.consumed, self.numbered = logged.number - 1, logged.number
         self.consume(logged, is_dead_lettered=True, reply=DROPPED_REPLY)
@@ -111,7 +111,8 @@ class AgentInputs:
     def consume(
         self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes = b"", is_open: bool = False
     ) -> None:
-        """Consume the next input after its turn, as a dead letter, or, if `is_open`, before its turn has ended."""
+        """Consume the next input. The input's turn has ended, or the input has become a dead letter, or, if `is_open` is set, its turn is
+        still running."""
         if logged.number != self.consumed + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} is consumed after {self.consumed}")
         self.consumed = logged.number
@@ -126,7 +127,7 @@ class AgentInputs:
         self._forget_replies(logged.key)
 
     def close(self, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
-        """Record the end of the turn of an input that was consumed before."""
+        """Record that the turn of an already consumed input has ended."""
         known = self.keys[key]
         self.keys[key] = msgspec.structs.replace(known, is_dead_lettered=is_dead_lettered, reply=reply, is_open=False)
         self.reply_bytes += len(reply)
@@ -141,14 +142,14 @@ class AgentInputs:
             self.keys[key] = msgspec.structs.replace(known, retried_by=by)
 
     def answered(self, key: str) -> KnownKey | None:
-        """Return the record that contains the reply to a consumed input, from its own turn or from the last retry of its dead letter.
-        Return None if the key is unknown."""
+        """Return the record with the reply to a consumed input. The reply comes from the input's own turn or from the last retry of its
+        dead letter. Return None if the key is unknown."""
         known = self.keys.get(key)
         return self.keys.get(known.retried_by, known) if known is not None else None
 
     def _forget_keys(self) -> None:
-        """Forget the oldest keys above the limits, in the order of consumption rather than by time, so that a replay forgets the same
-        keys."""
+        """Forget the oldest keys above the limits. Keys are forgotten in the order of consumption and not by time, so that a replay forgets
+        the same keys."""
         keys = self.keys
         while len(keys) > KEYS_KEPT or self.span_ns > KEYS_KEPT_NS:
             oldest, following = itertools.islice(keys.values(), 2)
@@ -159,8 +160,8 @@ class AgentInputs:
             self.reply_bytes -= len(keys.pop(oldest.key).reply)
 
     def _forget_replies(self, newest: str) -> None:
-        """Forget the replies to the oldest inputs if all replies together are too large. The newest reply is kept, since its client has not
-        received it yet."""
+        """If all replies together exceed the size limit, forget the replies to the oldest inputs. The newest reply is always kept, because
+        its client has not received it yet."""
         if self.reply_bytes <= REPLIES_BYTES_MAX:
             return
         for known in [known for known in self.keys.values() if known.key != newest]:
@@ -175,8 +176,8 @@ class AgentOutputs:
     """One agent's outputs.
 
     Attributes:
-        number: number of the agent's last output.
-        pending: outputs that are not known to be released. Their numbers are consecutive and end with `number`.
+        number: number of the agent's newest output.
+        pending: outputs that are not yet known to be released. The numbers of the pending outputs are consecutive and end with `number`.
         size_bytes: total size of the pending outputs' payloads.
     """
 
@@ -188,18 +189,18 @@ class AgentOutputs:
         self.size_bytes = sum([len(output.payload) for output in saved.pending])
 
     def saved(self) -> SavedOutputs:
-        """Return the outputs for a checkpoint."""
+        """Return the outputs to be saved in a checkpoint."""
         return SavedOutputs(self.number, list(self.pending))
 
     def add(self, emission: Emission) -> None:
-        """Number an output, and add it to the pending outputs."""
+        """Assign a number to an output, and add it to the pending outputs."""
         topic, payload, emitted_ns = emission
         self.number += 1
         self.pending.append(SavedOutput(self.number, topic, payload, emitted_ns))
         self.size_bytes += len(payload)
 
     def release(self, number: int) -> None:
-        """Remove the outputs up to this number, because an epoch has released them."""
+        """Remove all outputs up to this number, because an epoch has released them."""
         while self.pending and self.pending[0].number <= number:
             self.size_bytes -= len(self.pending.popleft().payload)
 

@@ -1,7 +1,8 @@
-"""The part of the host core for channels: creates and opens both ends of channels, locates receivers, and closes channels when the agent at
-one end has left.
+"""The host core's component for channels. The component creates and opens the sending and receiving ends of channels, locates receivers,
+and closes channels when their sender or receiver has left.
 
-Messages leave their agents through `Outlets`, either immediately, or after being parked until the channel has credit and the link has room.
+Messages leave their agents through `Outlets`. A message leaves immediately if the channel has credit and the link has room. If the channel
+has no credit or the link has no room, the message is parked until both are available.
 """
 
 from collections.abc import Collection, Iterable
@@ -25,34 +26,34 @@ class OutboxReleaser(Protocol):
     """Interface that `ChannelEnds` requires from `Outlets`."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Send the outlet's parked messages, as far as the channel's credit and the link's room allow."""
+        """Send the messages parked at this sending end, as far as the channel's credit and the link's room allow."""
 
     def shrank(self, owner: LocalAgent) -> None:
-        """Handle an agent's outbox that has become smaller."""
+        """Handle the shrinking of an agent's outbox."""
 
 
 class CreationBuffer(Protocol):
-    """Interface that `ChannelEnds` requires from the membership part."""
+    """Interface that `ChannelEnds` requires from the component that creates and removes agents."""
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
-        """Keep a message for a receiver that is being created on this host. Return whether the message was kept. If `payload` is None, keep
-        only the channel to the receiver."""
+        """Keep a message whose receiver is still being created on this host. Return True if the message was kept. If `payload` is None,
+        keep only the channel to the receiver."""
 
 
 class ReplyWaitNotifier(Protocol):
-    """Interface that `ChannelEnds` requires from the part that handles durable turns."""
+    """Interface that `ChannelEnds` requires from the component that handles durable turns."""
 
     def gone(self, agent: LocalAgent, callee: str) -> None:
         """End the wait for a reply from `callee`, which does not exist or has left."""
 
 
 class ChannelEnds:
-    """Creates, opens and closes the channel ends of this host's agents.
+    """Creates, opens and closes the sending and receiving ends of the channels of this host's agents.
 
     Attributes:
-        ending: inlets of departed senders whose messages are not all consumed yet, by (sender, receiver).
-        locating: agents to locate, by the number of an unanswered query to the coordinator.
-        held: for each sender that must first record its state, its channel ends on links that it must not use until then.
+        ending: receiving ends of channels whose senders have left, but whose messages are not all consumed yet, by (sender, receiver).
+        locating: agents whose location was requested from the coordinator, by the number of the unanswered request.
+        held: for each sender that must first record its state, the sending ends that are blocked until then.
     """
 
     _mode: HostMode
@@ -71,7 +72,7 @@ class ChannelEnds:
     def wire(
         self, mode: HostMode, outlets: OutboxReleaser, membership: CreationBuffer, durable: ReplyWaitNotifier
     ) -> None:
-        """Connect this part of the host core to the parts above it."""
+        """Connect this component to the components of the host core above it."""
         self._mode, self._outlets, self._membership = mode, outlets, membership
         self._durable = durable
 
@@ -84,7 +85,7 @@ class ChannelEnds:
     # ---- making and opening ---------------------------------------------------------------------------------------
 
     def new_outlet(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
-        """Create a sending end whose receiver has not been located yet."""
+        """Create the sending end of a channel whose receiver has not been located yet."""
         outlet = agent.outlets[receiver] = AgentOutlet(channel=0, sender=agent.id, receiver=receiver)
         outlet.owner = agent
         outlet.peer = None
@@ -93,7 +94,7 @@ class ChannelEnds:
         return outlet
 
     def new_inlet(self, agent: LocalAgent, sender: str) -> AgentInlet:
-        """Create a receiving end, initially as if the sender were on this host."""
+        """Create the receiving end of a channel. Initially, the sender is assumed to be on this host."""
         inlet = agent.inlets[sender] = AgentInlet(channel=0, sender=sender, receiver=agent.id)
         inlet.owner = agent
         inlet.peer = self._shared.local
@@ -101,7 +102,8 @@ class ChannelEnds:
         return inlet
 
     def open(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
-        """Return the sending end of a channel. Connect it if the receiver's location is known, otherwise locate the receiver."""
+        """Return the sending end of the channel to a receiver. If the receiver's location is known, connect the channel. If the location is
+        unknown, request it from the coordinator."""
         shared = self._shared
         outlet = agent.outlets.get(receiver) or self.new_outlet(agent, receiver)
         route = shared.routes.get(receiver)
@@ -144,19 +146,19 @@ class ChannelEnds:
         self._hold_if_due(outlet, peer)
 
     def hold(self, peer: Peer) -> None:
-        """When a link has opened, hold all senders that must first record an epoch that began before."""
+        """When a link has opened, hold every sender on it that must first record an earlier epoch."""
         for outlet in peer.outlets.values():
             self._hold_if_due(outlet, peer)
 
     def _hold_if_due(self, outlet: AgentOutlet, peer: Peer) -> None:
-        """If a sender must first record its state, withdraw its credit, so that its messages stay in the outbox, which the record
-        includes."""
+        """If a sender must first record its state, withdraw its credit. The sender's messages then stay in its outbox, and the recorded
+        state includes them."""
         if self._mode.is_behind(outlet.owner, peer):
             outlet.credit = outlet.number
             self.held.setdefault(outlet.owner.id, []).append(outlet)
 
     def release(self, agent: str) -> None:
-        """Release a sender that has recorded its state, so that its held messages may leave with the batch."""
+        """Release a sender that has recorded its state, so that its held messages can leave at the end of the current batch of turns."""
         for outlet in self.held.pop(agent):
             outlet.credit = max(outlet.credit, outlet.number + CHANNEL_CREDIT)
             if outlet.queue and outlet.peer is not None and not outlet.is_waiting:
@@ -164,8 +166,8 @@ class ChannelEnds:
                 outlet.peer.waiting.append(outlet)
 
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
-        """Accept a channel that a peer opens to an agent on this host. If the agent, or that incarnation of it, is not on this host,
-        messages are discarded."""
+        """Accept a channel that a peer host opens to an agent on this host. If the agent is not on this host, or not in the requested
+        incarnation, the channel's messages are discarded."""
         owner = self._shared.agents.get(command.receiver)
         if owner is not None and owner.incarnation != command.receiver_incarnation:
             owner = None
@@ -181,7 +183,8 @@ class ChannelEnds:
         peer.inlets[command.channel] = inlet
 
     def _refuse(self, peer: Peer, command: lk.AcceptChannel) -> AgentInlet:
-        """Create a receiving end without an owner. Messages that arrive on it are discarded, unless the receiver is being created."""
+        """Create the receiving end of a channel whose receiver is not on this host. Messages that arrive on this channel are discarded,
+        unless the receiver is being created."""
         inlet = AgentInlet(
             channel=command.channel,
             sender=command.sender,
@@ -203,7 +206,7 @@ class ChannelEnds:
         self._shared.out.append(msg.LocateAgents(request, (receiver,)))
 
     def welcomed(self) -> None:
-        """Resend queries that the coordinator may not have received."""
+        """Resend location requests that the coordinator may not have received."""
         for request, agents in self.locating.items():
             self._shared.out.append(msg.LocateAgents(request, agents))
 
@@ -223,7 +226,7 @@ class ChannelEnds:
                     self._settle(agent, outlet, is_found=name in shared.routes)
 
     def settle_waiting(self, hosts: Collection[str]) -> None:
-        """Open the outlets that waited for these hosts' addresses."""
+        """Open the channels that waited for the addresses of these hosts."""
         for agent in list(self._shared.agents.values()):
             for outlet in list(agent.outlets.values()):
                 route = self._shared.routes.get(outlet.receiver)
@@ -232,7 +235,8 @@ class ChannelEnds:
                     self._outlets.unpark(outlet)
 
     def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
-        """Handle the coordinator's reply about a receiver: send the parked messages if it was found, otherwise dead-letter them."""
+        """Handle the coordinator's reply to a location request. If the receiver was found, send its parked messages. Otherwise dead-letter
+        them."""
         if is_found:
             self.open(agent, outlet.receiver)
             self._outlets.unpark(outlet)
@@ -248,10 +252,12 @@ class ChannelEnds:
     # ---- departed agents -----------------------------------------------------------------------------------------
 
     def close_all(self, gone: LocalAgent) -> None:
-        """Close the channels of an agent that has left and that no undecided epoch contains any more. No other agent needs these channels.
+        """Close the channels of an agent that has left and is not part of any undecided epoch. No other agent needs the closed channels any
+        longer.
 
-        Other hosts drop their ends on receipt of `ChannelClosed`, which follows all messages in transit. If a restored channel has not been
-        used under this plan, its numbers stay there until the next plan, since no link item can refer to it.
+        When other hosts receive `ChannelClosed`, which follows all messages in transit, they drop their ends of the closed channels. If a
+        restored channel has not been used under this plan, other hosts keep its numbers until the next plan, because no link item can refer
+        to the channel.
         """
         agents = self._shared.agents
         for receiver, outlet in gone.outlets.items():
@@ -269,7 +275,8 @@ class ChannelEnds:
                 self.end_inlet(awaited)
 
     def end_inlet(self, inlet: AgentInlet | None) -> None:
-        """End the inlet of a departed sender. The inlet is removed once its last message is consumed."""
+        """Close the receiving end of a channel whose sender has left. The receiving end is removed once its last message has been
+        consumed."""
         if inlet is None or inlet.owner is None:
             return
         if inlet.consumed < inlet.arrived:
@@ -285,7 +292,8 @@ class ChannelEnds:
             self._close_outlet(outlet)
 
     def _end_outlet(self, outlet: AgentOutlet | None) -> None:
-        """End the outlet to a departed receiver, so that waiting and future messages to it are dead-lettered."""
+        """Close the sending end of a channel whose receiver has left, so that waiting and future messages to that receiver are
+        dead-lettered."""
         if outlet is None:
             return
         owner, receiver = outlet.owner, outlet.receiver
@@ -313,8 +321,8 @@ def _check_first_number(inlet: AgentInlet, first_number: int) -> None:
 
 
 class Outlets:
-    """Sends messages of the agents on this host, and parks those that cannot leave yet. A parked message has no sequence number and no mark
-    yet, and is part of its sender's state."""
+    """Sends the messages of this host's agents, and parks the messages that cannot be sent yet. A parked message has no sequence number and
+    no protocol mark yet. The message is part of its sender's state while it is parked."""
 
     _mode: HostMode
     _membership: AgentRetirement
@@ -326,14 +334,15 @@ class Outlets:
         self._arrive = mailboxes.arrive
 
     def wire(self, mode: HostMode, membership: AgentRetirement) -> None:
-        """Connect this part of the host core to the parts above it. Functions on the hot path are bound to attributes here."""
+        """Connect this component to the components of the host core above it. Functions that are called often are bound to attributes
+        here."""
         self._mode, self._membership = mode, membership
         self._mark = mode.mark
 
     def leave(self, agent: LocalAgent, sends: Iterable[tuple[str, bytes]]) -> None:
-        """Send all messages of a turn. Park each message whose channel has no credit or whose link has no room.
+        """Send all messages that a turn has produced. If a message's channel has no credit or its link has no room, park the message.
 
-        The agent must count as busy during this, since a record between the messages would split the turn.
+        While the messages are sent, the agent must count as busy. Otherwise, recording its state between two messages could split the turn.
         """
         assert agent.stage is not IDLE
         outlets = agent.outlets
@@ -357,7 +366,7 @@ class Outlets:
                 self._depart(outlet, peer, payload)
 
     def _depart(self, outlet: AgentOutlet, peer: Peer, payload: bytes) -> None:
-        """Send a message: give it its sequence number and its mark at the same time. At this moment the message leaves its sender."""
+        """Send a message, and assign its sequence number and its protocol mark at the same time."""
         outlet.number += 1
         mark = self._mark(outlet, payload)
         shared = self._shared
@@ -375,7 +384,7 @@ class Outlets:
         peer.out_marks.append(mark)
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Send the outlet's parked messages, as far as the channel's credit and the link's room allow."""
+        """Send the messages parked at this sending end, as far as the channel's credit and the link's room allow."""
         peer = outlet.peer
         owner = outlet.owner
         queue = outlet.queue
@@ -392,12 +401,12 @@ class Outlets:
         self.shrank(owner)
 
     def unpark_all(self, agent: LocalAgent) -> None:
-        """Send the parked messages of an agent that may send again, as far as possible."""
+        """If an agent may send again, send its parked messages as far as possible."""
         for outlet in list(agent.outlets.values()):
             self.unpark(outlet)
 
     def shrank(self, owner: LocalAgent) -> None:
-        """Resume what has waited for the agent's outbox to shrink: deferred entries, a durable turn, a checkpoint, or the agent's
+        """Continue whatever waited for the agent's outbox to shrink: deferred entries, a durable turn, a checkpoint, or the agent's
         departure."""
         if owner.deferred and not owner.is_crowded and not owner.is_full:
             self._mailboxes.go_on(owner)

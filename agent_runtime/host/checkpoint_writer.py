@@ -1,28 +1,29 @@
-"""Writes checkpoints that agents take independently or in rounds to the store, and reports them to the coordinator.
+"""Stores the checkpoints that agents take independently or in rounds, and reports the stored checkpoints to the coordinator.
 
-Images of agents are taken on the event loop, between turns. Packs are written in a worker thread, one at a time. One pack contains all
-checkpoints taken since the previous pack, so that they share one disk sync. They may be from many agents, or several from one agent, since
-a protocol may force a checkpoint for every message. A busy disk thus leads to larger packs, not to more packs in the queue. Each checkpoint
-contains the messages that its agent sent since its previous checkpoint (the sender log, docs/protocols.md, section 3). So a message becomes
-durable together with a state that will not send it again.
+The states of agents are captured on the event loop, between turns. Packs are written in a worker thread, one after another. Each pack
+contains all checkpoints taken since the previous pack, so that these checkpoints share one disk sync. A pack may contain checkpoints of
+many agents, or several checkpoints of one agent, because a protocol may force a checkpoint for every message. A busy disk therefore leads
+to larger packs instead of more packs in the queue. Each checkpoint contains the messages that its agent has sent since its previous
+checkpoint (the sender log, docs/protocols.md, section 3). A message therefore becomes durable together with a state in which it has already
+been sent.
 
-A failed pack is retried until it is written, since later checkpoints would be useless without its logs. Reports are repeated on each new
-stream until the coordinator has acknowledged them.
+A failed pack is retried until it has been written, because later checkpoints would be useless without its sender logs. Reports are repeated
+on each new coordinator stream until the coordinator has acknowledged them.
 
 *Backpressure.* If the store is slow or unavailable, the queue must not grow without limit. Above WAITING_CHECKPOINTS_MAX or
-WAITING_BYTES_MAX the writer reports a busy store to the host core, which defers basic checkpoints until the queue has shrunk to half of
-these limits. Other checkpoints are still taken, since the protocol, a freeze or a round needs them. So these checkpoints, and one basic
-checkpoint of each agent, may exceed the limits. While checkpoints are deferred or wait, sender logs grow in the agents or in this queue.
-Above twice the limits the queue is *full*, and the host core pauses the agents until the queue has shrunk to half of the limits
-(`logged_agent.py`). The writer logs one line when the store stops accepting checkpoints, and one line when the store accepts checkpoints
-again.
+WAITING_BYTES_MAX, the writer reports a busy store to the host core. The host core then defers basic checkpoints until the queue has shrunk
+to half of the limits. Checkpoints that the protocol, a freeze or a round needs are still taken. Checkpoints that the protocol needs, and
+one basic checkpoint of each agent, may therefore exceed the limits. While checkpoints are deferred or waiting, sender logs grow in the
+agents or in this queue. When the queue exceeds twice the limits, it is *full*. The host core then pauses the agents until the queue has
+shrunk to half of the limits (`logged_agent.py`). The writer logs one line when the store stops accepting checkpoints, and another line when
+the store accepts checkpoints again.
 
-*Reused chunks.* An agent's next checkpoint may refer to chunks that are already in the store instead of writing them again. For each epoch
-that this host has written, and that may still become complete, each agent has a table of its chunks. The newest complete epoch is the
-*base*. Only its chunks are reused, since no other chunks are certain to remain until the new epoch is complete or aborted
-(`storage/packs/checkpoint_packs.py`). A plan discards all tables, and the epoch of its recovery line becomes the base. Only coordinated
-epochs have a base. Other checkpoints are in packs that are deleted as the recovery line advances, so each of these packs contains all its
-chunks.
+*Reused chunks.* An agent's next checkpoint may refer to chunks that are already in the store instead of writing them again. Each agent has
+one table of its chunks for each epoch that this host has written and that may still become complete. The newest complete epoch is the
+*base*. Only chunks of the base are reused, because no other chunks are certain to remain until the new epoch is complete or aborted
+(`storage/packs/checkpoint_packs.py`). A new plan discards all tables, and the epoch of the plan's recovery line becomes the base. Only
+coordinated epochs use a base. A pack with independent checkpoints is deleted as the recovery line advances, so it contains all chunks that
+its checkpoints need.
 """
 
 import asyncio
@@ -47,12 +48,13 @@ CHANNEL_BYTES = 32
 
 
 class TakenCheckpoint(msgspec.Struct):
-    """An agent's image, with the core's command that requested it. Code that discards the checkpoint must release the image.
+    """A captured state of an agent, together with the core's command that requested the capture. Code that discards a captured checkpoint
+    must release its image.
 
     Attributes:
-        size_bytes: approximate size in a pack, including state, sender log, pending outputs, sealed journal, and both channel tables. It is
-            measured once, so that the same size is added to and subtracted from the queue's size. It excludes the skeleton of a forked
-            capture, which is encoded later.
+        size_bytes: approximate size of the checkpoint in a pack, including state, sender log, pending outputs, sealed journal, and both
+            channel tables. The size is measured once, so that the same number is added to and later subtracted from the queue's size. For a
+            forked capture, the size does not include the part of the state that is encoded later.
     """
 
     known: AgentType
@@ -75,15 +77,15 @@ class TakenCheckpoint(msgspec.Struct):
 
 
 def write_checkpoints(store: Store, writer: str, plan: int, captures: list[TakenCheckpoint]) -> CheckpointsStored:
-    """Write checkpoints as one checkpoint pack, and return the report about them. When the function returns, the pack is durable.
+    """Write checkpoints as one checkpoint pack, and return the report on these checkpoints. The pack is durable when the function returns.
 
-    An agent's checkpoints must be in the order in which the agent took them, since each checkpoint lists changes since the agent's previous
-    checkpoint. The caller must set `host_start` and `sequence` of the report.
+    The checkpoints of each agent must be in the order in which they were taken, because each checkpoint lists changes since the previous
+    one. The caller must set the report's `host_start` and `sequence`.
 
     Raises:
-        EncodingError: If a state could not be restored from its image. The message names the agent.
-        StoreError: If the store cannot be written. No other data in the store refers to partially written data.
-        UsageError: If a checkpoint occurs twice, or the checkpoints belong to two rounds.
+        EncodingError: If a state could not be restored from its image. The error message names the agent.
+        StoreError: If the store cannot be written. No other data in the store refers to a partially written pack.
+        UsageError: If a checkpoint occurs twice, or if the checkpoints belong to different rounds.
     """
     rounds = {capture.command.round for capture in captures} - {0}
     if len(rounds) > 1:
@@ -96,16 +98,16 @@ def write_checkpoints(store: Store, writer: str, plan: int, captures: list[Taken
 
 
 def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
-    """Split an image into chunks without reusing any. The pack must contain all chunks of its checkpoints, since no manifest refers to
-    further packs for them."""
+    """Split an image into chunks without reusing any chunks. The pack must contain all chunks of its checkpoints, because no manifest
+    refers to further packs."""
     taken.image.resolve()
     check_image(taken.command.agent, taken.known, taken.image)
     return chunk_image(with_journal(taken.image, taken.command.control.sealed), None, digest=store.digest)
 
 
 def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
-    """Return a mapping from agents to their first checkpoint that can never be written, with the reason. The state of such a checkpoint
-    could not be restored from its image."""
+    """Return, for each affected agent, the first checkpoint that can never be written, and the reason. The state of an unwritable
+    checkpoint could not be restored from its image."""
     failed: dict[str, tuple[int, str]] = {}
     for capture in captures:
         command = capture.command
@@ -139,8 +141,8 @@ def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheck
 
 
 def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: ReportedPack) -> CheckpointsStored:
-    """Return a report with one entry for each checkpoint, and one for each channel whose number has changed since the agent's previous
-    checkpoint."""
+    """Return a report with an entry for each checkpoint, and an entry for each channel whose sequence number has changed since the agent's
+    previous checkpoint."""
     commands = [capture.command for capture in captures]
     places = NameIndex()
     agents = [places[command.agent] for command in commands]
@@ -197,10 +199,10 @@ _Outcome = CheckpointsStored | str | dict[str, tuple[int, str]]
 
 
 class Timer(Protocol):
-    """A scheduled function call."""
+    """A function call scheduled for later."""
 
     def cancel(self) -> None:
-        """Cancel the call."""
+        """Cancel the scheduled call."""
 
 
 def _on_running_loop(delay_s: float, function: Callable[[], None]) -> Timer:
@@ -208,14 +210,15 @@ def _on_running_loop(delay_s: float, function: Callable[[], None]) -> Timer:
 
 
 class CheckpointWriter:
-    """Writes a host's checkpoints. All methods run on the event loop, and only the writing itself runs in a worker thread.
+    """Writes the checkpoints that a host's agents take independently or in rounds. All methods run on the event loop, and only the writing
+    of packs runs in a worker thread.
 
     `in_worker(function, *arguments, then=…)` runs blocking work in a worker thread. `send` sends a message to the coordinator, and `feed`
-    passes an event to the host core. `call_later(delay_s, function)` is the event loop's method.
+    passes an event to the host core. `call_later(delay_s, function)` is the method of the event loop.
 
     Attributes:
-        unknown: reports that the coordinator has not acknowledged, by sequence number.
-        size_bytes: total size of the checkpoints that wait or are being written.
+        unknown: reports that the coordinator has not acknowledged yet, by sequence number.
+        size_bytes: total size of the checkpoints that are waiting or being written.
     """
 
     def __init__(
@@ -272,8 +275,8 @@ class CheckpointWriter:
         self._report_store_status()
 
     def drop_round(self, round_: int) -> None:
-        """Discard waiting checkpoints of an aborted round. The coordinator deletes the round's checkpoints that are already being
-        written."""
+        """Discard the waiting checkpoints of an aborted round. The coordinator deletes those checkpoints of the round that are already
+        being written."""
         dropped = [checkpoint for checkpoint in self._waiting if checkpoint.command.round == round_]
         if not dropped:
             return
@@ -284,23 +287,23 @@ class CheckpointWriter:
         self._send_frozen_report()
 
     def report_frozen(self, command: ev.ReportFrozen, host_start: int) -> None:
-        """Report to the coordinator that all agents are frozen, once all checkpoints taken so far are durable and reported."""
+        """Report to the coordinator that all agents are frozen, as soon as all checkpoints taken so far are durable and reported."""
         self._frozen = AgentsFrozen(command.plan, command.number, host_start, command.running)
         if self._waiting and not self._is_writing:
             self._write()
         self._send_frozen_report()
 
     def known(self, sequence: int) -> None:
-        """Discard the reports up to this sequence number, since the coordinator has acknowledged them."""
+        """Discard the reports up to this sequence number, because the coordinator has acknowledged them."""
         for number in [number for number in self.unknown if number <= sequence]:
             del self.unknown[number]
 
     def stream_opened(self) -> None:
-        """Handle a new stream to the coordinator, on which no Welcome has arrived yet."""
+        """Handle a new stream to the coordinator on which the coordinator has not sent a Welcome yet."""
         self._has_welcome = False
 
     def repeat(self) -> None:
-        """Resend, after the coordinator's Welcome, all reports that the coordinator may not have received."""
+        """After the coordinator's Welcome, resend all reports that the coordinator may not have received."""
         self._has_welcome = True
         for message in self.unknown.values():
             self._send(message)
@@ -331,11 +334,11 @@ class CheckpointWriter:
         self._in_worker(write, then=lambda outcome: self._written(batch, plan, host_start, outcome))
 
     def _next_batch(self) -> list[TakenCheckpoint]:
-        """Remove and return the oldest waiting checkpoints that fit into one pack. A pack contains checkpoints of only one round, since an
-        aborted round's packs are deleted.
+        """Remove and return the oldest waiting checkpoints that fit into a single pack. All checkpoints in a pack belong to the same round,
+        because the packs of an aborted round are deleted.
 
-        The order is kept, since a checkpoint is useless without earlier checkpoints' logs. A pack contains no checkpoint twice, since such
-        a pack would always be rejected.
+        The order of checkpoints is kept, because a checkpoint is useless without the sender logs in earlier checkpoints. A pack contains no
+        checkpoint twice, because a pack with a duplicate would always be rejected.
         """
         round_ = self._waiting[0].command.round
         known: dict[tuple[str, int], None] = {}
@@ -375,7 +378,7 @@ class CheckpointWriter:
         self._send_frozen_report()
 
     def _try_again(self, batch: list[TakenCheckpoint], problem: str) -> None:
-        """Return the batch to the queue, since the store is currently not writable."""
+        """Return the checkpoints to the queue, because the store is currently not writable."""
         if not self._failures:
             log.warning("%d checkpoints cannot be stored, trying again and again: %s", len(batch), problem)
         self._retry_s = min(2 * self._retry_s, RETRY_S_MAX) if self._failures else RETRY_S
@@ -392,8 +395,8 @@ class CheckpointWriter:
         _release(batch)
 
     def _report_store_status(self, problem: str = "") -> None:
-        """Report the store's status to the host core if the status has changed. Without a new `problem`, the known problem is still
-        reported until a write succeeds."""
+        """If the store's status has changed, report it to the host core. If `problem` is empty, the known problem continues to be reported
+        until a write succeeds."""
         was_busy, known, was_full = self._reported
         count = len(self._waiting) + self._writing_count
         part = 2 if was_busy else 1
@@ -407,9 +410,11 @@ class CheckpointWriter:
             self._feed(ev.StoreStatusChanged(*report))
 
     def _give_up(self, batch: list[TakenCheckpoint], spoilt: dict[str, tuple[int, str]]) -> None:
-        """Discard checkpoints whose states cannot be saved. Their agents fail, and all other checkpoints are written.
+        """Discard checkpoints whose states cannot be saved. The agents of discarded checkpoints fail, and all other checkpoints are
+        written.
 
-        Earlier checkpoints of such an agent are still written, but later checkpoints are discarded too, since they depend on the lost log.
+        Earlier checkpoints of a failed agent are still written. Later checkpoints of a failed agent are discarded, because they depend on
+        the lost sender log.
         """
         kept: list[TakenCheckpoint] = []
         failed: dict[str, int] = {}
@@ -440,7 +445,7 @@ class CheckpointWriter:
 
 
 def _release(dropped: list[TakenCheckpoint]) -> None:
-    """Release the images of checkpoints that are durable or discarded, so that their memory can be reused."""
+    """Release the images of durable or discarded checkpoints, so that the memory can be reused."""
     for checkpoint in dropped:
         checkpoint.image.release()
 
@@ -454,7 +459,7 @@ because the end of an epoch was never received, the oldest tables are discarded.
 
 
 class ChunkTables:
-    """Chunk tables of one host, which determine the chunks that the next checkpoints may reuse.
+    """The chunk tables of one host, which determine which chunks the next checkpoints may reuse.
 
     Attributes:
         base_epoch: newest complete epoch, or 0 if none is known.
@@ -470,25 +475,25 @@ class ChunkTables:
         return self._base.get(agent)
 
     def written(self, epoch: int, tables: Tables) -> None:
-        """Keep the tables of `epoch` once this host's part of the epoch is durable."""
+        """Keep the chunk tables of `epoch` once this host's part of the epoch is durable."""
         self._open[epoch] = tables
         while len(self._open) > TABLES_MAX:
             del self._open[min(self._open)]
 
     def ended(self, epoch: int, *, is_complete: bool) -> None:
-        """Handle the end of an epoch. If the epoch is complete but has no tables on this host, no chunks are reused, since the previous
-        base may now be deleted."""
+        """Handle the end of an epoch. If a complete epoch has no tables on this host, no chunks are reused, because the previous base may
+        now be deleted."""
         tables = self._open.pop(epoch, {})
         if is_complete and epoch > self.base_epoch:
             self.base_epoch, self._base = epoch, tables
 
     def begun(self, newest: int) -> None:
-        """Discard the base at the beginning of an epoch if it is newer than `newest`, the newest complete epoch. Such a base has been found
-        damaged."""
+        """At the beginning of an epoch, discard the base if it is newer than `newest`, the newest complete epoch. A base that is newer than
+        `newest` was found to be damaged."""
         if self.base_epoch > newest:
             self.base_epoch, self._base = 0, {}
 
     def loaded(self, epoch: int, tables: Tables) -> None:
-        """Start a plan from the recovery line of `epoch`, or from the fleet's definition if it is 0."""
+        """Start a plan from the recovery line `epoch`, or from the fleet's definition if `epoch` is 0."""
         self.base_epoch, self._base = epoch, tables
         self._open.clear()

@@ -1,9 +1,9 @@
-"""Builds a host's messages to the coordinator, and decodes a plan's placement of agents:
+"""Builds the messages that a host sends to the coordinator, and decodes the placement of agents in a plan:
 
 - The definition of the fleet.
-- Heartbeats, with the agents that are blocked in a durable turn until an operator acts.
-- Times of the host's part of an epoch, taken from the host's last agent to record its state.
-- Replies that need the store: the content of the coordinator's probe file, and the result of the fleet's `stop_when` for a complete cut.
+- Heartbeats, including the agents that are blocked in a durable turn until an operator acts.
+- Durations of the host's part of an epoch, taken from the last agent on the host that recorded its state.
+- Replies for which the store is read: the content of the coordinator's probe file, and the result of `stop_when` for a complete cut.
 """
 
 import logging
@@ -36,7 +36,7 @@ CALLED_NS = 10_000_000_000
 
 
 def standing_agents(agents: Iterable[LocalAgent], now_ns: int) -> list[StandingAgent]:
-    """Return all blocked agents, sorted by how long they have been blocked, with the longest first."""
+    """Return all blocked agents, sorted by the time for which they have been blocked, longest first."""
     turns = [(agent, agent.turn) for agent in agents if agent.turn is not None]
     blocked = [report for agent, turn in turns if (report := _standing(agent, turn, now_ns)) is not None]
     return sorted(blocked, key=lambda each: (-each.elapsed_ns, each.agent))
@@ -84,7 +84,7 @@ def heartbeat_of(
     busy: tuple[msg.OpenTurn, ...] = (),
     certificate_left_ns: int | None = None,
 ) -> msg.Heartbeat:
-    """Return a heartbeat that contains the host's counts since its start, and its current state."""
+    """Return a heartbeat that contains the host's counters since its start, and the host's current state."""
     counts, standing = core.shared.counts, core.mode.standing()
     agents = [agent for agent in core.agents.values() if agent.inputs is not None or agent.outputs is not None]
     blocked = standing_agents(core.agents.values(), now_ns)
@@ -132,7 +132,7 @@ def heartbeat_of(
 
 
 def placed(plan: msg.Plan) -> ev.PlanReceived:
-    """Convert a plan's columns to the event for the core. Ids are interned, since there may be very many agents."""
+    """Convert the columns of a plan to the event for the host core. Agent ids are interned, because there may be very many agents."""
     agents = tuple(
         ev.Placement(
             intern(placed.agent), intern(placed.kind), plan.hosts[placed.host], placed.incarnation, placed.ordinal
@@ -146,12 +146,12 @@ def placed(plan: msg.Plan) -> ev.PlanReceived:
 
 
 def timed(report: EpochReport, captures: Captures, *, heard_ns: int, closed_ns: int, durable_ns: int) -> EpochReport:
-    """Return the report with its durations, all measured by this host's monotonic clock.
+    """Return the report, completed with durations that are all measured by this host's monotonic clock.
 
     Args:
-        heard_ns: arrival time of the first message about the epoch.
-        closed_ns: time at which the host's part was closed, so that no message of the epoch could arrive any more.
-        durable_ns: time at which the host's part became durable.
+        heard_ns: time at which the first message about the epoch arrived.
+        closed_ns: time from which no further message of the epoch could arrive at this host.
+        durable_ns: time at which this host's part of the epoch became durable.
     """
     last = max(captures.items(), key=_recorded_ns, default=None)
     recorded_ns = heard_ns if last is None else _recorded_ns(last)
@@ -176,8 +176,8 @@ log = logging.getLogger("snapline.host")
 
 
 def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
-    """Read the coordinator's probe file from this host's store, and return its content. If the file cannot be read, return the reason, and
-    whether the problem may be temporary."""
+    """Read the coordinator's probe file in this host's store, and return the file's content. If the file cannot be read, return the reason
+    and whether the problem may be temporary."""
     try:
         return ProbeRead(path, open_store().read_probe(path))
     except (SnaplineError, OSError) as caught:
@@ -186,9 +186,9 @@ def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
 
 
 def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_decided: bool = False) -> StopEvaluated:
-    """Call the fleet's `stop_when` with the cut of `epoch`, and return whether the fleet should end. If `is_decided`, do not call the
-    predicate, and only check whether open effects must end first. If the cut cannot be read, the fleet does not end. If the predicate
-    raises, the reply contains its error."""
+    """Call the fleet's `stop_when` with the cut of `epoch`, and return whether the fleet should end. If `is_decided` is set, do not call
+    the predicate. Only check whether open effects must end before the fleet ends. If the cut cannot be read, the fleet does not end. If the
+    predicate raises an error, the reply contains the error."""
     if fleet.stop_when is None:
         return StopEvaluated(epoch, False)
     try:
@@ -208,7 +208,7 @@ def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_de
 
 
 def _judge(stop_when: Callable[[Cut], object], cut: Cut) -> tuple[bool, str]:
-    """Return whether the predicate is true, and its error, or "" if it did not raise."""
+    """Return whether the predicate is true, and the error that it raised. If the predicate raised no error, the second value is ""."""
     try:
         return bool(stop_when(cut)), ""
     except SnaplineError:

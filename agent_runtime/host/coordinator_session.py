@@ -1,14 +1,15 @@
-"""A host's calls to the coordinator: the stream of directives and messages, the planned stop, and the authentication of users.
+"""A host's communication with the coordinator: the stream of directives and messages, the planned stop, and the authentication of users.
 
-*Stream.* The host receives directives on a stream, and sends messages to the coordinator. It redials as long as it runs, unless no
-coordinator has ever trusted its certificate. No message is buffered while the stream is down. At the next Welcome the host core repeats all
-messages that the coordinator still needs.
+*Stream.* The host receives directives from the coordinator, and sends messages to it, on one stream. The host redials for as long as it
+runs, unless no coordinator has ever trusted its certificate. No messages are buffered while the stream is down. After the next Welcome, the
+host core repeats all messages that the coordinator still needs.
 
-*Planned stop.* After a signal, the host waits for a snapshot of its agents' work (`coordinator/leader/fleet_end.py`), up to a time limit.
+*Planned stop.* After a stop signal, the host waits until a snapshot contains its agents' work (`coordinator/leader/fleet_end.py`). A time
+limit applies.
 
-*Authentication of users.* The host knows no tokens and keeps no audit log, so it asks the coordinator. For read-only calls, replies about
-tokens are cached for some seconds, since a user who watches an agent makes many calls. Before a call that changes something, the
-coordinator records the call and checks the token again, so a call with a revoked token cannot change anything.
+*Authentication of users.* The host stores no tokens and keeps no audit log, so it asks the coordinator. For read-only calls, the
+coordinator's replies about tokens are cached for some seconds, because a user who watches an agent makes many calls. Before a call that
+changes something, the coordinator logs the call and checks the token again. A call with a revoked token can therefore change nothing.
 """
 
 import asyncio
@@ -63,10 +64,10 @@ _STREAM_ENDED = (grpc.RpcError, asyncio.InvalidStateError)
 
 
 class Session:
-    """Keeps one Attend stream to the coordinator open.
+    """Keeps one stream to the coordinator open (the RPC `Attend`).
 
     Attributes:
-        received: function that is called on the event loop with each directive.
+        received: function that is called on the event loop for each directive.
     """
 
     def __init__(
@@ -91,21 +92,21 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Return whether there is currently a stream."""
+        """Return whether a stream to the coordinator is currently open."""
         return self._outgoing is not None
 
     def send(self, message: HostMessage) -> None:
-        """Queue a message for the stream. While there is no stream, messages are dropped."""
+        """Queue a message to be sent on the stream. While no stream is open, messages are dropped."""
         if self._outgoing is not None and self._outgoing.qsize() < OUTGOING_MAX:
             self._outgoing.put_nowait(message)
 
     async def run(self) -> None:
-        """Run the stream until cancelled.
+        """Keep the stream open until this task is cancelled.
 
         Raises:
-            AuthenticationError: If the host and the coordinators have never trusted each other, and a certificate rotation cannot be the
-                reason any more.
-            UsageError: If no coordinator has ever answered, and only one side uses TLS.
+            AuthenticationError: If the host and the coordinators have never trusted each other, and the reason cannot be a certificate
+                rotation in progress.
+            UsageError: If no coordinator has ever answered, and only one of host and coordinator uses TLS.
         """
         warned = False
         while not self._is_closing:
@@ -131,8 +132,8 @@ class Session:
             self._retry_most_s = min(2 * self._retry_most_s, RETRY_MOST_S)
 
     def _turn_to_next(self, error: Exception) -> bool:
-        """Choose the next replica to dial: the leader that a replica named, or the next replica in the list. Return whether a replica
-        answered."""
+        """Choose the replica to dial next: either the leader that a replica has named, or the next replica in the list. Return True if a
+        replica answered."""
         metadata = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
         if LEADER_KEY in metadata:
             self._turns.on_not_leader(self._turns.current, str(metadata[LEADER_KEY]))
@@ -142,7 +143,7 @@ class Session:
         return LEADER_KEY in metadata
 
     async def _why_silent(self, address: str, error: Exception) -> str:
-        """Return a sentence that says why no coordinator can be reached. Raise AuthenticationError or UsageError if the reason is
+        """Return a sentence that explains why no coordinator can be reached. Raise AuthenticationError or UsageError if the reason is
         permanent."""
         reason = await distrust_reason(self._security, address, role="coordinator", name="coordinator")
         now_s = asyncio.get_running_loop().time()
@@ -187,11 +188,11 @@ class Session:
             self.received(directive)
 
     def expect_end(self) -> None:
-        """Record that the host is ending, so that the end of the stream is not reported, and no other stream is opened."""
+        """Record that the host is stopping. The end of the stream is then not reported, and no new stream is opened."""
         self._is_closing = True
 
     async def leave(self, reason: str, wait_s: float = 0.5) -> None:
-        """Send a Leave message, and wait up to `wait_s` until it has been written to the stream."""
+        """Send a Leave message, and wait for up to `wait_s` seconds until it has been written to the stream."""
         self._is_closing = True
         if self._outgoing is not None:
             self.send(Leave(reason))
@@ -215,7 +216,8 @@ async def _directives(call: _Call) -> AsyncIterator[bytes]:
 
 
 def _is_denied(error: Exception) -> bool:
-    """Return whether the coordinator denied the call because the certificate does not belong to a host. A retry would fail too."""
+    """Return whether the coordinator rejected the call because the certificate does not belong to a host. If the result is True, a retry
+    would fail too."""
     return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
@@ -231,8 +233,8 @@ log = logging.getLogger("snapline.host")
 
 
 class HostStop:
-    """Planned stop of a host process. `finish` ends the process with an exit code. `has_agents` returns whether there are agents whose work
-    could be lost."""
+    """Performs the planned stop of a host process. `finish` ends the process with an exit code. `has_agents` returns whether this host has
+    agents whose work could be lost."""
 
     def __init__(
         self, session: Session, limit_s: float, has_agents: Callable[[], bool], finish: Callable[[int], None]
@@ -248,7 +250,8 @@ class HostStop:
         self._is_over = False
 
     def asked(self, number: signal.Signals) -> None:
-        """Handle a stop signal: end after a last snapshot, or when the time limit has passed. A second signal ends the host immediately."""
+        """Handle a stop signal: stop the host after a last snapshot, or when the time limit has passed. A second signal stops the host
+        immediately."""
         loop = asyncio.get_running_loop()
         if self._asked_s is not None and loop.time() < self._asked_s + SAME_SIGNAL_S:
             return
@@ -264,12 +267,12 @@ class HostStop:
         loop.call_later(NO_COORDINATOR_S, self._leave_without_coordinator)
 
     def welcomed(self) -> None:
-        """Repeat the request to leave on a new stream."""
+        """Repeat the request to leave when a new stream to the coordinator has opened."""
         if self._asked_s is not None:
             self._session.send(WantLeave(self._reason))
 
     def directive_received(self, directive: Directive) -> None:
-        """End the host if a directive from the coordinator allows it to leave."""
+        """Stop the host if a directive from the coordinator allows the host to leave."""
         if isinstance(directive, EndEpoch) and directive.is_complete:
             self._newest_complete = max(self._newest_complete, directive.epoch)
         elif isinstance(directive, MayLeave) and self._asked_s is not None:
@@ -323,7 +326,7 @@ class CoordinatorUsers:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def holder(self, digest: bytes) -> Identity | None:
-        """Return the identity of the token's holder, or None if the token is invalid, as `rpc_authorization.People` requires."""
+        """Return the identity of the token's holder, or None if the token is invalid. Implements `rpc_authorization.People`."""
         async with self._asking:
             until_s, identity = self._known.get(digest, (0.0, None))
             if time.monotonic() < until_s:
@@ -337,7 +340,7 @@ class CoordinatorUsers:
         return identity
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
-        """Ask the coordinator to record a call in its audit log, as `rpc_authorization.People` requires."""
+        """Ask the coordinator to record a call in its audit log. Implements `rpc_authorization.People`."""
         proof = {"digest": caller.digest, "certificate": caller.certificate}
         await self._connected().record_call(ASK_S, **proof, call=call, about=about, outcome=outcome)
 
@@ -345,14 +348,14 @@ class CoordinatorUsers:
         return ((ERROR_KEY, CoordinatorUnavailableError.__name__),)
 
     async def close(self) -> None:
-        """Close all clients when the host ends."""
+        """Close all clients when the host stops."""
         for task in self._closing:
             task.cancel()
         if self._client is not None:
             await self._client.close()
 
     def _connected(self) -> CoordinatorClient:
-        """Return a client that uses the newest certificate."""
+        """Return a client that uses the newest certificate of the host."""
         if self._client is not None and self._generation != self._security.generation:
             task = asyncio.create_task(_close_later(self._client))
             self._closing.add(task)
@@ -365,7 +368,7 @@ class CoordinatorUsers:
 
 
 async def _close_later(client: CoordinatorClient) -> None:
-    """Close a client after `ASK_S`, when its running calls have ended."""
+    """Close a client after `ASK_S`, by which time its running calls have ended."""
     try:
         await asyncio.sleep(ASK_S)
     finally:

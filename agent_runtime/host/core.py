@@ -1,48 +1,53 @@
-"""Core of a host: runs agents' turns, delivers their messages, and takes part in epochs and recoveries. This module does no I/O.
+"""The core of a host. The core runs agents' turns, delivers their messages, and takes part in epochs and recoveries. This module does no
+I/O.
 
 Theory of operation
 -------------------
 Model: agents are single-threaded, and their turns are atomic. Links between hosts deliver each item once and in order (`channels/link.py`).
 Hosts crash together with their agents, and may restart.
 
-Life of a message. When a turn ends, each message that it sent is put into the *outlet* of its channel. The message leaves when the channel
-has credit and the link has room. Only then does it get a sequence number, and a stamp with the sender's recorded epoch. Until then the
-message is *parked*: it is part of the outbox, and so of the sender's state, and is sent as a new message after a restore. At the receiver,
-the protocol processes the message, which then waits in the mailbox for its turn. The message counts as received when that turn has ended.
-Messages between agents on the same host take the same path, but without a frame.
+*Life of a message.* When a turn ends, each message that the turn has sent is put into the *outlet* of its channel. The message leaves the
+outlet when the channel has credit and the link has room. When a message leaves, it gets a sequence number, and a stamp with the epoch that
+the sender has recorded. Until a message leaves its outlet, it is *parked*. A parked message is part of the sender's state, and after a
+restore, it is sent as a new message. On the receiving host, the protocol processes the message. The message then waits in the mailbox for
+its turn. A message counts as received when its turn has ended. Messages between agents on the same host take the same path, but they are
+not sent in frames.
 
-Life of an epoch (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). A host learns of an epoch from the coordinator's
-directive, a marker, or a message with the epoch's stamp, whichever arrives first. From then on, each agent must record its state before its
-next turn. When all agents have recorded, the host sends one marker item on each link. All items with an older stamp precede the marker item
-on that link. When the marker items of all linked hosts have arrived, nothing that belongs to this epoch can arrive any more. The host's
-part of the epoch is then complete, and is written to the store in the background.
+*Life of an epoch* (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). A host learns of an epoch from the
+coordinator's directive, from a marker, or from a message with the epoch's stamp, whichever arrives first. When a host has learned of an
+epoch, each agent on the host must record its state before its next turn. When all agents have recorded their states, the host sends one
+marker item on each link. On each link, all items with an older stamp precede the marker item. When the marker items of all linked hosts
+have arrived, no further message that belongs to this epoch can arrive. The host's part of the epoch is then complete, and is written to the
+store in the background.
 
-Life of an input (`host_inputs.py`). A message from outside is numbered and logged, and then waits for its turn like other agents' messages.
-The agent's checkpoint contains the number of the last consumed input, and each plan redelivers all later inputs.
+*Life of an input* (`host_inputs.py`). A message from outside the fleet is numbered and logged, and then waits for its turn like a message
+from an agent. An agent's checkpoint contains the number of the last input that the agent has consumed. Each plan redelivers all later
+inputs.
 
-Life of an output (`host_outputs.py`). An output is numbered, and kept in its agent's state until a complete epoch contains it. Then it is
-released. An effect (`host_effects.py`) is called once its intent has been released in this way.
+*Life of an output* (`host_outputs.py`). An output is numbered, and is kept in its agent's state until a complete epoch contains it. The
+output is then released. An effect (`host_effects.py`) is called when its intent has been released as an output.
 
-Life of a plan. A plan discards all agents, mailboxes, links and turns on the host. Agents, sequence numbers and messages in transit are
-restored from the recovery line. Each link's LinkHello contains the plan's number, so no frame from an older plan is accepted (G9).
+*Life of a plan.* A new plan discards all agents, mailboxes, links and turns on the host. Agents, sequence numbers and messages in transit
+are then restored from the recovery line. The LinkHello of each link contains the plan's number, so that no frame from an older plan is
+accepted (G9).
 
-Invariants (`validate`): each message that has arrived on a channel but has not been consumed is either waiting or in the running turn. An
-agent that may start a turn has an empty mailbox. A parked message has no sequence number.
+Invariants (`validate`): each message that has arrived on a channel and has not been consumed is either waiting or being handled by the
+running turn. The mailbox of an agent that may start a turn is empty. A parked message has no sequence number.
 
-The parts share the state in `host_state.py`. They are, from bottom to top: `failures.py` (dead letters, failed agents, rollback requests),
-`links.py`, `channel_ends.py` (both ends of channels, sending and parking), `mailboxes.py` (arrival, the next turn, consumption, timers),
-`host_log.py` (records that must be durable before they take effect, including results of durable turns), `host_inputs.py`,
-`host_outputs.py`, `views.py` (views of agents), `plans.py` (also creation and departure of agents), `host_effects.py`, `durable_turns.py`,
-`turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each part is constructed with the parts below it, and then connected to the
-parts above it.
+The components of the core share the state defined in `host_state.py`. The components are, from bottom to top: `failures.py` (dead letters,
+failed agents, rollback requests), `links.py`, `channel_ends.py` (channels, sending and parking), `mailboxes.py` (arrival, the next turn,
+consumption, timers), `host_log.py` (records that must be durable before they take effect, including results of durable turns),
+`host_inputs.py`, `host_outputs.py`, `views.py` (views of agents), `host_effects.py`, `durable_turns.py`, `turn_ends.py`, the protocol's
+mode (`modes/`), and `plans.py` (plans, creation and departure of agents). Each component is constructed with the components below it, and
+then connected to the components above it.
 
-Guarantees: the core carries G1 and G2 (together with `protocols/epoch_stamped.py`), and G3 and G9 for its agents.
+Guarantees: the core provides G1 and G2 (together with `protocols/epoch_stamped.py`), and G3 and G9 for its agents.
 
 The caller's duties:
-1. Execute commands in order, before the next event.
-2. Run one turn for each StartTurn, and report its end with TurnEnded or TurnFailed.
-3. Take the image for a CaptureState immediately, so that the state does not change between the command and the image.
-4. Send BatchEnded whenever there are no more turns to run at the moment.
+1. Execute the commands in order, before passing the next event.
+2. Run one turn for each StartTurn, and report the end of the turn with TurnEnded or TurnFailed.
+3. On a CaptureState, capture the state immediately, so that it cannot change before the capture.
+4. Send BatchEnded whenever there are currently no more turns to run.
 """
 
 from collections.abc import Callable
@@ -74,14 +79,13 @@ MANUAL_TRIGGER: Policy = Manual()
 
 
 class HostCore:
-    """Core of one host. All events enter through `handle`.
+    """The core of one host, which receives all events through `handle`.
 
     Attributes:
-        shared: state that the parts share. Other code may only read it.
-        mode: part that makes the decisions of the fleet's checkpointing protocol.
-        links: links to other hosts.
-        log: host log of inputs and steps.
-        agents, peers: agents on this host and its peer hosts, as in `HostState`.
+        shared: state that the components share. Other code may only read the shared state.
+        mode: component that makes the decisions of the fleet's checkpointing protocol.
+        log: the host log, which contains inputs and results of steps.
+        agents, peers: the agents on this host, and the hosts to which this host has links, as in `HostState`.
     """
 
     def __init__(
@@ -93,11 +97,11 @@ class HostCore:
         trace_every: int = 0,
         is_watched: bool = False,
     ) -> None:
-        """Construct each part with the parts below it, and then connect it to the parts above it.
+        """Construct each component with the components below it, and then connect it to the components above it.
 
         Args:
-            protocol, policy: checkpointing protocol of the fleet, and policy by which its agents checkpoint independently.
-            trace_every: interval of traced messages: every N-th message of each channel, or none if it is 0.
+            protocol, policy: the fleet's checkpointing protocol, and the policy by which agents take independent checkpoints.
+            trace_every: every N-th message of each channel is traced, or none if this is 0.
             is_watched: whether an observer needs `LoggedMessageSent` commands.
         """
         self.shared = shared = HostState(host, trace_every=trace_every, is_watched=is_watched)
@@ -153,7 +157,7 @@ class HostCore:
         self._handlers = self._make_handlers()
 
     def _make_handlers(self) -> dict[type[ev.Heard], Callable[[Any], None]]:
-        """Return a mapping from event types to handlers. Events that the mode does not use are ignored."""
+        """Return a map from event types to their handlers. Events that the protocol's mode does not use are ignored."""
         return {
             **dict.fromkeys(ev.MODE_EVENTS, _ignore),
             **self.mode.handlers(),
@@ -202,8 +206,8 @@ class HostCore:
         return out
 
     def _on_end_epoch(self, event: msg.EndEpoch) -> None:
-        """End an epoch. The coordinator repeats this directive when the epoch's outputs are released. For the epoch of a plan's recovery
-        line, it also repeats the directive when the plan's agents have been loaded."""
+        """Handle the end of an epoch. When the epoch's outputs are released, the coordinator repeats the directive that ended the epoch.
+        For the epoch of a plan's recovery line, the coordinator also repeats the directive when the plan's agents have been loaded."""
         shared = self.shared
         if event.epoch > shared.plan_epoch and event.epoch not in shared.ended:
             self._epoch_request.reset()
@@ -223,22 +227,22 @@ class HostCore:
 
     @property
     def plan(self) -> int:
-        """Number of the plan that is applied or being applied, or 0 before the first plan."""
+        """Number of the plan that has been applied or is being applied, or 0 before the first plan."""
         return self.shared.plan
 
     @property
     def start(self) -> int:
-        """Number of this run of the host, or 0 before the first Welcome."""
+        """Number that identifies this run of the host, or 0 before the first Welcome."""
         return self.shared.start
 
     @property
     def is_loaded(self) -> bool:
-        """Return whether the plan's agents have been loaded."""
+        """Return whether the agents of the current plan have been loaded."""
         return self.shared.is_loaded
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Time at which the adapter must send the next TimerFired, or None if no timer is pending."""
+        """Time at which the driver must send the next TimerFired, or None if no timer is pending."""
         times_ns = [
             *self._timers.wakeups_ns(),
             *self._plans.wakeups_ns(),
@@ -250,15 +254,16 @@ class HostCore:
 
     @property
     def has_batch(self) -> bool:
-        """Return whether BatchEnded would have any effect."""
+        """Return whether a BatchEnded event would have any effect."""
         return self.links.has_batch
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """Return the refusal to send to the peer that opened a stream with `hello`, or None if the stream may be accepted."""
+        """Check the `hello` of the peer that opened a stream. Return the refusal to send to the peer, or None if the stream is
+        acceptable."""
         return self.links.judge(hello)
 
     def validate(self) -> None:
-        """Check all invariants of the host's parts.
+        """Check all invariants of the core's components.
 
         Raises:
             AssertionError: If an invariant does not hold.
@@ -273,4 +278,4 @@ def _mode_of(protocol: str, policy: Policy, parts: HostParts) -> HostMode:
 
 
 def _ignore(_event: ev.Heard) -> None:
-    """Ignore an event that the mode does not use."""
+    """Ignore an event that the protocol's mode does not use."""

@@ -1,18 +1,19 @@
-"""The part of the host core for dead letters: numbers and keeps agents' dead letters, and executes operator commands on dead letters and
-effects.
+"""The host core's component for dead letters. The component numbers and keeps agents' dead letters, and executes operator commands on dead
+letters and effects.
 
-An agent's dead letters are numbered from 1 over all its incarnations. A dead letter keeps its number when other dead letters are removed.
-An operator command (`messages/agent_commands.py`) is an input of the agent, so it takes effect exactly once.
+The dead letters of an agent are numbered from 1 across all its incarnations. A dead letter keeps its number when other dead letters are
+removed. An operator command (`messages/agent_commands.py`) is an input of the agent, and therefore takes effect exactly once.
 
-*Dead letters.* "Drop" removes the dead letter. "Retry" handles the dead letter in the command's turn, with the dead letter's sender and
-payload. The removal of the dead letter, the handler's work and the consumption of the command are in the same checkpoint, so none of them
-happens twice. If the handler fails again, the result is a new dead letter.
+*Dead letters.* The command "drop" removes the dead letter. The command "retry" handles the dead letter again, with its original sender and
+payload, in the turn of the command. The same checkpoint contains the removal of the dead letter, the handler's work and the consumption of
+the command, so none of them happens twice. If the handler fails again, the message becomes a new dead letter.
 
-*Effects that have ended.* "Undo" runs the compensation in a turn of the agent, as after a failed turn. "Retry" retries the dead letter of
-the failed turn, or calls a failed compensation again. Both commands are idempotent, since completed work is not repeated.
+*Effects that have ended.* The command "undo" runs the compensation in a turn of the agent, as after a failed turn. The command "retry"
+retries the dead letter of the failed turn, or calls a failed compensation again. Both commands are idempotent, because completed work is
+not repeated.
 
-*The effect that an agent waits for.* The waiting turn consumes one resolution (`durable_turns.py`). Later resolutions get no turn, and
-their senders are informed that they came too late.
+*The effect that an agent waits for.* The waiting turn consumes one resolution by an operator (`durable_turns.py`). Resolutions that arrive
+later do not run a turn. The senders of late resolutions are informed that the resolutions came too late.
 """
 
 from itertools import islice
@@ -50,7 +51,7 @@ _FINISHED = b""
 
 
 def refusal_of_effect_request(agent: LocalAgent, request: EffectRetry) -> str:
-    """Return the reason why the command is refused, or "" if it is accepted."""
+    """Return the reason why the command is refused, or "" if the command is accepted."""
     description = f"effect {_shown(request)} of agent {agent.id!r}"
     known, opened = _known(agent, request), agent.effects.open if agent.effects is not None else None
     if opened is not None and (opened.key, opened.generation) == (request.key, request.generation):
@@ -83,18 +84,18 @@ def _why_no_retry(agent: LocalAgent, known: KnownEffect, request: EffectRetry, s
 
 
 def is_compensation_request(request: EffectRetry) -> bool:
-    """Return whether the command requests that a compensation is called, or called again."""
+    """Return whether the command requests the first call or a repeated call of a compensation."""
     return request.verb == UNDO or effect_undone_by(request.key) is not None
 
 
 def dead_letter_number_of(agent: LocalAgent, request: EffectRetry) -> int:
-    """Return the number of the dead letter that the command retries, or 0 if there is none."""
+    """Return the number of the dead letter that the command retries, or 0 if there is no such dead letter."""
     known = _known(agent, request)
     return known.dead_letter if known is not None and known.is_orphan and known.outcome != DONE else 0
 
 
 def settled_compensation(agent: LocalAgent, request: EffectRetry) -> bytes | None:
-    """Return the reply to a compensation request that needs no turn or cannot have one, or None if it gets a turn."""
+    """If a compensation request needs no turn or cannot have one, return the reply to the request. Otherwise return None."""
     known = _known(agent, request)
     if known is not None and _is_compensated(known, request):
         return _FINISHED
@@ -102,21 +103,22 @@ def settled_compensation(agent: LocalAgent, request: EffectRetry) -> bytes | Non
 
 
 def compensation_message_of(agent: LocalAgent, request: EffectRetry) -> bytes:
-    """Return the message that starts the turn that undoes the effect."""
+    """Return the message that starts the turn in which the effect is undone."""
     known = _known(agent, request)
     assert known is not None, "it was there when the turn was chosen"
     return undo_payload([MadeEffect(known.key, known.generation, known.name, known.undo, known.undo_arguments)])
 
 
 def begin_compensation(agent: LocalAgent, request: EffectRetry) -> None:
-    """Mark the effect as an orphan when the command's turn begins, since from now on no other turn may rely on the effect."""
+    """Mark the effect as an orphan when the command's turn begins, because no other turn may rely on the effect from now on."""
     known = _known(agent, request)
     if known is not None and agent.effects is not None:
         agent.effects.give_up(known.key)
 
 
 def _known(agent: LocalAgent, request: EffectRetry) -> KnownEffect | None:
-    """Return the agent's record of the effect, or, for a compensation, of the effect that it undoes. Return None if there is no record."""
+    """Return the agent's record of the effect, or None if there is no record. If the effect is a compensation, use the record of the effect
+    that it undoes."""
     undone = effect_undone_by(request.key)
     if agent.effects is None or (undone is not None and request.key not in agent.effects.keys):
         return None
@@ -126,8 +128,8 @@ def _known(agent: LocalAgent, request: EffectRetry) -> KnownEffect | None:
 
 
 def _is_compensated(known: KnownEffect, request: EffectRetry) -> bool:
-    """Return whether the effect has been undone. An earlier generation has always been undone, since otherwise the later generation would
-    not exist."""
+    """Return whether the effect has been undone. An effect of an earlier generation has always been undone, because otherwise the later
+    generation would not exist."""
     _, generation = effect_undone_by(request.key) or (request.key, request.generation)
     return known.outcome == COMPENSATED or generation < known.generation
 
@@ -140,7 +142,7 @@ IDENTITY_BYTES = 8
 
 
 def is_from_outside(dead_letter: DeadLetterRecord) -> bool:
-    """Return whether the dead letter was a client's input, for which the client has a receipt."""
+    """Return whether the dead letter was an input by a client, which has a receipt for the input."""
     return dead_letter.sender.startswith("@")
 
 
@@ -153,12 +155,13 @@ def is_drop(payload: bytes) -> bool:
 
 
 def identity_of(dead_letter: DeadLetterRecord) -> bytes:
-    """Return a short digest of a dead letter's sender and message, by which a command identifies it."""
+    """Return a short digest of a dead letter's sender and message, by which commands identify the dead letter."""
     return digest_of(dead_letter.sender.encode() + b"\x00" + dead_letter.payload)[:IDENTITY_BYTES]
 
 
 def add(agent: LocalAgent, dead_letter: DeadLetterRecord) -> None:
-    """Number and add a new dead letter. Only the newest hundred dead letters are kept."""
+    """Assign a number to a new dead letter, and add it to the agent's dead letters. Only the newest hundred dead letters of an agent are
+    kept."""
     agent.last_dead_letter += 1
     agent.dead_letter_count += 1
     agent.dead_letters.append(dead_letter)
@@ -167,8 +170,8 @@ def add(agent: LocalAgent, dead_letter: DeadLetterRecord) -> None:
 
 
 def dead_letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
-    """Return the dead letter to which the command refers, or None if it no longer exists. For a compensation request, return an equivalent
-    dead letter."""
+    """Return the dead letter to which the command refers, or None if that dead letter no longer exists. If the command is a compensation
+    request, return an equivalent dead letter."""
     request = _compensation_request(payload)
     if request is not None:
         return DeadLetterRecord(agent.id, compensation_message_of(agent, request), "", 0, 0)
@@ -177,14 +180,14 @@ def dead_letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None
 
 
 def _compensation_request(payload: bytes) -> EffectRetry | None:
-    """Return the command's request to call a compensation, or None if the command refers to a dead letter."""
+    """Return the command's request to call a compensation, or None if the command is not such a request."""
     request = read_effect_request(payload) if is_effect_request(payload) else None
     return request if request is not None and is_compensation_request(request) else None
 
 
 def _command_of(agent: LocalAgent, payload: bytes) -> DeadLetterCommand:
-    """Return the command on a dead letter. A request to retry an effect that failed with its turn is converted to a retry of the turn's
-    dead letter."""
+    """Return the command as a command on a dead letter. A request to retry an effect that failed with its turn is converted to a request to
+    retry the turn's dead letter."""
     if not is_effect_request(payload):
         return read_dead_letter_command(payload)
     number = dead_letter_number_of(agent, read_effect_request(payload))
@@ -214,7 +217,7 @@ def refusal_of(agent: LocalAgent, payload: bytes) -> str:
 
 
 def settled(agent: LocalAgent, payload: bytes) -> bytes | None:
-    """Execute a command that needs no turn, and return the reply to the operator. Return None if the command gets a turn."""
+    """Execute a command that needs no turn, and return the reply to the operator. If the command needs a turn, return None."""
     if is_effect_resolution(payload):
         return TARGET_GONE  # a turn that still waited for the effect would have consumed the command
     request = _compensation_request(payload)
@@ -231,15 +234,16 @@ def settled(agent: LocalAgent, payload: bytes) -> bytes | None:
 
 
 def turn_of(agent: LocalAgent, payload: bytes) -> tuple[TurnKind, str, bytes]:
-    """Return the kind, sender and payload of a command's turn. Sender and payload are those of the dead letter."""
+    """Return the kind, the sender and the payload of the turn for a command. The sender and the payload are those of the dead letter to
+    which the command refers."""
     dead_letter = dead_letter_of(agent, payload)
     assert dead_letter is not None, "it was there when the turn was chosen"
     return ("letter" if dead_letter.payload else "start"), dead_letter.sender, dead_letter.payload
 
 
 def handled(agent: LocalAgent, payload: bytes, key: str) -> None:
-    """Remove a dead letter whose retry, or the first segment of the retry, succeeded. The client of the dead letter's input gets the reply
-    of the command with this key."""
+    """Remove a dead letter after its retry, or the first segment of its retry, has succeeded. If the dead letter was a client's input, the
+    client gets the reply of the command whose key is `key`."""
     request = _compensation_request(payload)
     if request is not None:
         begin_compensation(agent, request)
@@ -253,7 +257,7 @@ def handled(agent: LocalAgent, payload: bytes, key: str) -> None:
 
 
 def take_failed_retry(agent: LocalAgent, payload: bytes, key: str) -> DeadLetterRecord | None:
-    """Remove and return a dead letter whose retry has failed. The caller makes it a new dead letter."""
+    """Remove and return a dead letter whose retry has failed, so that the caller can make it a new dead letter."""
     record = dead_letter_of(agent, payload)
     handled(agent, payload, key)
     return record
@@ -264,8 +268,8 @@ def _take_out(agent: LocalAgent, place: int) -> None:
 
 
 def find_resolution(agent: LocalAgent, seen: int) -> int | None:
-    """Return the mailbox index of a resolution of the effect that the agent waits for, or None if there is no resolution. The first `seen`
-    entries have already been checked."""
+    """Find an operator's resolution of the effect that the agent waits for. Return the index of the resolution in the mailbox, or None if
+    there is no resolution. The first `seen` entries of the mailbox have already been checked."""
     effects = agent.effects
     if effects is None or effects.open is None or not effects.needs_people:
         return None
@@ -278,7 +282,8 @@ def find_resolution(agent: LocalAgent, seen: int) -> int | None:
 
 
 def refusal_of_resolution(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
-    """Return the refusal of a resolution that the agent does not accept, or does not accept yet. Return None if the agent accepts it."""
+    """If the agent does not accept a resolution, or does not accept it yet, return the refusal. If the agent accepts the resolution, return
+    None."""
     command, effects, turn = read_effect_resolution(payload), agent.effects, agent.turn
     if turn is None or effects is None or effects.open is None or not _is_about(command, effects.open):
         return InputOutcome(

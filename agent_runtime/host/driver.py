@@ -1,7 +1,8 @@
-"""Driver of a host core: runs turns, takes images, loads recovery lines, and exchanges messages with the coordinator.
+"""Drives a host core: runs turns, captures states, loads recovery lines, and exchanges messages with the coordinator.
 
-The driver makes no protocol decisions. It also has no sockets, threads or clocks, which its `HostEnvironment` provides. The environment is
-the host process in production (`process.py`), and an event queue with virtual time in the simulator (`sim/world/host.py`).
+The driver makes no protocol decisions. The driver has no sockets, threads or clocks of its own, because its `HostEnvironment` provides
+them. In production, the environment is the host process (`process.py`). In the simulator, the environment is an event queue with virtual
+time (`sim/world/host.py`).
 """
 
 import logging
@@ -90,12 +91,11 @@ class HostDriver:
     """Drives one host's core and agents, and owns the host's links (`LinkOwner`).
 
     Attributes:
-        core: the host core.
-        plan: number of the last plan that was applied and confirmed.
-        offer, ask, view: functions of `Intake` for inputs, waits for replies, and agent views.
-        tracing: the host's trace, and the viewers that watch it.
-        started: mapping from each agent with a turn in a task to the turn's start (monotonic ns).
-        at: turn or step that is running or starting, which log lines name.
+        plan: number of the newest plan that was applied and confirmed.
+        offer, ask, view: functions of `Intake` that accept inputs, wait for replies, and return views of agents.
+        tracing: the host's trace, and the viewers that follow it.
+        started: for each agent whose turn runs in a task, the time at which the turn started (monotonic ns).
+        at: the turn or step that is running or starting, so that log lines can name it.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class HostDriver:
         is_watched: bool = False,
         observer: HostObserver | None = None,
     ) -> None:
-        """With `is_watched`, the core also reports events that only an observer needs, such as the departure of each logged message."""
+        """With `is_watched`, the core also reports events that only an observer needs, such as the sending of each logged message."""
         self.host = host
         self.fleet = fleet
         self.core = HostCore(
@@ -197,7 +197,7 @@ class HostDriver:
     # ---- feeding the core -----------------------------------------------------------------------------------------
 
     def feed(self, event: ev.Heard) -> None:
-        """Pass one event to the core, and execute the core's commands."""
+        """Pass one event to the core, and execute the commands that the core returns."""
         exit_if_child()
         if self._is_over:
             return
@@ -209,7 +209,7 @@ class HostDriver:
         self._environment.fed()
 
     def stop(self) -> None:
-        """Stop the driver. The agents run no more turns, and their pending work is discarded."""
+        """Stop the driver. The agents start no more turns, and all pending work is discarded."""
         self._is_over = True
         self._intake.stop()
         self.queue.clear()
@@ -220,7 +220,7 @@ class HostDriver:
         self._run_turn = wrap(self._run_turn)
 
     def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
-        """Run up to `most` turns, and then pass the messages that they sent to the links."""
+        """Run up to `most` turns. Then pass the messages that the turns have sent to the links."""
         queue, core, run, executors = self.queue, self.core, self._run_turn, self._executors
         now_ns, append = self._now_ns, queue.append
         for _ in range(min(len(queue), most)):
@@ -245,7 +245,6 @@ class HostDriver:
         self._carry(core.handle(now_ns(), ev.BatchEnded()))
 
     def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
-        """Handle the end of a turn that ran in a task."""
         event = self._observer.turn_ended(event)
         self.started.pop(event.agent, None)
         self.feed(event)
@@ -267,15 +266,15 @@ class HostDriver:
     # ---- links (LinkOwner) ----------------------------------------------------------------------------------------
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """Return the refusal to send on the stream from `peer`, or None if the stream may be accepted."""
+        """Check the `hello` of `peer`, which opens a stream. Return the refusal to send, or None if the stream is acceptable."""
         return self.core.judge(hello)
 
     def dial_requested(self, hello: LinkHello) -> None:
-        """Handle another host's request that this host dial it."""
+        """Handle a peer host's request to dial it."""
         self.feed(ev.PeerKnocked(hello))
 
     def opened(self, peer: str, attempt: int) -> bool:
-        """Handle an opened stream, and return whether there is a link for it."""
+        """Handle an opened stream. Return whether the host expects a link to this peer."""
         if not self.core.links.is_expected(peer):
             return False
         self.feed(ev.StreamOpened(peer, attempt))
@@ -286,7 +285,7 @@ class HostDriver:
         self.feed(ev.FrameReceived(peer, frame))
 
     def next_frame(self, peer: str) -> Frame | None:
-        """Return the next frame to write to `peer`, or None if there is none."""
+        """Return the next frame to write to `peer`, or None if there is nothing to write."""
         if peer not in self.core.peers:
             return None
         self._frame = None
@@ -308,7 +307,7 @@ class HostDriver:
     # ---- coordinator ----------------------------------------------------------------------------------------------
 
     def hello(self, *, instance: str, address: str) -> Join:
-        """Return the first message to send on a stream to the coordinator."""
+        """Return the first message to send on a new stream to the coordinator."""
         self.checkpoints.stream_opened()
         fleet, parts = self.fleet, self.fleet.definition_parts()
         digest = fleet.definition_digest()
@@ -366,8 +365,9 @@ class HostDriver:
         self._observer.directive_handled()
 
     def _turned_away(self, rejection: TurnedAway) -> None:
-        """Handle the rejection of this host. If the rejection is final, stop the host. A host that was never welcomed was started wrongly,
-        so it fails with the reason. Any other host has been replaced, so it only exits."""
+        """Handle the coordinator's rejection of this host. If the rejection is final, stop the host. If the coordinator never welcomed the
+        host, the host was started incorrectly, so it fails with the reason. If the host was welcomed before, another host has replaced it,
+        so it exits without an error."""
         log.warning("turned away: %s", rejection.reason)
         if rejection.is_final and not self.core.start:
             self._environment.fail(UsageError(rejection.reason))

@@ -1,22 +1,23 @@
-"""The part of the host core for durable turns: runs the segments of a handler, and the waits between segments.
+"""The host core's component for durable turns. The component runs a handler's segments, and the waits between segments.
 
 Theory of operation
 -------------------
-For the other parts of the core, a segment is like any other turn. Messages that it sends leave when it ends. The agent is then between two
-turns: it may record its state, take a checkpoint, be frozen, or be held. While the agent is held, the turn does not continue. The message
-that started the turn counts as consumed when the first segment has ended. Until the turn ends, the agent's checkpoints contain the state at
-the turn's start, and the *turn*, that is, its message and its journal. A recovery restores both, and the handler runs again up to the end
-of the journal (`durable.py`).
+To the other components of the core, a segment looks like any other turn. Messages that a segment sends leave when the segment ends. After
+each segment, the agent is between two turns. Between two turns, the agent may record its state, take a checkpoint, be frozen, or be held.
+While the agent is held, the durable turn does not continue. The message that started the turn counts as consumed when the first segment has
+ended. Until the turn ends, the agent's checkpoints contain the state at the start of the turn. The agent's checkpoints also contain the
+turn's message and its journal. A recovery restores state and journal, and the handler is rerun up to the end of the journal (`durable.py`).
 
-While a durable turn waits, the agent starts no other turn. A call waits for the reply with its id, and `receive` waits for the next message
-of a type. Other messages may precede the awaited message in the mailbox. Earlier messages on the same channel are consumed before the
-awaited message, in order, and move to the agent's *stash*. So a single sequence number still says how far a channel is consumed (G2), and
-protocols treat stashed messages as received. When the durable turn has ended, stashed messages are handled before all others.
+While a durable turn waits, the agent starts no other turn. A call waits for the reply with the call's id, and `receive` waits for the next
+message of a given type. In the mailbox, other messages may precede the awaited message. Earlier messages on the same channel are consumed
+before the awaited message, in order, and are moved to the agent's *stash*. A single sequence number therefore still tells which messages of
+a channel have been consumed (G2). Protocols treat stashed messages as received. When the durable turn has ended, stashed messages are
+handled before all other messages.
 
-A step's result is added to the journal as soon as the step has ended, and is in the host log before the turn continues (`host_log.py`).
-Steps use no channel.
+The result of a step is added to the journal as soon as the step has ended. The result is also in the host log before the turn continues
+(`host_log.py`). Steps do not use channels.
 
-Guarantees: this module carries G3 for durable turns.
+Guarantees: this module provides G3 for durable turns.
 """
 
 from collections.abc import Iterator
@@ -92,13 +93,13 @@ class DurableTurns:
         self._effects = effects
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part of the host core to the parts above it."""
+        """Connect this component to the components of the host core above it."""
         self._mode = mode
 
     # ---- segments -------------------------------------------------------------------------------------------------
 
     def paused(self, agent: LocalAgent, entry: Entry, pause: Pause) -> None:
-        """Handle the end of a segment after which the turn waits."""
+        """Handle the end of a segment that is followed by a wait."""
         turn = agent.turn
         if turn is None:
             turn = agent.turn = self._begin(agent, entry, pause)
@@ -138,8 +139,8 @@ class DurableTurns:
     def _effect_ended(
         self, agent: LocalAgent, turn: DurableTurn, outcome: str, result: bytes, time_ns: int, late_s: float = 0.0
     ) -> None:
-        """Record the end of an effect. The window of keys, the outputs and the journal change together, and until then the agent counts as
-        busy, so that no checkpoint or segment comes in between."""
+        """Record that an effect has ended. The window of keys, the outputs and the journal change together. Until all three have changed,
+        the agent counts as busy, so that no checkpoint or segment can come in between."""
         waits = turn.waits
         assert waits is not None
         stage, agent.stage = agent.stage, Stage.BETWEEN_SEGMENTS
@@ -149,7 +150,7 @@ class DurableTurns:
         self._finish(agent, turn, waits, outcome, result, identity)
 
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
-        """Create the record of a durable turn after its first segment, and consume the turn's message."""
+        """Create the record of a durable turn after the turn's first segment, and consume the turn's message."""
         kind, sender, payload = entry.kind, sender_of(agent, entry), entry.payload
         if isinstance(entry, OperatorCommandEntry):  # the turn's message is that of the dead letter
             kind, sender, payload = dead_letters.turn_of(agent, entry.payload)
@@ -173,13 +174,13 @@ class DurableTurns:
         _forget_time_out(agent)
 
     def passed(self, agent: LocalAgent) -> None:
-        """Count a durable turn that ended, or failed permanently, without waiting."""
+        """Count a durable turn that ended or failed permanently without ever waiting."""
         self._steps.began(agent)
         self._steps.ended(agent)
 
     def failed(self, agent: LocalAgent, event: ev.TurnFailed) -> bool:
-        """Handle an error raised by the handler, and return whether the turn may be retried. If the repeated turn made different requests,
-        suspend it."""
+        """Handle an error raised by the handler, and return whether the turn may be retried. If the rerun turn made different requests,
+        suspend the turn."""
         turn = agent.turn
         assert turn is not None
         turn.is_live = False
@@ -190,8 +191,8 @@ class DurableTurns:
         return not event.is_divergent
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Prepare the retry of a turn that failed because of a step. If the failed step is the last journal entry, remove it, so that the
-        step runs again."""
+        """Prepare the retry of a turn that failed because of a step. If the last journal entry is the failed step, remove the entry, so
+        that the step runs again."""
         if turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
             del turn.journal[-1]
             turn.logged = min(turn.logged, len(turn.journal))
@@ -212,7 +213,7 @@ class DurableTurns:
     # ---- continuing -----------------------------------------------------------------------------------------------
 
     def next_entry(self, agent: LocalAgent) -> Entry | None:
-        """Return the next entry of an agent with a durable turn or stashed messages, or None if no entry is ready yet."""
+        """Return the next entry of an agent that has a durable turn or stashed messages. Return None if no entry is ready yet."""
         turn = agent.turn
         if turn is None:
             return stashed_entry(agent.stash.pop(0))
@@ -224,15 +225,15 @@ class DurableTurns:
         return SegmentEntry()
 
     def _has_come(self, agent: LocalAgent, turn: DurableTurn) -> bool:
-        """Return whether the turn may continue. A turn that must run again may always continue, since the awaited entry must not be
-        consumed before the turn reaches its wait."""
+        """Return whether the durable turn may continue. A turn that is being rerun may always continue, because the awaited entry must not
+        be consumed before the rerun reaches its wait."""
         if turn.waits is None or not (turn.is_live or agent.is_crowded):
             return True
         return self._find(agent, turn, turn.waits) or not turn.is_live
 
     def _waits_for_outbox(self, agent: LocalAgent) -> bool:
-        """Return whether the agent must wait until its outbox has shrunk. If the agent cannot stash any more messages, it does not wait,
-        since two such agents would deadlock."""
+        """Return whether the agent must wait until its outbox has become smaller. If the agent cannot stash any more messages, it does not
+        wait, because two such agents would deadlock."""
         return agent.is_crowded and len(agent.stash) < STASH_MAX
 
     def start(self, agent: LocalAgent) -> None:
@@ -265,7 +266,8 @@ class DurableTurns:
             self._mailboxes.next_turn(agent)
 
     def gone(self, agent: LocalAgent, callee: str) -> None:
-        """End the wait for a reply from `callee`, which does not exist or has left. All messages from it have arrived on this host."""
+        """End the wait for a reply from `callee`, because `callee` does not exist or has left. All messages from `callee` have already
+        arrived on this host."""
         turn = agent.turn
         waits = turn.waits if turn is not None and turn.is_live else None
         if turn is None or waits is None or (waits.kind, waits.name) != ("call", callee):
@@ -275,7 +277,7 @@ class DurableTurns:
             self._mailboxes.next_turn(agent)
 
     def _unanswered(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """End the call that the turn waits for without a reply, unless the reply has already arrived. Return whether the call was ended."""
+        """Unless the reply has already arrived, end the turn's pending call without a reply. Return True if the call was ended."""
         is_over = not any(self._is_it(turn, waits, entry) for entry in agent.mailbox)
         if is_over:
             self._finish(agent, turn, waits, DONE, b"")
@@ -292,9 +294,11 @@ class DurableTurns:
     # ---- arrivals -------------------------------------------------------------------------------------------------
 
     def _find(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """If the awaited message has arrived, consume it, and stash earlier messages on its channel. Return whether it has arrived.
+        """If the awaited message has arrived, consume it, and stash the earlier messages on its channel. Return whether the message has
+        arrived.
 
-        Each entry is compared only once. Otherwise each arrival would scan a mailbox of possibly thousands of entries.
+        Each mailbox entry is compared with the awaited message only once. Comparing all entries again would require, on each arrival, a
+        scan of a mailbox that may contain thousands of entries.
         """
         if waits.kind in OUTSIDE:
             return waits.kind == "effect" and turn.is_live and self._take_resolution(agent, turn, waits)
@@ -315,9 +319,9 @@ class DurableTurns:
         return False
 
     def _take_resolution(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """If an operator's resolution of the awaited effect has arrived, consume it. Return whether the effect is done. If the resolution
-        says that it is not done, the turn continues to wait. All inputs before the resolution are stashed, however many, since the turn can
-        continue only with the resolution."""
+        """If an operator's resolution of the awaited effect has arrived, consume the resolution. Return True if the resolution says that
+        the effect is done. If the resolution says that the effect is not done, the turn continues to wait. All inputs before the resolution
+        are stashed without limit, because the turn can continue only with the resolution."""
         place = dead_letters.find_resolution(agent, turn.look.mailbox)
         if place is None:
             turn.look.mailbox = len(agent.mailbox)
@@ -339,7 +343,8 @@ class DurableTurns:
         return False
 
     def _find_in_stash(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Remove the awaited entry from the stash, so that the entry gets no turn of its own. Return whether the stash contained it."""
+        """If the stash contains the awaited entry, remove the entry, so that it does not get a turn of its own. Return whether the stash
+        contained the awaited entry."""
         if turn.look.has_seen_stash:
             return False  # later entries were compared in the mailbox
         for place, stashed in enumerate(agent.stash):
@@ -377,11 +382,11 @@ class DurableTurns:
         self._finish(agent, turn, waits, DONE, payload, sender_of(agent, entry))
 
     def _make_room(self, agent: LocalAgent, turn: DurableTurn) -> bool:
-        """Stash messages to make room in full channels, since the awaited message can leave its sender only after earlier messages were
-        received. While the agent's own outbox exceeds its limit, make room in all channels, since their senders may have to send before
-        they can receive.
+        """Stash messages to make room in full channels, because the awaited message can be sent only after earlier messages were received.
+        If the agent's own outbox exceeds its limit, make room in all channels. The senders of full channels may have to send before they
+        can receive.
 
-        Return whether any entry was stashed.
+        Return True if any entry was stashed.
         """
         waits, room, sender = turn.waits, STASH_MAX - len(agent.stash), ""
         if not agent.is_crowded:
@@ -394,9 +399,11 @@ class DurableTurns:
         return bool(places)
 
     def _consume(self, agent: LocalAgent, turn: DurableTurn, places: list[int], *, is_stashed: bool) -> None:
-        """Consume entries as if each had a turn of its own. The protocol processes them one by one, and they count as received.
+        """Consume mailbox entries as if each had a turn of its own. The protocol processes the entries one by one, and each entry counts as
+        received.
 
-        `places` are ascending indexes in the mailbox. Entries that arrive during this are behind them.
+        `places` are indexes in the mailbox, in ascending order. Entries that arrive in the meantime are added behind all entries at
+        `places`.
         """
         for removed, place in enumerate(places):
             entry = agent.mailbox[place - removed]
@@ -430,7 +437,8 @@ class DurableTurns:
 
 
 def _before(agent: LocalAgent, place: int) -> Iterator[int]:
-    """Yield the mailbox indexes of all earlier entries on the same channel as this entry. For an input, yield those of earlier inputs."""
+    """Yield the mailbox indexes of all entries that precede this entry on the same channel. If this entry is an input, yield the indexes of
+    all earlier inputs."""
     awaited = agent.mailbox[place]
     for other, entry in enumerate(islice(agent.mailbox, place)):
         if is_on(entry, awaited.inlet) if isinstance(awaited, MessageEntry) else isinstance(entry, InputEntry):
@@ -438,7 +446,8 @@ def _before(agent: LocalAgent, place: int) -> Iterator[int]:
 
 
 def _in_full_channels(agent: LocalAgent, sender: str) -> Iterator[int]:
-    """Yield the mailbox indexes of entries on full channels. Unless `sender` is "", only its channel is considered."""
+    """Yield the mailbox indexes of the entries that arrived on full channels. If `sender` is not empty, consider only the channel from this
+    sender."""
     full = {inlet: None for inlet in agent.inlets.values() if _is_full(inlet) and sender in ("", inlet.sender)}
     if full:
         yield from [
@@ -457,7 +466,8 @@ def _is_time_out(entry: Entry) -> bool:
 
 
 def _forget_time_out(agent: LocalAgent) -> None:
-    """Cancel the timeout of the turn's wait. It may already have fired and be in the mailbox behind the awaited message."""
+    """Cancel the timeout of the turn's wait. The timeout may already have fired, so that its entry is in the mailbox behind the awaited
+    message."""
     if agent.timers.pop(TURN_TIMER, None) is None:
         for place, entry in enumerate(agent.mailbox):
             if _is_time_out(entry):
@@ -466,5 +476,5 @@ def _forget_time_out(agent: LocalAgent) -> None:
 
 
 def _reply_to(turn: DurableTurn) -> bytes:
-    """Return the prefix of the reply that the turn waits for."""
+    """Return the byte prefix of the reply for which the turn waits."""
     return reply_to(call_id(turn.seed, len(turn.journal)))

@@ -1,7 +1,7 @@
-"""Entries in agents' mailboxes, each of which gets a turn, and the stages of an agent.
+"""Defines the entries in agents' mailboxes, each of which gets a turn, and the stages of an agent.
 
-An entry's class is its kind, which is determined once, when the entry is created. For a message, an input or a stashed message, it depends
-on the first byte of the payload (`message_entry`, `input_entry`, `stashed_entry`).
+The class of an entry is its kind, which is determined once, when the entry is created. For a message, an input or a stashed message, the
+kind depends on the payload's first byte (`message_entry`, `input_entry`, `stashed_entry`).
 """
 
 from enum import Enum, auto
@@ -23,7 +23,8 @@ Mark = int | bytes
 
 
 class MessageEntry(msgspec.Struct, frozen=True):
-    """A message from an agent. It must be tracked by the garbage collector, since its inlet refers back to the mailbox."""
+    """A message from another agent. The entry must be tracked by the garbage collector, because the receiving end of its channel refers
+    back to the mailbox."""
 
     kind: ClassVar[TurnKind] = "message"
 
@@ -33,13 +34,13 @@ class MessageEntry(msgspec.Struct, frozen=True):
 
 
 class CreationEntry(MessageEntry, frozen=True):
-    """A creation message, which creates its receiver."""
+    """A message that creates its receiver."""
 
     kind: ClassVar[TurnKind] = "create"
 
 
 class StartEntry(msgspec.Struct, frozen=True, gc=False):
-    """The start of an agent that was not created by a message, which runs `on_start`."""
+    """The start of an agent that was not created by a message. It runs `on_start`."""
 
     kind: ClassVar[TurnKind] = "start"
     payload: ClassVar[bytes] = b""
@@ -67,13 +68,13 @@ class InputEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommandEntry(InputEntry, frozen=True, gc=False):
-    """An operator command, which is a special input."""
+    """An operator command, which is a special kind of input."""
 
     kind: ClassVar[TurnKind] = "letter"
 
 
 class StashedEntry(msgspec.Struct, frozen=True, gc=False):
-    """A message or an input from the stash, which was consumed early, during a durable turn."""
+    """A stashed message or input, which was consumed early, while a durable turn was waiting."""
 
     kind: ClassVar[TurnKind] = "stashed"
 
@@ -85,13 +86,13 @@ class StashedEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class StashedCommandEntry(StashedEntry, frozen=True, gc=False):
-    """An operator command from the stash."""
+    """A stashed operator command, which was consumed early, while a durable turn was waiting."""
 
     kind: ClassVar[TurnKind] = "letter"
 
 
 class SegmentEntry(msgspec.Struct, frozen=True, gc=False):
-    """The next segment of a durable turn. Such an entry is never in a mailbox."""
+    """The next segment of a durable turn. A segment entry is never in a mailbox."""
 
     kind: ClassVar[TurnKind] = "segment"
     payload: ClassVar[bytes] = b""
@@ -116,14 +117,14 @@ def input_entry(logged: LoggedInput) -> InputEntry:
 
 
 def stashed_entry(stashed: StashedMessage) -> StashedEntry:
-    """Return the entry for a stashed message or input. Only inputs have keys, and only an input may be an operator command."""
+    """Return the entry for a stashed message or input. Only inputs have keys, and operator commands are always inputs."""
     is_command = stashed.key and stashed.payload[:1] == COMMAND_PREFIX
     return (StashedCommandEntry if is_command else StashedEntry)(stashed)
 
 
 def sender_of(agent: "LocalAgent", entry: Entry) -> str:
-    """Return the sender of an entry. For the agent's own turns it is the agent itself. For inputs it is `@` and the client's name, which no
-    agent's id can equal."""
+    """Return the sender of a mailbox entry. For the agent's own turns, the sender is the agent itself. For inputs, the sender is `@`
+    followed by the client's name, which is never the id of an agent."""
     match entry:
         case MessageEntry():
             return entry.inlet.sender
@@ -154,16 +155,16 @@ def is_on(entry: Entry, inlet: "AgentInlet") -> bool:
 
 
 def is_from_others(entry: Entry) -> bool:
-    """Return whether the entry came from an agent or a client. Operator commands are excluded, since the messages that they refer to were
-    counted before."""
+    """Return whether the entry came from an agent or a client. Operator commands are excluded, because the messages to which they refer
+    were counted earlier."""
     is_sent = isinstance(entry, MessageEntry | InputEntry | StashedEntry)
     return is_sent and not isinstance(entry, OperatorCommandEntry)
 
 
 class Stage(Enum):
-    """Current activity of an agent. Only an idle agent records its state, takes a checkpoint or starts a turn.
+    """The current activity of an agent. An agent records its state, takes checkpoints and starts turns only while it is idle.
 
-    The stages BETWEEN_SEGMENTS and SENDING begin and end while the core handles a single event.
+    The stages BETWEEN_SEGMENTS and SENDING begin and end within the handling of a single event.
     """
 
     IDLE = auto()

@@ -1,12 +1,13 @@
-"""Writes images of a host's agents to the store as checkpoints of an epoch, and restores agents from a recovery line.
+"""Writes captured states of a host's agents to the store as checkpoints of an epoch, and restores agents from a recovery line.
 
-Images are taken on the event loop, between turns, and agents pause only for this. All other work in this module runs in a worker thread,
-including the reading of earlier plans' host logs.
+States are captured on the event loop, between turns, and agents pause only for the capture. All other work in this module runs in a worker
+thread, including the reading of host logs from earlier plans.
 
-*Reports* on open epochs list all agents, but only the channels that have changed since an earlier epoch. The leader names an earlier epoch
-for which it has all reports (`BeginEpoch.told`). If the reports from both ends of a channel omit it, the channel has not changed since that
-epoch (`coordinator/leader/modes/coordinated_epochs.py`). A host that no longer has the earlier epoch's numbers reports all channels. It
-also does so on a new stream to the coordinator, which may lead to a new leader without any reports.
+*Reports* on open epochs list all agents, but they list only the channels that have changed since an earlier epoch. The leader names an
+earlier epoch for which it has received all reports (`BeginEpoch.told`). If neither the sender's nor the receiver's host reports a channel,
+the channel has not changed since the earlier epoch (`coordinator/leader/modes/coordinated_epochs.py`). A host that no longer has the
+sequence numbers of the earlier epoch reports all channels. A host also reports all channels on a new coordinator stream, because the stream
+may lead to a new leader that has no reports.
 """
 
 import contextlib
@@ -42,12 +43,12 @@ the records and must not be changed. Copies would cost an allocation for each ch
 
 
 class ChannelNumbers(msgspec.Struct, frozen=True):
-    """Sequence numbers at this host's ends of channels in one epoch.
+    """The sequence numbers of this host's channels in one epoch.
 
     Attributes:
-        sent: sequence number of the last message that the cut contains as sent, by sender and receiver.
-        received: sequence number of the last message that the cut contains as consumed, by receiver and sender.
-        recorded: number of messages in the channel state, by receiver and sender.
+        sent: sequence number of the last message that was sent before the cut, by sender and receiver.
+        received: sequence number of the last message that was consumed before the cut, by receiver and sender.
+        recorded: number of messages in the channel's recorded state, by receiver and sender.
     """
 
     sent: Numbers = {}
@@ -55,7 +56,7 @@ class ChannelNumbers(msgspec.Struct, frozen=True):
     recorded: Numbers = {}
 
     def since(self, earlier: "ChannelNumbers") -> "ChannelNumbers":
-        """Return the channels whose numbers differ from those in `earlier`."""
+        """Return the channels whose sequence numbers differ from those in `earlier`."""
         if not earlier.sent and not earlier.received and not earlier.recorded:
             return self
         sent: dict[str, Mapping[str, int]] = {}
@@ -87,12 +88,12 @@ NOTHING_REPORTED = 0, ChannelNumbers()
 
 
 def senders_of(received: Mapping[str, int], recorded: Mapping[str, int]) -> Iterable[str]:
-    """Return all senders that occur in either mapping."""
+    """Return all senders that occur in at least one of the two mappings."""
     return received if recorded.keys() <= received.keys() else dict.fromkeys([*received, *recorded])
 
 
 def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
-    """Return the channel numbers of this host's agents, and of departed agents whose messages may still be in transit."""
+    """Return the channel numbers of this host's agents and of agents that have left, but whose messages may still be in transit."""
     records = command.records
     return ChannelNumbers(
         {**{agent: record.sent for agent, record in records.items()}, **command.departed},
@@ -106,8 +107,8 @@ def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
 
 
 def with_channels(report: EpochReport, channels: ChannelNumbers, *, since: int) -> EpochReport:
-    """Return the report with its channel columns replaced by `channels`. The first names in the report's list of names must be its
-    agents."""
+    """Return the report with its channel columns replaced by those of `channels`. The report's list of names must begin with the names of
+    its agents."""
     places = NameIndex({name: place for place, name in enumerate(report.names[: len(report.agents)])})
     sent_from: list[int] = []
     sent_to: list[int] = []
@@ -136,7 +137,7 @@ def with_channels(report: EpochReport, channels: ChannelNumbers, *, since: int) 
 
 
 class NameIndex(dict[str, int]):
-    """Mapping from names to their indexes in a list of names. Looking up a new name appends it."""
+    """Maps names to their indexes in a list of names. Looking up an unknown name appends it to the list."""
 
     def __missing__(self, name: str) -> int:
         place = self[name] = len(self)
@@ -144,7 +145,7 @@ class NameIndex(dict[str, int]):
 
 
 class EpochReports:
-    """Epoch reports that one host sends to the coordinator."""
+    """The epoch reports that a host sends to the coordinator."""
 
     def __init__(self) -> None:
         self._reports: dict[int, EpochReport] = {}
@@ -152,18 +153,18 @@ class EpochReports:
         self._reported: dict[int, int] = {}
 
     def begun(self, begin: BeginEpoch) -> None:
-        """Record the earlier epoch for which the leader on this stream has all reports. The leader will name no older epoch than this, so
-        the numbers of older epochs that have ended are deleted."""
+        """Record for which earlier epoch the leader on this stream has received all reports. From now on, the leader will name no older
+        epoch. The numbers of older epochs that have ended are therefore deleted."""
         self._reported[begin.epoch] = begin.told
         for epoch in [epoch for epoch in self._numbers if epoch < begin.told and epoch not in self._reports]:
             del self._numbers[epoch]
 
     def welcomed(self) -> None:
-        """Forget for which epochs the leader has reports, since a new stream may lead to a new leader."""
+        """Forget which reports the leader has received, because a new stream may lead to a new leader."""
         self._reported.clear()
 
     def earlier(self, epoch: int) -> tuple[int, ChannelNumbers]:
-        """Return an earlier epoch to which the report of `epoch` may be relative, and the channel numbers of that earlier epoch."""
+        """Return an earlier epoch to which the report of `epoch` may refer, and the channel numbers of that earlier epoch."""
         reported = self._reported.get(epoch, 0)
         numbers = self._numbers.get(reported)
         return NOTHING_REPORTED if numbers is None else (reported, numbers)
@@ -177,7 +178,7 @@ class EpochReports:
             del self._numbers[epoch]
 
     def report_of(self, epoch: int) -> EpochReport | None:
-        """Return the report to send now, or None if there is no report for this epoch, for example because the epoch has ended."""
+        """Return the report of this epoch in its current form, or None if there is no report, for example because the epoch has ended."""
         report = self._reports.get(epoch)
         if report is None:
             return None
@@ -187,12 +188,12 @@ class EpochReports:
         return report
 
     def dropped(self, epoch: int) -> None:
-        """Delete the report of an ended epoch, but keep its channel numbers, since reports of later epochs may be relative to them."""
+        """Delete the report of an ended epoch. Keep its channel numbers, because reports of later epochs may refer to them."""
         self._reports.pop(epoch, None)
         self._reported.pop(epoch, None)
 
     def plan_began(self) -> None:
-        """Delete all reports, since a new plan has ended the history to which they belong."""
+        """Delete all reports, because a new plan has ended the history to which they belong."""
         self._reports.clear()
         self._numbers.clear()
         self._reported.clear()
@@ -202,16 +203,16 @@ WITHOUT_INPUTS = "go on without inputs: `snapline recovery restore ID --drop-inp
 
 
 class LogContents(msgspec.Struct, frozen=True):
-    """Entries of host logs that are newer than the agents' checkpoints. For agents of other hosts, this includes all entries.
+    """Entries of host logs that are newer than the agents' checkpoints. For agents on other hosts, all log entries are included.
 
     Attributes:
-        inputs: inputs to deliver again, sorted by agent and number.
-        dropped: inputs in logs of dropped plans, which are not delivered again.
-        entries: entries of durable turns that have not ended according to the checkpoints, in log order. From dropped logs only effects are
-            included, since an external action that was or may have been performed is part of every history.
-        why_none: reason why the store accepts no host logs, or "".
-        log_key: public key for the signatures of this host's batches, or b"".
-        is_authenticated: whether the store is signed or encrypted.
+        inputs: inputs to be redelivered, sorted by agent and number.
+        dropped: inputs in the logs of dropped plans, which are not redelivered.
+        entries: entries of durable turns that have not ended in the checkpoints, in log order. From the logs of dropped plans, only effects
+            are included. An external action that was or may have been performed is part of every history.
+        why_none: reason why the store accepts no host logs, or "" if it accepts them.
+        log_key: public key for the signatures of this host's batches, or b"" if batches are not signed.
+        is_authenticated: whether the data in the store is signed or encrypted.
     """
 
     inputs: tuple[LoggedInput, ...] = ()
@@ -223,14 +224,14 @@ class LogContents(msgspec.Struct, frozen=True):
 
 
 def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAgent]) -> LogContents:
-    """Seal the logs of all earlier plans, and return their contents.
+    """Seal the logs of all earlier plans, and return the contents of these logs.
 
-    The function seals all logs that the coordinator names, even empty logs, since their writers may not have started yet. It also seals
-    logs that the store contains but the coordinator no longer knows.
+    All logs that the coordinator names are sealed, even logs without batches, because their writers may not have started yet. Logs that
+    exist in the store but that the coordinator no longer knows are sealed too.
 
     Raises:
         StoreError: If the store is currently unavailable, if inputs newer than a checkpoint were deleted, or if a batch is damaged or was
-            written or removed without a key. None of these errors means that the epoch is damaged, since any other epoch would need the
+            written or removed without a key. A StoreError does not mean that the epoch is damaged, because every other epoch would need the
             same logs.
     """
     found_here = [log for log in store.read_logs() if log.plan < command.plan]
@@ -273,7 +274,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
 
 
 def _read_batch(store: Store, log: LogName, number: int) -> LogBatch | None:
-    """Return the batch, or None if the object is a seal or has been deleted. No epoch needs the data of a deleted batch."""
+    """Return the batch, or None if the store contains no batch with this number. No epoch needs the data of a batch that was deleted."""
     try:
         return store.read_batch(log, number)
     except NotFoundError:
@@ -313,13 +314,14 @@ threads."""
 
 
 class Capture(msgspec.Struct):
-    """An agent's image, kept while the channel states of its checkpoint are still being recorded.
+    """A captured state of an agent, kept while the channel states of its checkpoint are still being recorded.
 
     Attributes:
-        image: image of the state, which is released after `uses` epochs have used it.
-        base_epoch, base: epoch to which the image refers, and its chunks. The image omits data that has not changed since that epoch.
-        started_ns: time at which the capture started, by the monotonic clock.
-        clock: time at which the agent recorded its state, by the machine's boot clock, or None if the machine has no such clock.
+        image: the captured state, which is released after `uses` epochs have used it.
+        base_epoch, base: epoch to whose chunks the image refers, and these chunks. The image omits data that has not changed since the base
+            epoch.
+        started_ns: time at which the capture started, according to the monotonic clock.
+        clock: time at which the agent's state was recorded, according to the machine's boot clock. None if the machine has no such clock.
     """
 
     known: AgentType
@@ -335,7 +337,7 @@ class Capture(msgspec.Struct):
     clock: BootClock | None = None
 
     def release(self) -> None:
-        """Record that one more epoch no longer needs the capture. The last release frees the image."""
+        """Record that one more epoch no longer needs the capture. When no epoch needs the capture any longer, its image is released."""
         self.uses -= 1
         if self.uses == 0:
             self.image.release()
@@ -345,7 +347,7 @@ Captures = dict[str, Capture]
 
 
 class StoredEpoch(msgspec.Struct):
-    """Durable part of an epoch on this host: the report to the coordinator, all channel numbers, and the chunks that later epochs may
+    """The durable part of an epoch on this host: the report to the coordinator, all channel numbers, and the chunks that later epochs may
     reuse."""
 
     report: EpochReport
@@ -361,13 +363,13 @@ def write_epoch(
     captures: Captures,
     earlier: tuple[int, ChannelNumbers] = NOTHING_REPORTED,
 ) -> StoredEpoch:
-    """Write this host's part of an epoch as one pack, and as further packs if there are many chunks.
+    """Write this host's part of an epoch as a single pack. If there are many chunks, write them to further packs.
 
-    The report lists only channels that have changed since the epoch in `earlier`.
+    The report lists only the channels that have changed since the epoch in `earlier`.
 
     Raises:
         EncodingError: If a state could not be restored from its image.
-        StoreError: If the store cannot be written. No other data in the store refers to partially written data.
+        StoreError: If the store cannot be written. No other data in the store refers to partially written packs.
     """
     state_bytes = 0
     chunked = {agent: _chunk(store, agent, captures[agent]) for agent in command.records if agent in captures}
@@ -397,7 +399,7 @@ def _chunk(store: Store, agent: str, capture: Capture) -> ChunkedState:
 
 
 def new_chunks(states: Iterable[ChunkedState]) -> list[PackBlob]:
-    """Return the chunks to write. A chunk that several agents share is returned only once."""
+    """Return the chunks that must be written. A chunk that several agents share is returned only once."""
     chunks = {chunk.digest: chunk for state in states for chunk in state.new}
     return [PackBlob("", KIND_CHUNK, x.data, x.digest, x.compresses) for x in chunks.values()]
 
@@ -405,8 +407,8 @@ def new_chunks(states: Iterable[ChunkedState]) -> list[PackBlob]:
 def _place_chunks(
     store: Store, writer: str, epoch: int, states: Iterable[ChunkedState]
 ) -> tuple[list[PackBlob], list[PackReference]]:
-    """Return the chunks for the epoch's own pack, and references to further packs. If there are many chunks, this function writes all of
-    them to further packs and returns no chunks."""
+    """Return the chunks to be written to the epoch's own pack, and references to further packs. If there are many chunks, write all of them
+    to further packs, and return no chunks."""
     chunks = new_chunks(states)
     groups = list(group_blobs(chunks, CHUNK_PACK_BYTES))
     if len(groups) <= 1:
@@ -421,15 +423,16 @@ def _write_chunks(store: Store, writer: str, epoch: int, chunks: list[PackBlob])
 
 
 def reported(reference: PackReference) -> ReportedPack:
-    """Convert a reference to a pack to the form for the report to the coordinator."""
+    """Convert a reference to a pack to the form used in the report to the coordinator."""
     return ReportedPack(reference.path, reference.size_bytes, reference.index_digest)
 
 
 def check_image(agent: str, known: AgentType, image: StateImage) -> None:
-    """Check that each field's value has the declared type. Other values could be written, but a recovery from them would fail.
+    """Check that the value of each field has the declared type. A value of another type could be written, but a recovery from it would
+    fail.
 
     Raises:
-        EncodingError: If a field's value does not have the declared type. The message names the agent and the next step.
+        EncodingError: If the value of a field does not have the declared type. The error message names the agent and the next step.
     """
     if image.parts:  # parts have their declared types, since the encoders of these types made them
         return
@@ -441,7 +444,8 @@ def check_image(agent: str, known: AgentType, image: StateImage) -> None:
 
 
 def checkpoint_of(agent: str, record: RecordedPart, capture: Capture | None, parts: list[StatePart]) -> AgentCheckpoint:
-    """Build a checkpoint from an agent's image and its recorded channel states. An agent without an image is unborn."""
+    """Build a checkpoint from an agent's captured state and its recorded channel states. If there is no captured state, the checkpoint
+    describes an agent that has not been created yet."""
     in_transit = {
         sender: [InTransitMessage(message.number, message.stamp, message.payload) for message in messages]
         for sender, messages in record.in_transit.items()
@@ -460,7 +464,7 @@ def checkpoint_of(agent: str, record: RecordedPart, capture: Capture | None, par
 def image_of(
     agent: str, capture: Capture, parts: list[StatePart], *, sent: dict[str, int], received: dict[str, int]
 ) -> AgentCheckpoint:
-    """Build a checkpoint from an agent's image. The checkpoint is not part of a cut yet."""
+    """Build a checkpoint from an agent's captured state. The checkpoint does not belong to a cut yet."""
     known, control = capture.known, capture.control
     of_state, journal = split_journal(parts)
     return AgentCheckpoint(
@@ -480,8 +484,8 @@ def image_of(
 def _report_of(
     command: ev.StoreEpoch, captures: Captures, *, host_start: int, pack: ReportedPack, state_bytes: int
 ) -> EpochReport:
-    """Return the report for the coordinator, without channels. The report's columns are parallel tuples, which refer to agents by their
-    indexes in `names`."""
+    """Return the report to the coordinator, without the channels. The columns of the report are parallel tuples, which refer to agents by
+    their indexes in `names`."""
     places = {agent: place for place, agent in enumerate(command.records)}
     records = command.records.values()
     controls = {agent: captures[agent].control for agent in command.records if agent in captures}
@@ -502,24 +506,25 @@ def _report_of(
 
 
 class LoadProgress:
-    """Counts progress in loading agents. The coordinator waits for a host as long as this count increases.
+    """Measures the progress of loading agents. The coordinator waits for a host for as long as the host's progress count increases.
 
-    User code that creates agents or migrates states may be slow, so while it runs, each second counts as a step.
+    User code that creates agents or migrates states may be slow. While user code runs, each second counts as one step.
     """
 
     def __init__(self, now_ns: Callable[[], int] = lambda: 0, limit_s: float | None = None) -> None:
-        """`limit_s` is the longest time for which one call of user code counts as progress, or None if there is no limit."""
+        """`limit_s` is the longest time in seconds for which a single call of user code counts as progress, or None if there is no
+        limit."""
         self._now_ns = now_ns
         self._limit_s = limit_s
         self._steps = 0
         self._since_ns: int | None = None
 
     def step(self) -> None:
-        """Count one step: a checkpoint has been read, or an agent has been loaded."""
+        """Count one step, because a checkpoint has been read or an agent has been loaded."""
         self._steps += 1
 
     def steps(self) -> int:
-        """Return the number of steps so far. This method may be called from another thread."""
+        """Return the number of steps completed so far. This method may be called from any thread."""
         since_ns = self._since_ns
         if since_ns is None:
             return self._steps
@@ -528,7 +533,7 @@ class LoadProgress:
 
     @contextlib.contextmanager
     def in_users_code(self) -> Iterator[None]:
-        """Mark the block as a call of user code, and count its end as a step."""
+        """Mark the block as a call of user code, and count the end of the call as one step."""
         self._since_ns = self._now_ns()
         try:
             yield
@@ -538,10 +543,10 @@ class LoadProgress:
 
 
 class LoadedLine(msgspec.Struct):
-    """The agents of a recovery line on one host: their data for the core, their objects, and the chunks of their states' parts.
+    """The agents of a recovery line on one host: their data for the host core, their objects, and the chunks of their states.
 
-    `buffers` contains the sizes of the buffers to allocate in advance for captures. `logged` contains the entries of host logs beyond the
-    recovery line.
+    `buffers` contains the sizes in bytes of buffers to allocate in advance for captures. `logged` contains the entries of host logs that
+    are newer than the recovery line.
     """
 
     agents: list[ev.LoadedAgent]
@@ -558,14 +563,15 @@ def load_line(
     progress: LoadProgress | None = None,
     clock: BootClock | None = None,
 ) -> LoadedLine:
-    """Load the agents of a recovery line from their checkpoints, or, without a line, create them from the fleet's definition.
+    """Load the agents of a recovery line from their checkpoints. Without a recovery line, create the agents from the fleet's definition.
 
-    All checkpoints are read, and their state versions are checked, before the first state is decoded. `progress` counts each checkpoint
-    that is read and each agent that is loaded. `clock` measures the time since a checkpoint, which is deducted from the agent's timers.
+    Before the first state is decoded, all checkpoints are read and the versions of all states are checked. `progress` counts the
+    checkpoints that have been read and the agents that have been loaded. `clock` measures the time that has passed since a checkpoint,
+    which is deducted from the agent's timers.
 
     Raises:
-        DamagedDataError: If a checkpoint is damaged. None of its data has been used (G11).
-        SnaplineError: If an agent cannot be created. The message names the agent.
+        DamagedDataError: If a checkpoint is damaged. No data of a damaged checkpoint has been used (G11).
+        SnaplineError: If an agent cannot be created. The error message names the agent that cannot be created.
     """
     if not command.agents:  # a host that joined after the recovery line has no agents in it
         return LoadedLine([], {}, {})
@@ -605,8 +611,8 @@ def load_line(
 def _with_whole_turn(
     loaded: ev.LoadedAgent, checkpoint: AgentCheckpoint, reader: PartReader, table: ChunkTable
 ) -> ev.LoadedAgent:
-    """Restore an agent's durable turn with its whole journal. The journal's chunks are added to `table`, so that they need not be written
-    again."""
+    """Restore an agent's durable turn, including its whole journal. The chunks of the journal are added to `table`, so that they need not
+    be written again."""
     assert checkpoint.journal_part is not None
     table.digests |= {chunk.digest: chunk for chunk in checkpoint.journal_part.chunks()}
     (content,) = reader.read(checkpoint.agent, [checkpoint.journal_part])

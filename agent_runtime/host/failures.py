@@ -1,13 +1,14 @@
-"""The part of the host core for failures: keeps failed agents, messages that crashed agents or whole processes, dead letters, and rollback
-requests.
+"""The host core's component for failures. The component keeps failed agents, messages that crashed agents or whole processes, dead letters,
+and rollback requests.
 
-*Deaths of processes.* A message that has killed more processes than its limit allows gets no more turns. The coordinator counts the deaths
-(`coordinator/state/operation_rules.py`), and sends the counts with each plan. A turn is identified by its agent and a digest of its message
-and sender, since these remain the same after any recovery. The message's sequence number may change, since a sender that was rolled back
-may send in a different order. So equal messages from one sender are counted together.
+*Process crashes.* A message that has crashed more processes than its limit allows is not handled again. The coordinator counts the crashes
+(`coordinator/state/operation_rules.py`), and sends the counts with each plan. A turn is identified by its agent and by a digest of its
+message and sender, because both remain the same after any recovery. The message's sequence number may change, because a sender that was
+rolled back may send in a different order. Equal messages from the same sender are therefore counted together.
 
-*Rollback requests* (`ctx.rollback`). An agent that requests a rollback is suspended. Its turn has no effect, and the turn's message stays
-first in the mailbox. Like any agent between two turns, a suspended agent takes checkpoints. Any plan ends the suspension.
+*Rollback requests* (`ctx.rollback`). An agent that requests a rollback is suspended. The requesting turn has no effect, and its message
+remains first in the mailbox. Like any agent between two turns, a suspended agent can still take checkpoints. Every plan ends the
+suspension.
 """
 
 import zlib
@@ -36,7 +37,7 @@ before."""
 
 
 class MessageSample:
-    """Head, size and checksum of the end of a message, from which its digest is computed."""
+    """The beginning, the size and the checksum of a message, from which the digest of a turn is computed."""
 
     __slots__ = ("end", "head", "size_bytes")
 
@@ -48,17 +49,18 @@ class MessageSample:
 
 
 def digest_of_turn(what: str, sender: str, sample: MessageSample) -> bytes:
-    """Return a digest that is the same for equal messages from the same sender."""
+    """Return a digest that is equal for equal messages from the same sender."""
     prefix = what if what in _SEPARATELY_DIGESTED else ""
     head = f"{prefix}\0{sender}\0{sample.size_bytes}\0{sample.end}\0".encode()
     return digest_of(head + sample.head)[:DIGEST_BYTES]
 
 
 class TurnDeaths:
-    """Turns of this host's agents during which processes have died.
+    """The turns of this host's agents during which processes have crashed.
 
     Attributes:
-        known: mapping from (agent, digest) to the plan's record of the deaths. It is almost always empty, so callers check this first.
+        known: mapping from (agent, digest) to the record of the crashes in the current plan. The mapping is almost always empty, so callers
+            check this first.
     """
 
     def __init__(self, shared: HostState) -> None:
@@ -67,7 +69,7 @@ class TurnDeaths:
         self._survived: list[msg.TurnSurvived] = []
 
     def plan_received(self, deaths: tuple[TurnDeath, ...]) -> None:
-        """Replace the known deaths by those in a new plan."""
+        """Replace the known crashes with the crashes in a new plan."""
         self.known.clear()
         self.known.update({(death.agent, death.digest): death for death in deaths})
         self._survived.clear()
@@ -77,15 +79,15 @@ class TurnDeaths:
         self._shared.out.extend(self._survived)
 
     def against(self, agent: str, what: str, sender: str, payload: bytes) -> TurnDeath | None:
-        """Return the record of the deaths that forbid this turn, or None if the turn may run."""
+        """Return the record of the crashes that forbid this turn, or None if the turn may run."""
         if not any(name == agent for name, _ in self.known):
             return None
         death = self.known.get((agent, digest_of_turn(what, sender, MessageSample(payload))))
         return None if death is None or death.times <= death.limit else death
 
     def survived(self, agent: str, what: str, sender: str, payload: bytes) -> None:
-        """Report to the coordinator that a turn with known deaths has succeeded. After a successful retry by an operator, the message
-        itself may get turns again too."""
+        """Report to the coordinator that a turn during which processes had crashed has now succeeded. If the turn was a successful retry by
+        an operator, the original message may be handled again too."""
         sample = MessageSample(payload)
         for kind in dict.fromkeys((what, "message") if what == "letter" else (what,)):
             key = agent, digest_of_turn(kind, sender, sample)
@@ -96,11 +98,11 @@ class TurnDeaths:
 
 
 class HostRollbacks:
-    """Rollback requests of this host's agents.
+    """The rollback requests of this host's agents.
 
     Attributes:
-        wanted: rollback requests under the current plan, by agent.
-        refused: reasons why requests were refused, by agent. These agents stay suspended.
+        wanted: rollback requests made under the current plan, by agent.
+        refused: reasons why requests were refused, by agent. Agents whose requests were refused stay suspended.
     """
 
     def __init__(self, shared: HostState) -> None:
@@ -115,11 +117,12 @@ class HostRollbacks:
 
     def welcomed(self) -> None:
         """Resend all requests, because the coordinator may not have received them or may have a new leader. Refused requests are resent
-        too, because `status` shows them."""
+        too, because the command `status` shows them."""
         self._shared.out.extend(self.wanted.values())
 
     def want(self, agent: LocalAgent, rollback_request: RollbackRequest) -> None:
-        """Suspend an agent whose turn ended with this request. The caller has put the turn's message back into the mailbox."""
+        """Suspend an agent whose turn ended with the given rollback request. Before the call, the caller must have put the turn's message
+        back into the mailbox."""
         agent.retry_ns = NEVER_RETRIED_NS
         message = msg.WantRollback(
             agent.id, agent.incarnation, rollback_request.snapshot, rollback_request.reason, rollback_request.place
@@ -132,7 +135,7 @@ class HostRollbacks:
         self._shared.out.append(message)
 
     def on_refused(self, event: msg.RollbackRefused) -> None:
-        """Record that a request was refused, and log the refusal once. The agent stays suspended."""
+        """Record that a rollback request was refused, and log the refusal once. The requesting agent stays suspended."""
         request = self.wanted.get(event.agent)
         if request is not None and request.incarnation == event.incarnation and event.agent not in self.refused:
             self.refused[event.agent] = event.reason
@@ -147,13 +150,13 @@ Poison = tuple[str, str, bytes]
 
 
 class HostFailures:
-    """Keeps failed agents and crash counts, and makes messages dead letters. Dead letters count as consumed.
+    """Keeps failed agents and crash counts, and turns messages into dead letters. A message that has become a dead letter counts as
+    consumed.
 
     Attributes:
-        failed: agents that run no more turns under the current plan, with the reasons.
-        poison: mapping from messages that crashed their agents to the number of crashes and the limit. It is kept across plans.
-        rollbacks: rollback requests of this host's agents.
-        deaths: turns during which processes have died.
+        failed: agents that run no more turns under the current plan, with the reason for each agent.
+        poison: mapping from each message that crashed its agent to the number of crashes and the retry limit. This mapping is kept when the
+            plan changes.
     """
 
     _mode: HostMode
@@ -166,7 +169,7 @@ class HostFailures:
         self.deaths = TurnDeaths(shared)
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part of the host core to the parts above it."""
+        """Connect this component to the components of the host core above it."""
         self._mode = mode
 
     def reset(self) -> None:
@@ -184,15 +187,15 @@ class HostFailures:
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def fail(self, agent: LocalAgent, reason: str) -> None:
-        """Mark the agent as failed, and report this to the coordinator. Until a plan has restored it, it starts no turn and sends no
-        message."""
+        """Mark the agent as failed, and report the failure to the coordinator. Until a plan has restored the failed agent, it starts no
+        turns and sends no messages."""
         agent.is_failed = True
         self.failed[agent.id] = reason
         self._shared.out.append(msg.AgentFailed(agent.id, agent.incarnation, reason))
         self._mode.failed(agent)
 
     def crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
-        """Count a crash, and mark the agent as failed, since its state is unreliable after this entry's failed turn."""
+        """Count a crash of the agent. Mark the agent as failed, because its state is unreliable after the failed turn of this entry."""
         key = _poison_of(agent, entry)
         self.poison[key] = (self.poison.get(key, (0, 0))[0] + 1, event.retries)
         while len(self.poison) > POISON_KEPT:
@@ -204,7 +207,8 @@ class HostFailures:
         self.poison.pop(_poison_of(agent, entry), None)
 
     def is_poison(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Return whether this message has crashed the agent more often than its limit allows. If so, dead-letter it without a turn."""
+        """Return whether this message has crashed the agent more often than its limit allows. If the limit is exceeded, make the message a
+        dead letter without running a turn."""
         times, retries = self.poison.get(_poison_of(agent, entry), (0, 0))
         if times <= retries:
             return False
@@ -216,7 +220,7 @@ class HostFailures:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def dead_letter(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
-        """Make the entry a dead letter of its receiver. The caller must consume the entry."""
+        """Make a mailbox entry a dead letter of its receiver. The caller must then consume the entry."""
         sender, payload, key = sender_of(agent, entry), entry.payload, key_of(entry)
         is_command = isinstance(entry, OperatorCommandEntry)
         again = dead_letters.take_failed_retry(agent, payload, key) if is_command else None
@@ -230,7 +234,7 @@ class HostFailures:
     def void(
         self, agent: LocalAgent, receiver: str, payload: bytes, error: str, *, is_refused_creation: bool = False
     ) -> None:
-        """Make a message that can never arrive a dead letter of its sender."""
+        """Make a message that can never be delivered a dead letter of its sender."""
         self._add_dead_letter(agent, DeadLetterRecord(agent.id, payload, error, 1, 0))
         self._shared.out.append(
             ev.UnroutableMessageDeadLettered(agent.id, receiver, payload, last_line(error), is_refused_creation)
@@ -243,7 +247,7 @@ class HostFailures:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of an error's text, which is the error's message without the traceback."""
+    """Return the last line of an error's text, which contains the error message without the traceback."""
     return text.rstrip().rpartition("\n")[2]
 
 

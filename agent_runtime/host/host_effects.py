@@ -1,35 +1,36 @@
-"""The part of the host core for effects: runs calls with consequences outside the fleet, such as payments, mails and orders.
+"""The host core's component for effects. The component runs calls with consequences outside the fleet, such as payments, mails and orders.
 
 Theory of operation
 -------------------
 An effect is called only after its *intent* has been released as an output of its agent (`host_outputs.py`; output commit: Strom and Yemini
-1985). When a turn requests an effect, it waits for a journal entry, and at the same time the agent emits the intent under a reserved topic
-and requests an epoch. Once the intent is released, every recovery restores a state that contains it. So no failure undoes a turn that has
-acted outside, and no external action has to be reconciled afterwards (G12). The outcome is added to the journal, to the window of keys
-(`agent_effects.py`) and to the agent's outputs at the same time.
+1985). When a turn requests an effect, the turn waits for a journal entry. At the same time, the agent emits the intent under a reserved
+topic and requests an epoch. Once the intent has been released, every recovery restores a state that contains the intent. No failure can
+therefore undo a turn that has acted outside the fleet, and no external action has to be reconciled afterwards (G12). When the effect has
+ended, its outcome is added to the journal, to the window of keys (`agent_effects.py`) and to the agent's outputs at the same time.
 
-A recovery restores the turn, the open effect and the window from the same checkpoint. The epoch of that checkpoint has released or will
-release the intent, so an earlier incarnation of the agent may have called the effect, and died before it recorded the outcome. So an open
-effect from a checkpoint is *in doubt*, and it is treated in one of three ways:
+A recovery restores the turn, the open effect and the window of keys from the same checkpoint. The epoch of that checkpoint releases the
+intent. An earlier incarnation of the agent may therefore have called the effect and crashed before it recorded the outcome. An open effect
+that comes from a checkpoint is therefore *in doubt*, and is treated in one of three ways:
 
-- By default the effect is called again with the same key, so the external service must detect duplicate keys.
-- If the effect has a probe, the probe first asks the service whether the effect was performed.
-- If the effect must not be repeated, it is not called, and the agent waits for an operator's decision. Before such an effect is called for
-  the first time, a *mark* is written to the host log. Logs of earlier plans are sealed before they are read, so if there is no mark, no
-  earlier incarnation has called the effect or will call it.
+- By default, the effect is called again with the same key, so the external service must detect duplicate keys.
+- If the effect has a probe, the probe first asks the external service whether the effect was performed.
+- If the effect must not be repeated, it is not called, and the agent waits for the decision of an operator. Before an effect that must not
+  be repeated is called for the first time, a *mark* is written to the host log. The logs of earlier plans are sealed before they are read.
+  If the log contains no mark, no earlier incarnation has called the effect or will call it.
 
-An operator's resolution is an input that the waiting turn consumes (`dead_letters.py`). "Done" becomes the outcome, and "not done" allows
-the call. But after a recovery to a state before the resolution, the turn would consume the resolution again, although the effect may have
-been called since. So the resolution is also emitted as an output, and the call waits until this output is released, as for an intent.
+An operator's resolution of the effect is an input that the waiting turn consumes (`dead_letters.py`). The resolution "done" becomes the
+effect's outcome, and "not done" allows the call. After a recovery to a state before the resolution, the turn would consume the resolution
+again, although the effect may have been called since. The resolution is therefore also emitted as an output, and the effect is called only
+after this output has been released, as with an intent.
 
-If a turn with effects fails permanently, the agent's next turn, which is put into its stash, undoes the effects that have compensations,
-newest first. Each compensation is itself an effect. Effects without compensations are recorded as left.
+If a turn with effects fails permanently, the agent's next turn undoes the effects that have compensations, newest first. The undoing turn
+is put into the agent's stash. Each compensation is itself an effect. Effects without compensations are recorded as "left".
 
-*Quiesce.* Before agents move or a host stops, the coordinator holds back new effects and waits for running calls. Otherwise the next plan
-would put these effects in doubt.
+*Quiesce.* Before agents move or a host stops, the coordinator holds back new effects and waits until running calls have ended. Otherwise,
+running calls would be in doubt under the next plan.
 
-Guarantees: this module carries G12. External actions are unique only if the external services honour keys, since this module cannot fence a
-call in progress.
+Guarantees: this module provides G12. External actions are unique only if the external services detect duplicate keys, because this module
+cannot stop a call in progress.
 """
 
 import msgspec
@@ -53,11 +54,11 @@ _SHADOW = "the fleet is a fork that was made without --live, and does nothing ou
 
 
 class Effects:
-    """Effects of this host's agents.
+    """The effects of this host's agents.
 
     Attributes:
-        are_refused: whether the fleet is a fork that must not perform effects.
-        are_held: whether new effects wait until the next Quiesce, plan or stream.
+        are_refused: whether effects must not be performed because the fleet is a fork.
+        are_held: whether new effects are held back until the next Quiesce directive, the next plan, or the next coordinator stream.
     """
 
     def __init__(self, shared: HostState, outputs: Outputs, steps: StepLog) -> None:
@@ -69,15 +70,15 @@ class Effects:
         """Number of the Quiesce directive that must still be answered, or 0 if there is none."""
 
     def welcomed(self, *, are_refused: bool) -> None:
-        """Set whether the coordinator forbids the fleet to perform effects."""
+        """Record whether the coordinator forbids the fleet to perform effects."""
         self.are_refused = are_refused
 
     def reset(self) -> None:
-        """Stop holding effects when a recovery plan ends the history of all agents on this host."""
+        """Stop holding back effects when a recovery plan ends the history of all agents on this host."""
         self.are_held, self._number = False, 0
 
     def on_quiesce(self, event: Quiesce) -> None:
-        """Start holding effects, or call the effects that were held."""
+        """Depending on the directive, either hold back new effects or call the effects that were held back."""
         self.are_held, self._number = event.holds_effects, event.number if event.holds_effects else 0
         if self.are_held:
             self._tell_quiesced()
@@ -87,7 +88,7 @@ class Effects:
                 self.released(agent)
 
     def _tell_quiesced(self) -> None:
-        """Answer the coordinator's Quiesce, if any, once no effect is being called."""
+        """If the coordinator has sent a Quiesce directive, answer it as soon as no effect is being called."""
         agents = self._shared.agents.values()
         if self._number and not any(agent.effects is not None and agent.effects.is_called for agent in agents):
             self._shared.out.append(Quiesced(self._number))
@@ -96,8 +97,8 @@ class Effects:
     # ---- calling --------------------------------------------------------------------------------------------------
 
     def intended(self, agent: LocalAgent, waits: JournalEntry, intent: EffectIntent) -> tuple[str, bytes] | None:
-        """Open the effect that a handler waits for, and return None. If the effect's outcome is already known, return the outcome and the
-        result for the journal instead."""
+        """Open the effect that a handler waits for, and return None. If the effect's outcome is already known or the effect is refused,
+        return the outcome and the result for the journal instead."""
         if agent.effects is None:
             agent.effects = AgentEffects()
         effects = agent.effects
@@ -119,19 +120,19 @@ class Effects:
         return None
 
     def identity(self, agent: LocalAgent) -> str:
-        """Return the identity of the agent's open effect, for its entry in the journal and in the host log."""
+        """Return the identity of the agent's open effect, as recorded in the journal and in the host log."""
         assert agent.effects is not None and agent.effects.open is not None
         opened = agent.effects.open
         return f"{opened.key}#{opened.generation}"
 
     def identity_of(self, agent: LocalAgent, intent: EffectIntent) -> str:
-        """Return the identity of an effect that does not need to be called."""
+        """Return the identity of an effect that need not be called."""
         assert agent.effects is not None
         key, generation = agent.effects.identity(intent)
         return f"{key}#{generation}"
 
     def call(self, agent: LocalAgent, turn: DurableTurn, intent: EffectIntent) -> None:
-        """Call the open effect as soon as its intent is released, unless an operator must first decide about it."""
+        """Call the open effect as soon as its intent has been released, unless an operator must first decide whether to call it."""
         effects = agent.effects
         assert effects is not None and effects.open is not None
         opened = effects.open
@@ -145,7 +146,7 @@ class Effects:
             self._call_if_released(agent, turn, effects, opened)
 
     def released(self, agent: LocalAgent) -> None:
-        """Call the open effect if its intent has been released."""
+        """If the intent of the open effect has been released, call the effect."""
         effects, turn = agent.effects, agent.turn
         if effects is not None and turn is not None and effects.is_ready and effects.open is not None:
             self._call_if_released(agent, turn, effects, effects.open)
@@ -153,7 +154,8 @@ class Effects:
     def _call_if_released(
         self, agent: LocalAgent, turn: DurableTurn, effects: AgentEffects, opened: OpenEffect
     ) -> None:
-        """Call the effect if its intent has been released, so that no recovery can undo it. Otherwise request an epoch."""
+        """If the intent of the effect has been released, call the effect. After the release, no recovery can undo the request for the
+        effect. If the intent has not been released, request an epoch."""
         if agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return
@@ -173,7 +175,8 @@ class Effects:
         self._shared.out.append(msgspec.structs.replace(run, undoes=undoes, wait_s=wait_s))
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
-        """Call an effect now that its mark is durable in the log. No later incarnation can now assume that the effect was not called."""
+        """Call an effect, because its mark is now durable in the log. From now on, no later incarnation can assume that the effect was not
+        called."""
         effects = agent.effects
         if effects is not None and effects.open is not None and mark == mark_of(effects.open):
             effects.begun()
@@ -191,8 +194,8 @@ class Effects:
     # ---- endings --------------------------------------------------------------------------------------------------
 
     def ended(self, agent: LocalAgent, outcome: str, result: bytes, time_ns: int, late_s: float) -> None:
-        """Record the end of an effect that was called, or that an operator resolved. `late_s` says for how long its last call may still
-        run."""
+        """Record the end of an effect that was called or that an operator has resolved. `late_s` is the time in seconds for which the
+        effect's last call may still run."""
         effects = agent.effects
         assert effects is not None and effects.open is not None
         is_done = outcome == DONE
@@ -203,15 +206,15 @@ class Effects:
         self._tell_quiesced()
 
     def turn_ended(self, agent: LocalAgent) -> None:
-        """Handle the end of a turn that succeeded. Its effects remain done."""
+        """Handle the end of a turn that succeeded. The turn's effects remain done."""
         if agent.effects is not None:
             agent.effects.turn_ended()
 
     def turn_failed(self, agent: LocalAgent, time_ns: int) -> bytes:
-        """Handle a turn that failed permanently. Return the message of the turn that undoes its effects, newest first, or b"" if there are
-        none to undo.
+        """Handle a turn that failed permanently. Return the message of the turn that undoes the failed turn's effects, newest first. If
+        there are no effects to undo, return b"".
 
-        If the turn failed before the end of its open effect, that effect is undone too, since a call of it may have been made.
+        If the turn failed while an effect was open, that effect is undone too, because it may have been called.
         """
         effects = agent.effects
         if effects is None:
@@ -232,8 +235,8 @@ class Effects:
         return undo_payload(to_undo) if to_undo else b""
 
     def _taken_over(self, agent: LocalAgent, name: str, intent: EffectIntent, result: bytes) -> EffectRecord:
-        """Return a new ledger record of an effect that this turn has taken over from a discarded history. The ledger no longer has that
-        history's records."""
+        """Return a new ledger record of an effect that this turn has adopted from a discarded history. The records of the discarded history
+        are no longer in the ledger."""
         assert agent.effects is not None
         key, generation = agent.effects.identity(intent)
         outside = outside_key(self._shared.cluster, agent.id, key, generation)

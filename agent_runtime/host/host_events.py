@@ -1,11 +1,10 @@
-"""Events and commands of a host core.
+"""The events and commands of a host core.
 
-Events have names in the past tense and come from the adapters: links, turns, store and clock. Commands have imperative names, and the
-adapters execute them in order before the next event. Messages between coordinator and host are defined in `messages/host_messages.py`. The
-core receives and sends these messages unchanged.
+Events come from the adapters: links, turns, store and clock. The adapters execute commands in order, before the next event. Messages
+between a coordinator and a host are defined in `messages/host_messages.py`. The core receives and sends coordinator messages unchanged.
 
-The first sections contain the events and commands that all fleets use. The other sections are about durable turns, observers of messages
-(`is_watched`), the host log, dead letters, views of agents, and messages that no turn sends.
+The first sections contain the events and commands that are used in all fleets. The remaining sections cover durable turns, observers of
+messages (`is_watched`), the host log, dead letters, views of agents, and messages sent outside of turns.
 """
 
 from collections.abc import Mapping
@@ -53,11 +52,11 @@ Log = dict[str, list[InTransitMessage]]
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Base class of a host core's events."""
+    """Base class of the events that a host core handles."""
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):
-    """Base class of a host core's commands."""
+    """Base class of the commands that a host core issues."""
 
 
 Heard = Event | msg.Directive
@@ -68,7 +67,7 @@ HostOutput = Command | msg.HostMessage
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """The host and incarnation that a plan assigns to one agent."""
+    """The host and the incarnation that a plan assigns to an agent."""
 
     agent: str
     kind: str
@@ -78,9 +77,10 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class LoadedAgent(msgspec.Struct, frozen=True):
-    """An agent that the adapter has loaded: in its initial state (`checkpoint` is None), restored from a checkpoint, or unborn.
+    """An agent that the adapter has loaded. The agent is in its initial state (`checkpoint` is None), restored from a checkpoint, or not
+    created yet.
 
-    `passed_ns` is the time since the checkpoint, or 0 if the machine's clock cannot measure it.
+    `passed_ns` is the time in nanoseconds since the checkpoint, or 0 if the machine's clock cannot measure it.
     """
 
     agent: str
@@ -93,11 +93,11 @@ class LoadedAgent(msgspec.Struct, frozen=True):
 
 
 class PlanReceived(Event, frozen=True, gc=False):
-    """The fleet starts or restarts from the recovery line of epoch `line_epoch`, or from the agents' initial states if it is 0. `logs` are
-    the host logs of earlier plans, which may be unsealed.
+    """Event: the fleet starts or restarts from the recovery line of epoch `line_epoch`. If `line_epoch` is 0, the fleet starts from the
+    agents' initial states. `logs` contains the host logs of earlier plans, some of which may not be sealed.
 
-    Log entries beyond the recovery line are dropped if they belong to plans with lower numbers than `drop_before`. `deaths` are the turns
-    during which processes died. `newest` contains the newest batch of each log that the coordinator knows.
+    Entries beyond the recovery line are dropped if they belong to a plan whose number is lower than `drop_before`. `deaths` contains the
+    turns during which processes crashed. `newest` contains the newest batch number of each log that the coordinator knows.
     """
 
     number: int
@@ -121,7 +121,7 @@ class StreamOpened(Event, frozen=True, gc=False):
 
 
 class PeerKnocked(Event, frozen=True, gc=False):
-    """A host that must not dial this host has asked this host to dial it."""
+    """Event: a peer host asks this host to dial it, because the peer itself must not dial this host."""
 
     hello: LinkHello
 
@@ -136,18 +136,18 @@ class StreamClosed(Event, frozen=True, gc=False):
 
 
 class WriteReady(Event, frozen=True, gc=False):
-    """The writer of the stream to `peer` is ready. The core responds with at most one `WriteFrame`."""
+    """Event: the task that writes to the stream to `peer` is ready. The core responds with at most one `WriteFrame`."""
 
     peer: str
 
 
 class AgentsLoaded(Event, frozen=True, gc=False):
-    """The plan's agents are loaded, and the logs of earlier plans sealed and read.
+    """Event: the agents of the plan are loaded, and the logs of earlier plans have been sealed and read.
 
-    `inputs` are the inputs in these logs for all agents, sorted by number for each agent. `dropped` are earlier inputs, which are not
-    delivered again. `entries` are the entries of durable turns, in log order. `why_no_log` is the reason why the store accepts no host
-    logs, or "". `log_key` is the public key for signed batches, or b"". `is_authenticated` says whether the store is signed or
-    encrypted."""
+    `inputs` contains the inputs in the logs of earlier plans for all agents, sorted by number for each agent. `dropped` contains earlier
+    inputs that are not redelivered. `entries` contains the entries of durable turns, in log order. `why_no_log` is the reason why the store
+    accepts no host logs, or "" if it accepts them. `log_key` is the public key for signed batches, or b"" if batches are not signed.
+    `is_authenticated` is set if the data in the store is signed or encrypted."""
 
     plan: int
     agents: tuple[LoadedAgent, ...]
@@ -160,8 +160,8 @@ class AgentsLoaded(Event, frozen=True, gc=False):
 
 
 class LoadFailed(Event, frozen=True, gc=False):
-    """The recovery line cannot be loaded. `damaged_epoch` is 0 if no epoch is damaged. `may_pass` says whether the failure may be temporary
-    because the store is currently unreadable."""
+    """Event: the recovery line cannot be loaded. `damaged_epoch` is the number of the damaged epoch, or 0 if no epoch is damaged.
+    `may_pass` is set if the failure may be temporary because the store is currently unreadable."""
 
     plan: int
     damaged_epoch: int
@@ -171,8 +171,8 @@ class LoadFailed(Event, frozen=True, gc=False):
 
 
 class TurnEnded(Event, frozen=True, gc=False):
-    """The handler has returned, or, if `pause` is set, a segment of a durable turn has ended. `is_durable` says whether this is the last
-    segment of a durable turn."""
+    """Event: the handler of a turn has returned, or, if `pause` is set, a segment of a durable turn has ended. `is_durable` is set if this
+    is the last segment of a durable turn."""
 
     agent: str
     incarnation: int
@@ -189,9 +189,9 @@ class TurnEnded(Event, frozen=True, gc=False):
 
 
 class TurnFailed(Event, frozen=True, gc=False):
-    """The turn failed. `on_error`, `retries` and `waits_ns` (the waits before retries) are taken from the agent's class. `is_final` says
-    whether a retry would fail too. `is_divergent` says whether a repeated durable turn made different requests. `rollback` is set if the
-    handler requested a rollback. `is_of_step` says whether a failed step is the cause."""
+    """Event: a turn has failed. `on_error`, `retries` and `waits_ns` (the delays before retries) are taken from the agent's class.
+    `is_final` is set if a retry would fail too. `is_divergent` is set if a rerun durable turn made different requests. `rollback` is set if
+    the handler requested a rollback. `is_of_step` is set if the turn failed because of a failed step."""
 
     agent: str
     incarnation: int
@@ -208,14 +208,14 @@ class TurnFailed(Event, frozen=True, gc=False):
 
 
 class EpochStored(Event, frozen=True, gc=False):
-    """The host's part of the epoch is durable."""
+    """Event: this host's part of the epoch is durable."""
 
     epoch: int
     plan: int
 
 
 class EpochNotStored(Event, frozen=True, gc=False):
-    """The host's part of the epoch could not be written."""
+    """Event: this host's part of the epoch could not be written."""
 
     epoch: int
     plan: int
@@ -223,7 +223,7 @@ class EpochNotStored(Event, frozen=True, gc=False):
 
 
 class CaptureFailed(Event, frozen=True, gc=False):
-    """A state could not be encoded, so the epoch cannot complete."""
+    """Event: a state could not be encoded, so the epoch cannot become complete."""
 
     agent: str
     epochs: tuple[int, ...]
@@ -231,14 +231,16 @@ class CaptureFailed(Event, frozen=True, gc=False):
 
 
 class CheckpointMeasured(Event, frozen=True, gc=False):
-    """The adapter has measured for how long an agent paused for its checkpoint, which the policy needs to know."""
+    """Event: the adapter has measured for how long an agent paused for its checkpoint. The policy for independent checkpoints needs this
+    value."""
 
     agent: str
     cost_ns: int
 
 
 class CheckpointFailed(Event, frozen=True, gc=False):
-    """The state for an agent's checkpoint could not be encoded. The agent could not be restored to this point, so it cannot continue."""
+    """Event: the state for an agent's checkpoint could not be encoded. The agent cannot continue, because it could not be restored to its
+    current state."""
 
     agent: str
     incarnation: int
@@ -246,8 +248,8 @@ class CheckpointFailed(Event, frozen=True, gc=False):
 
 
 class StoreStatusChanged(Event, frozen=True, gc=False):
-    """The store's readiness for checkpoints has changed. `is_busy` says whether too many checkpoints wait, and `is_full` whether no more
-    checkpoints may wait. `problem` is the reason why the store accepts no checkpoints, or ""."""
+    """Event: the readiness of the store for checkpoints has changed. `is_busy` is set if too many checkpoints are waiting, and `is_full` is
+    set if no more checkpoints may wait. `problem` is the reason why the store accepts no checkpoints, or "" if it accepts them."""
 
     is_busy: bool
     problem: str
@@ -255,8 +257,8 @@ class StoreStatusChanged(Event, frozen=True, gc=False):
 
 
 class OfferedInput(msgspec.Struct, frozen=True, gc=False):
-    """A message from outside the fleet. `payload` is the result of `encode_message`. `key` is the client's key, by which duplicates are
-    detected."""
+    """A message from outside the fleet. `payload` is the message as encoded by `encode_message`. `key` is the key that the client has
+    chosen for the message, by which duplicates are detected."""
 
     agent: str
     key: str
@@ -265,8 +267,8 @@ class OfferedInput(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsOffered(Event, frozen=True, gc=False):
-    """A client has sent a request with inputs. The core replies with one AnswerInputs with the same request number. `wall_ns` is this
-    host's wall-clock time since 1970."""
+    """Event: a client has sent a request that contains inputs. The core replies with a single AnswerInputs command that has the same
+    request number. `wall_ns` is the wall-clock time of this host, in nanoseconds since 1970."""
 
     request: int
     client: str
@@ -275,8 +277,8 @@ class InputsOffered(Event, frozen=True, gc=False):
 
 
 class ReplyAwaited(Event, frozen=True, gc=False):
-    """A client waits for the reply to the input with this key. The core sends the reply in one AnswerAsk: at the end of the turn if
-    `is_early`, otherwise when a complete epoch contains the turn."""
+    """Event: a client waits for the reply to the input with this key. The core sends the reply in a single AnswerAsk command. If `is_early`
+    is set, the reply is sent at the end of the turn. Otherwise it is sent when a complete epoch contains the turn."""
 
     request: int
     agent: str
@@ -285,10 +287,11 @@ class ReplyAwaited(Event, frozen=True, gc=False):
 
 
 class AskAnswer(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of an input. `reply` is the reply of its turn as returned by `encode_message`, or b"" if there is none.
+    """The outcome of an input. `reply` is the reply of the input's turn, as encoded by `encode_message`. If the turn gave no reply, `reply`
+    is b"".
 
     `status` is "replied" (the turn has succeeded), "buried" (the input is a dead letter), "retry" (the input is currently unknown on this
-    host) or "unknown" (the input was never received, or has been forgotten). `reason` explains "retry" and "unknown".
+    host) or "unknown" (the input was never received, or has been forgotten). `reason` explains the statuses "retry" and "unknown".
     """
 
     status: str
@@ -298,11 +301,11 @@ class AskAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class TimerFired(Event, frozen=True, gc=False):
-    """The clock has reached the core's `wakeup_ns`."""
+    """Event: the clock has reached the core's `wakeup_ns`."""
 
 
 class BatchEnded(Event, frozen=True, gc=False):
-    """The adapter has no more turns to run at the moment, so the core should send the items queued for links."""
+    """Event: the adapter currently has no more turns to run, so the core should send the items queued for links."""
 
 
 MODE_EVENTS: tuple[type[Heard], ...] = (
@@ -324,9 +327,10 @@ turn. These words must not change, since files and traces contain them."""
 class StartTurn(Command, frozen=True, gc=False):
     """Run a turn.
 
-    A "segment" continues its turn with the entry `found`, or runs all segments of `turn` again. If the turn is durable, `number` is its
-    number among the agent's durable turns, and `logged` are the host-log entries for turns with that number. If `refusal` is not empty, the
-    turn fails for this reason without calling its handler. Such a turn still creates its agent if `is_made` is true."""
+    If the turn's kind is "segment", the turn continues with the entry `found`, or all segments of `turn` are run again. If the turn is
+    durable, `number` is its number among the agent's durable turns. `logged` contains the host-log entries of turns with that number. If
+    `refusal` is not empty, the turn fails for this reason, and its handler is not called. If `is_made` is set, a refused turn still creates
+    its agent."""
 
     agent: str
     incarnation: int
@@ -342,13 +346,13 @@ class StartTurn(Command, frozen=True, gc=False):
 
 
 class UndoTurn(Command, frozen=True, gc=False):
-    """Restore the agent's state from the image taken before the turn that has just failed."""
+    """Restore the agent's state to the copy taken before the turn that has just failed."""
 
     agent: str
 
 
 class Control(msgspec.Struct, frozen=True):
-    """Contents of an agent's checkpoint except for its state and channels."""
+    """The contents of an agent's checkpoint, except for the agent's state and channels."""
 
     incarnation: int
     number: int
@@ -377,7 +381,7 @@ class Control(msgspec.Struct, frozen=True):
 
 
 class CaptureState(Command, frozen=True, gc=False):
-    """Take an image of an agent's state now, to be used for all these epochs."""
+    """Capture an agent's current state, and use it in the checkpoints of all given epochs."""
 
     agent: str
     epochs: tuple[int, ...]
@@ -385,16 +389,17 @@ class CaptureState(Command, frozen=True, gc=False):
 
 
 class TakeCheckpoint(Command, frozen=True, gc=False):
-    """Take an image of an agent's state now. Make it durable later, together with the agent's sender log.
+    """Capture an agent's current state. Make the state durable at a later time, together with the agent's sender log.
 
     Attributes:
-        basis: "initial", "basic", "forced" or "tentative".
-        round: number of the koo-toueg round of a tentative checkpoint, or 0 for any other checkpoint.
-        sent, received: sequence number of the last message sent to, and consumed from, each other agent.
-        changed_sent, changed_received: the sequence numbers in `sent` and `received` that have changed since the agent's previous
+        basis: reason for the checkpoint, either "initial", "basic", "forced" or "tentative".
+        round: number of the koo-toueg round to which a tentative checkpoint belongs, or 0 for any other checkpoint.
+        sent, received: sequence numbers of the last message sent to each other agent, and of the last message consumed from each other
+            agent.
+        changed_sent, changed_received: those sequence numbers in `sent` and `received` that have changed since the agent's previous
             checkpoint.
         log: messages that the agent has sent since its previous checkpoint.
-        turns: number of the agent's turns since its previous checkpoint.
+        turns: number of turns that the agent has run since its previous checkpoint.
     """
 
     agent: str
@@ -410,8 +415,8 @@ class TakeCheckpoint(Command, frozen=True, gc=False):
 
 
 class ReportFrozen(Command, frozen=True, gc=False):
-    """Report to the coordinator that all agents are frozen, once all checkpoints taken so far are durable. Agents in `running` count as
-    failed."""
+    """Report to the coordinator that all agents are frozen, as soon as all checkpoints taken so far are durable. The agents in `running`
+    count as failed."""
 
     plan: int
     number: int
@@ -419,7 +424,8 @@ class ReportFrozen(Command, frozen=True, gc=False):
 
 
 class StoreEpoch(Command, frozen=True, gc=False):
-    """Make this host's complete part of an epoch durable. The adapter responds with EpochStored or EpochNotStored."""
+    """Make this host's part of an epoch durable, because the part is complete. The adapter responds with either EpochStored or
+    EpochNotStored."""
 
     epoch: int
     plan: int
@@ -435,18 +441,18 @@ class ReportEpoch(Command, frozen=True, gc=False):
 
 
 class DropEpoch(Command, frozen=True, gc=False):
-    """Discard the captures and reports of an epoch that has ended."""
+    """Discard the captured states and the reports of an epoch that has ended."""
 
     epoch: int
 
 
 class CancelTurns(Command, frozen=True, gc=False):
-    """Stop all turns and remove all agents, since a recovery plan has undone them."""
+    """Stop all turns and remove all agents, because a recovery plan has undone them."""
 
 
 class LoadAgents(Command, frozen=True, gc=False):
-    """Load these agents from the recovery line, and seal and read the host logs of earlier plans. The adapter responds with AgentsLoaded or
-    LoadFailed.
+    """Load the given agents from the recovery line, and seal and read the host logs of earlier plans. The adapter responds with either
+    AgentsLoaded or LoadFailed.
 
     `drop_before` and `newest` have the same meaning as in PlanReceived.
     """
@@ -461,14 +467,14 @@ class LoadAgents(Command, frozen=True, gc=False):
 
 
 class AnswerInputs(Command, frozen=True, gc=False):
-    """Send a client the outcomes of its request, one for each input."""
+    """Send a client the outcomes of its request, one outcome for each input."""
 
     request: int
     answers: tuple[InputOutcome, ...]
 
 
 class AnswerAsk(Command, frozen=True, gc=False):
-    """Send a client the outcome of its input, for which it has waited."""
+    """Send a client the outcome of the input for which it has waited."""
 
     request: int
     answer: AskAnswer
@@ -484,7 +490,7 @@ class DialPeer(Command, frozen=True, gc=False):
 
 
 class KnockAtPeer(Command, frozen=True, gc=False):
-    """Ask the peer to dial this host by sending `hello` once. The message may be lost."""
+    """Ask the peer to dial this host by sending it `hello` once. The message with this request may be lost."""
 
     peer: str
     address: str
@@ -516,10 +522,11 @@ class WakeWriter(Command, frozen=True, gc=False):
 
 
 class Trace(Command, frozen=True, gc=False):
-    """Record an event in the trace, which serves only for diagrams: a sampled message left its sender ("send") or was consumed ("receive").
+    """Record an event in the trace, which is used only for diagrams. For a sampled message, the event is that the message was sent ("send")
+    or consumed ("receive").
 
-    Other kinds are that a tentative checkpoint became permanent ("checkpoint", where `other` is its basis), and that this host sent or
-    received a marker item ("send_marker" and "receive_marker", where `number` is the epoch).
+    Further values of `what` are "checkpoint" (a tentative checkpoint became permanent, where `other` is its basis), "send_marker" and
+    "receive_marker" (this host sent or received a marker item, where `number` is the epoch).
     """
 
     what: str
@@ -529,7 +536,7 @@ class Trace(Command, frozen=True, gc=False):
 
 
 class Note(Command, frozen=True, gc=False):
-    """Write a line to the process's log. `level` is "info" or "warning"."""
+    """Write a line to the log of the process. `level` is "info" or "warning"."""
 
     level: str
     text: str
@@ -540,7 +547,7 @@ class Note(Command, frozen=True, gc=False):
 
 
 class RunStep(Command, frozen=True, gc=False):
-    """Run the step for which the agent's turn waits. `place` is the step's index in the journal, counted from 0."""
+    """Run the step for which the agent's turn waits. `place` is the index of the step in the journal, starting at 0."""
 
     agent: str
     incarnation: int
@@ -553,9 +560,10 @@ class RunEffect(RunStep, frozen=True, gc=False):
 
     Attributes:
         key: outside key of the effect.
-        is_in_doubt: whether an earlier call of the effect may have been made, and may still be running.
-        undoes: outside key of the effect that this compensation undoes, or "" if this is not a compensation.
-        wait_s: how long a call of the effect to undo may still run. The compensation waits for this time.
+        is_in_doubt: whether the effect may have been called earlier. An earlier call of the effect may still be running.
+        undoes: outside key of the effect that this compensation undoes, or "" if the effect is not a compensation.
+        wait_s: time in seconds for which a call of the effect to be undone may still run. The compensation waits for this time before it is
+            called.
     """
 
     key: str
@@ -565,12 +573,12 @@ class RunEffect(RunStep, frozen=True, gc=False):
 
 
 class StepEnded(Event, frozen=True, gc=False):
-    """A step or an effect has ended.
+    """Event: a step or an effect has ended.
 
     Attributes:
-        outcome, result: outcome and encoded result, as in `JournalEntry`.
-        time_ns: wall-clock time of the end, since 1970.
-        late_s: for a failed effect, how long its last call may still run.
+        outcome, result: the outcome and the encoded result, as in `JournalEntry`.
+        time_ns: wall-clock time at which the step or effect ended, in nanoseconds since 1970.
+        late_s: for a failed effect, the time in seconds for which its last call may still run.
     """
 
     agent: str
@@ -586,9 +594,10 @@ class StepEnded(Event, frozen=True, gc=False):
 
 
 class LoggedMessageSent(Command, frozen=True, gc=False):
-    """The next message of a logged channel left its sender's outbox. The core issues this command only if an observer watches.
+    """Report to an observer that the next message of a logged channel has left its sender's outbox. The core issues this command only if an
+    observer is watching.
 
-    `is_in_turn` says that the sender is in a turn, whose message the sender's protocol rule has already processed.
+    `is_in_turn` is set if the sender is in a turn whose message the sender's protocol rule has already processed.
     """
 
     sender: str
@@ -597,7 +606,7 @@ class LoggedMessageSent(Command, frozen=True, gc=False):
 
 
 class OperatorCommandConsumed(Command, frozen=True, gc=False):
-    """An operator command was consumed without a turn. `told` is the reply to the command."""
+    """Report to an observer that an operator command was consumed without a turn. `told` is the reply to the operator."""
 
     agent: str
     payload: bytes
@@ -605,15 +614,16 @@ class OperatorCommandConsumed(Command, frozen=True, gc=False):
 
 
 class EffectRecordEmitted(Command, frozen=True, gc=False):
-    """The core itself emitted a ledger record for an agent. The record is not part of any turn's outputs."""
+    """Report to an observer that the core has emitted a ledger record for an agent. The ledger record is not an output of any turn."""
 
     agent: str
     payload: bytes
 
 
 class MessageConsumedInTurn(Command, frozen=True, gc=False):
-    """A message or an input was consumed during a durable turn, either by this turn, or, if `is_stashed`, to be handled in a later turn. If
-    `what` is "effect", it starts the compensation of a failed turn and has no sender."""
+    """Report that a message or an input was consumed during a durable turn. If `is_stashed` is set, the message or input will be handled in
+    a later turn. If `is_stashed` is not set, the durable turn itself has received the message or input. If `what` is "effect", the entry
+    starts the compensation of a failed turn, and has no sender."""
 
     agent: str
     what: TurnKind | Literal["effect"]
@@ -626,10 +636,10 @@ class MessageConsumedInTurn(Command, frozen=True, gc=False):
 
 
 class AppendBatch(Command, frozen=True, gc=False):
-    """Make the next batch of this host's log durable, and retry until the outcome is known. The adapter responds with BatchAppended or
+    """Make the next batch of this host's log durable. Retry until the outcome is known. The adapter responds with either BatchAppended or
     LogSealed.
 
-    If batches are signed, `certificate` is the coordinator's certificate for this log.
+    If batches are signed, `certificate` is the certificate that the coordinator has issued for this log.
     """
 
     log: LogName
@@ -640,21 +650,22 @@ class AppendBatch(Command, frozen=True, gc=False):
 
 
 class BatchAppended(Event, frozen=True, gc=False):
-    """A batch of the host's log is durable."""
+    """Event: a batch of this host's log is durable."""
 
     log: LogName
     number: int
 
 
 class LogSealed(Event, frozen=True, gc=False):
-    """The store has rejected a batch, since a later plan has sealed the log. The log will never contain this batch."""
+    """Event: the store has rejected a batch, because a later plan has sealed the log. The log will never contain the rejected batch."""
 
     log: LogName
     number: int
 
 
 class LogStatusChanged(Event, frozen=True, gc=False):
-    """Writing a batch to this log is delayed, or no longer delayed. `problem` is the reason for the delay, or ""."""
+    """Event: the writing of a batch to this log is delayed, or is no longer delayed. `problem` is the reason for the delay, or "" if there
+    is no delay."""
 
     log: LogName
     problem: str
@@ -664,7 +675,7 @@ class LogStatusChanged(Event, frozen=True, gc=False):
 
 
 class MessageDeadLettered(Command, frozen=True, gc=False):
-    """A message, a timer or an input became a dead letter of its receiver, that is, it was consumed without effect."""
+    """Report that a message, a timer or an input became a dead letter of its receiver, which means that it was consumed without effect."""
 
     agent: str
     what: TurnKind
@@ -674,8 +685,8 @@ class MessageDeadLettered(Command, frozen=True, gc=False):
 
 
 class UnroutableMessageDeadLettered(Command, frozen=True, gc=False):
-    """A message that can never arrive became a dead letter of its sender. `is_refused_creation` says that it is a spawn request that was
-    refused."""
+    """Report that a message that can never be delivered became a dead letter of its sender. `is_refused_creation` is set if the message is
+    a spawn request that was refused."""
 
     sender: str
     receiver: str
@@ -688,8 +699,8 @@ class UnroutableMessageDeadLettered(Command, frozen=True, gc=False):
 
 
 class ViewRequested(Event, frozen=True, gc=False):
-    """An operator has requested a view of an agent. The core replies with one AnswerView with the same request number. If `is_settled`, it
-    replies only when the agent is between two turns."""
+    """Event: an operator has requested a view of an agent. The core replies with a single AnswerView command that has the same request
+    number. If `is_settled` is set, the core waits with its reply until the agent is between two turns."""
 
     request: int
     agent: str
@@ -697,43 +708,44 @@ class ViewRequested(Event, frozen=True, gc=False):
 
 
 class EffectsRequested(Event, frozen=True, gc=False):
-    """A caller has requested the effects that agents on this host wait for. The core replies with one AnswerEffects with the same request
-    number."""
+    """Event: a caller asks which effects the agents on this host wait for. The core replies with a single AnswerEffects command that has
+    the same request number."""
 
     request: int
 
 
 class AnswerEffects(Command, frozen=True, gc=False):
-    """Reply to an EffectsRequested."""
+    """Reply to the event EffectsRequested."""
 
     request: int
     effects: tuple[UnfinishedEffect, ...]
 
 
 class WaitingAgentsRequested(Event, frozen=True, gc=False):
-    """A caller has asked which agents on this host have waiting messages or inputs. The core replies with one AnswerWaiting with the same
-    request number."""
+    """Event: a caller asks which agents on this host have waiting messages or inputs. The core replies with a single AnswerWaiting command
+    that has the same request number."""
 
     request: int
 
 
 class TracingRequested(Event, frozen=True, gc=False):
-    """The viewers' tracing rate has changed. From now on, every `every`-th message of each channel is traced, or no message if `every` is
-    0."""
+    """Event: the sampling rate for traced messages has changed. From now on, every N-th message of each channel is traced, where N is
+    `every`. If `every` is 0, no messages are traced."""
 
     every: int
 
 
 class TurnView(msgspec.Struct, frozen=True, gc=False):
-    """View of an unfinished durable turn.
+    """A view of an unfinished durable turn.
 
     Attributes:
         what, sender, payload: kind, sender and payload of the message that started the turn.
-        entries, newest: number of journal entries, and the newest of these entries.
-        waits, waits_ns: entry that the turn waits for, or None if the entry has arrived, and the duration of the wait so far.
+        entries, newest: the number of journal entries, and the newest journal entries.
+        waits, waits_ns: the entry for which the turn waits (None if the entry has arrived), and how long the turn has waited in
+            nanoseconds.
         put_off: number of messages that are deferred until the turn ends.
-        problem: reason why the turn cannot continue, or "".
-        effect, effect_stands: effect that the turn waits for, if any, and the effect's state as text.
+        problem: reason why the turn cannot continue, or "" if it can continue.
+        effect, effect_stands: the effect for which the turn waits, if any, and the state of this effect as text.
     """
 
     what: str
@@ -750,22 +762,24 @@ class TurnView(msgspec.Struct, frozen=True, gc=False):
 
 
 class AgentView(msgspec.Struct, frozen=True, gc=False):
-    """View of an agent.
+    """A view of an agent.
 
     Attributes:
-        life: "unborn", "starting" (before the end of `on_start`), "running", "failed" (waiting for a recovery) or "stopping".
-        turn: kind of the running turn, or "" between two turns. A segment of a durable turn counts as "timer".
-        sender: sender of the running turn's message.
-        attempts: number of failed attempts of the current turn, which is running or will be retried after `retry_ns`.
-        messages, inputs: number of messages from agents, and number of inputs from outside, that wait to be handled.
-        outbox: number of messages in the agent's outbox, which have not been sent yet.
+        life: "unborn" (not created yet), "starting" (before the end of `on_start`), "running", "failed" (waiting for a recovery) or
+            "stopping".
+        turn: kind of the running turn, or "" if the agent is between two turns. A segment of a durable turn counts as "timer".
+        sender: sender of the message that the running turn handles.
+        attempts: number of failed attempts of the current turn. The turn is either running or will be retried after `retry_ns`.
+        messages, inputs: number of messages from agents and number of inputs from outside that are waiting to be handled.
+        outbox: number of messages that are waiting in the agent's outbox to be sent.
         spawns: agents whose spawn requests have not been granted yet.
-        timers: name of each timer, with the nanoseconds until it fires.
-        inputs_consumed: number of the last consumed input.
+        timers: name of each timer, with the time in nanoseconds until it fires.
+        inputs_consumed: number of the input that was consumed last.
         keys: number of input keys that the agent remembers to detect duplicates.
-        checkpoint: number of the last checkpoint.
-        dead_letter_count: total number of dead letters, without dead letters that a retry handled. `dead_letters` contains only the newest.
-        durable: the unfinished durable turn, or None if there is none.
+        checkpoint: number of the agent's newest checkpoint.
+        dead_letter_count: total number of dead letters, without those that were handled by a retry. `dead_letters` contains only the newest
+            dead letters.
+        durable: view of the unfinished durable turn, or None if there is none.
     """
 
     agent: str
@@ -791,8 +805,8 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerView(Command, frozen=True, gc=False):
-    """Reply to a ViewRequested. If the agent is not on this host, `view` is None and `reason` says why. If the request has `is_settled`,
-    the adapter must read the state immediately."""
+    """Reply to the event ViewRequested. If the agent is not on this host, `view` is None, and `reason` explains why. If `is_settled` was
+    set in the request, the adapter must read the agent's state immediately."""
 
     request: int
     view: AgentView | None
@@ -800,7 +814,7 @@ class AnswerView(Command, frozen=True, gc=False):
 
 
 class AnswerWaiting(Command, frozen=True, gc=False):
-    """Reply to a WaitingAgentsRequested. `more` is the number of agents that are omitted."""
+    """Reply to the event WaitingAgentsRequested. `more` is the number of agents that were omitted from the reply."""
 
     request: int
     agents: tuple[AgentView, ...]
@@ -811,8 +825,8 @@ class AnswerWaiting(Command, frozen=True, gc=False):
 
 
 class ExternalSends(Event, frozen=True, gc=False):
-    """An agent sends messages outside of any turn, because the external object that the agent represents has changed. The state change and
-    the sends take effect together.
+    """Event: an agent sends messages outside of any turn, because the external object that it represents has changed. The change of the
+    agent's state and the sending of the messages take effect together.
 
     `sends` contains the receivers and the encoded messages.
     """

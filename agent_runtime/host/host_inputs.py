@@ -1,22 +1,23 @@
-"""The part of the host core for inputs from outside: admits, numbers and logs inputs, and delivers them to agents.
+"""The host core's component for inputs from outside the fleet. The component admits, numbers and logs inputs, and delivers them to agents.
 
 An acknowledged input takes effect exactly once, despite failures and rollbacks (R1). An input is acknowledged when its batch is durable in
-the host log (`host_log.py`), and only then delivered to its agent.
+the host log (`host_log.py`). The input is delivered to its agent only after it has been acknowledged.
 
-Inputs are not part of channel states and carry no marks. The agent's checkpoint contains the number of the last consumed input, so each
-plan redelivers all later inputs in order. After a requested rollback a plan may *drop* inputs that earlier plans accepted. Each plan
-consumes dropped inputs without turns until a checkpoint records this. So the numbers of dropped inputs are not reused, and a client that
-resends an input with such a key is refused.
+Inputs do not belong to channel states, and they carry no protocol marks. An agent's checkpoint contains the number of the last input that
+the agent has consumed, so each plan redelivers all later inputs in order. After a rollback that was requested, a plan may *drop* inputs
+that were accepted under earlier plans. Each plan consumes the dropped inputs without running turns, until a checkpoint records that they
+have been consumed. The numbers of dropped inputs are therefore not reused. If a client resends an input with the key of a dropped input,
+the input is refused.
 
-*Receivers.* Inputs are accepted for agents in the plan, and for agents created later once a complete epoch contains them. Otherwise a
-recovery could undo the creation of an agent and leave its inputs without a receiver. If that epoch is later found damaged, the agent's
-inputs wait on this host until the agent is created again.
+*Receivers.* Inputs are accepted for the agents in the plan. For agents created later, inputs are accepted once a complete epoch contains
+the agent. If inputs were accepted earlier, a recovery could undo the creation of the agent, and its inputs would have no receiver. If the
+epoch that contains the agent is later found to be damaged, the agent's inputs wait on this host until the agent is created again.
 
-*Replies.* Clients may wait for the reply to an input (`ReplyWaiters`). An *early* reply is sent as soon as the turn has ended. A recovery
-may undo that turn, and the repeated turn may give a different reply. All other replies are sent when a complete epoch contains the turn,
-and are never reverted (R2; output commit: Strom and Yemini 1985). Replies are kept with the keys of consumed inputs (`agent_io.py`), so
-they are part of the agent's state. A client that asks again, even on the agent's next host, gets the same reply. Only the outcome "dead
-letter" is not final: if an operator retries the dead letter, the new turn gives the reply.
+*Replies.* Clients may wait for the reply to an input (`ReplyWaiters`). An *early* reply is sent as soon as the turn of the input has ended.
+A recovery may undo the turn of an early reply, and the rerun turn may give a different reply. Replies that are not early are sent when a
+complete epoch contains the turn, and are never reverted (R2; output commit: Strom and Yemini 1985). Replies are kept together with the keys
+of consumed inputs (`agent_io.py`), so they are part of the agent's state. If a client asks again, even on the agent's next host, the client
+gets the same reply. Only the outcome "dead letter" is not final. If an operator retries the dead letter, the new turn gives the reply.
 """
 
 from snapline.agent_runtime.host import dead_letters
@@ -51,7 +52,7 @@ Place = tuple[str, str]
 
 
 class ReplyWaiters:
-    """Client requests that wait for replies from the agents on this host."""
+    """The client requests that wait for replies from the agents on this host."""
 
     _membership: AgentRetirement
 
@@ -62,12 +63,12 @@ class ReplyWaiters:
         """Numbers of waiting requests, each with whether it accepts an early reply."""
 
     def wire(self, membership: AgentRetirement) -> None:
-        """Connect this part of the host core to the membership part above it."""
+        """Connect this component to the component above it that creates and removes agents."""
         self._membership = membership
 
     def reset(self) -> None:
-        """Answer all requests with "retry", since a recovery plan ends the history of all agents on this host. Clients must then ask the
-        agents' next hosts."""
+        """Answer all requests with "retry", because a recovery plan ends the history of all agents on this host. The clients must then ask
+        the agents' new hosts."""
         waiting, self._waiting = self._waiting, {}
         for requests in waiting.values():
             for request, _ in requests:
@@ -92,8 +93,8 @@ class ReplyWaiters:
         self.consumed(agent, event.key)
 
     def consumed(self, agent: LocalAgent, key: str) -> None:
-        """Answer the requests for the input with this key, if its turn has ended or it is a dead letter. If the key belongs to an operator
-        command, also answer the requests for the input whose dead letter the command retried."""
+        """If the turn of the input with this key has ended or the input has become a dead letter, answer the requests that wait for it. If
+        the key belongs to an operator command that retried a dead letter, also answer the requests for the dead letter's input."""
         inputs = agent.inputs
         if inputs is None:
             return
@@ -106,7 +107,8 @@ class ReplyWaiters:
                     self._epoch_request.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether a stopped agent must stay because a final reply may not have been sent yet. If so, request an epoch."""
+        """Return whether a stopped agent must be kept because a final reply may not have been sent yet. If the agent must be kept, request
+        an epoch."""
         inputs = agent.inputs
         if inputs is None or inputs.consumed <= inputs.released:
             return False
@@ -120,8 +122,8 @@ class ReplyWaiters:
         return is_unreported
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Send the replies to inputs that the complete epoch contains as consumed, since these replies are never reverted. All other
-        replies wait for a later epoch."""
+        """Send the replies to all inputs that are consumed in the complete epoch, because their turns can no longer be reverted. Replies to
+        later inputs wait for a later epoch."""
         for name, number in zip(event.agents, event.inputs, strict=True):
             agent = self._shared.agents.get(name)
             if agent is not None and agent.inputs is not None:
@@ -134,7 +136,7 @@ class ReplyWaiters:
                 self.consumed(agent, place[1])
 
     def removed(self, agent: str) -> None:
-        """Answer the requests for inputs of an agent that has left."""
+        """Answer all requests that wait for inputs of an agent that has left."""
         for place in [place for place in self._waiting if place[0] == agent]:
             for request, _ in self._waiting.pop(place):
                 self._tell(request, ev.AskAnswer(UNKNOWN, reason=f"agent {agent} has stopped"))
@@ -158,7 +160,7 @@ class ReplyWaiters:
 
 
 def dropped_reason(key: str, agent: str) -> str:
-    """Return the error message for a client that resends an input that was dropped, or asks for its reply."""
+    """Return the error message for a client that resends a dropped input or asks for its reply."""
     return f"the fleet went back on purpose, and the input of key {key!r} for {agent} was dropped: give it again with another key"
 
 
@@ -173,7 +175,7 @@ RECOVERS = "the fleet recovers"
 
 
 class Request:
-    """A client's request that contains inputs without an outcome yet. `answers` has the same order as the request's inputs."""
+    """A client's request in which some inputs have no outcome yet. `answers` has the same order as the inputs in the request."""
 
     __slots__ = ("answers", "open")
 
@@ -183,7 +185,7 @@ class Request:
 
 
 class Inputs:
-    """Inputs of the agents on this host. `asks` contains the clients that wait for replies."""
+    """The inputs of the agents on this host. `asks` contains the client requests that wait for replies."""
 
     def __init__(self, shared: HostState, mailboxes: Mailboxes, epoch_request: EpochRequest, log: OwnLog) -> None:
         self._shared = shared
@@ -209,11 +211,12 @@ class Inputs:
         self._young.clear()
 
     def hold(self, *, are_held: bool) -> None:
-        """Stop accepting inputs because the fleet is about to end, or accept inputs again."""
+        """Stop accepting inputs because the fleet is about to end, or start accepting inputs again."""
         self._are_held = are_held
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Restore the inputs that earlier plans' logs contain beyond the agents' checkpoints. These inputs wait for their turns again."""
+        """Restore the inputs in the logs of earlier plans that are newer than the agents' checkpoints. The restored inputs then wait for
+        their turns again."""
         shared = self._shared
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.inputs.number:
@@ -237,14 +240,14 @@ class Inputs:
             agent.mailbox.append(input_entry(logged))
 
     def created(self, agent: LocalAgent, begun: int) -> None:
-        """Record an agent that was created on this host after epoch `begun` had begun. The first complete epoch that contains the agent
-        makes it permanent."""
+        """Record an agent that was created on this host after epoch `begun` had begun. The creation becomes permanent with the first
+        complete epoch that contains the agent."""
         self._young[agent.id] = begun
         for logged, is_dropped in self._orphans.pop(agent.id, ()):
             self._restore(agent, logged, is_dropped=is_dropped)
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Handle the end of an epoch. A complete epoch makes the agents that it contains permanent."""
+        """Handle the end of an epoch. The creation of all agents that a complete epoch contains becomes permanent."""
         if event.is_complete:
             self._young = {
                 agent: begun_epoch for agent, begun_epoch in self._young.items() if begun_epoch >= event.epoch
@@ -254,21 +257,22 @@ class Inputs:
     # ---- delivery---------------------------------------------------------------------------------------------------
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
-        """Consume an input after its turn, as a dead letter, or, if `is_open`, before its turn has ended."""
+        """Consume an input. The input's turn has ended, or the input has become a dead letter, or, if `is_open` is set, its turn is still
+        running."""
         agent = self._shared.agents.get(logged.agent)
         if agent is not None and agent.inputs is not None:  # otherwise the agent has left
             agent.inputs.consume(logged, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
             self.asks.consumed(agent, logged.key)
 
     def close(self, agent: LocalAgent, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
-        """Handle the end of a turn whose input was consumed before the end."""
+        """Handle the end of a turn whose input had already been consumed."""
         if agent.inputs is not None:
             agent.inputs.close(key, is_dead_lettered=is_dead_lettered, reply=reply)
             self.asks.consumed(agent, key)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether a stopped agent must stay, because it has unconsumed inputs or clients' dead letters, or because replies have not
-        been sent yet."""
+        """Return whether a stopped agent must be kept. A stopped agent is kept if it has unconsumed inputs or clients' dead letters, or if
+        replies have not been sent yet."""
         is_awaited = self.asks.keeps(agent)
         has_open = agent.inputs is not None and bool(agent.inputs.waiting)
         has_put_off = any(stashed.key for stashed in agent.stash)
@@ -291,7 +295,7 @@ class Inputs:
             self._shared.out.append(ev.AnswerInputs(event.request, _decided(request)))
 
     def _take(self, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> InputOutcome | None:
-        """Admit an input. Return its outcome, or None if the input waits for a batch."""
+        """Admit an input. Return the outcome of the input, or None if the input waits for a batch."""
         agent = self._shared.agents.get(offered.agent)
         if agent is None or not self._shared.is_loaded:
             return InputOutcome(RETRY, reason=self._location_of(offered.agent))
@@ -319,8 +323,8 @@ class Inputs:
     def _find(
         self, agent: LocalAgent, event: ev.InputsOffered, place: int, offered: ev.OfferedInput
     ) -> InputOutcome | None:
-        """Return the outcome of an earlier input with the same key, or None if the key is unknown. If the status is "", the request waits
-        together with the first request for this key."""
+        """Return the outcome of an earlier input with the same key, or None if there is no such input. If the status of the outcome is "",
+        the request waits together with the first request for this key."""
         inputs = agent.inputs
         if inputs is None:
             return None
@@ -381,15 +385,15 @@ class Inputs:
         return None
 
     def appended(self, pending: PendingInput, *, is_present: bool) -> None:
-        """Acknowledge an input that is in the log. If the log belongs to an earlier plan, the agent's current host finds the input in the
-        log."""
+        """Acknowledge an input whose batch is in the log. If the log belongs to an earlier plan, the agent's current host will find the
+        input in the log."""
         pending.is_durable = True
         self._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
         if is_present:
             self._deliver(pending.input)
 
     def lost(self, pending: PendingInput) -> None:
-        """Tell the client of an input that will never be in the log to retry."""
+        """If an input will never be in the log, inform its client that it must retry."""
         self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
 
     def _deliver(self, logged: LoggedInput) -> None:

@@ -1,24 +1,27 @@
-"""The part of the host core that writes the host log. The log contains records that must be durable before they take effect, in successive
+"""The host core's component that writes the host log. The log contains records that must be durable before they take effect, in consecutive
 batches.
 
-An input is acknowledged when the batch that contains it is durable, and a turn continues after a step when the batch with the step's result
-is durable. At most one batch is written at a time, and later records go into the next batch.
+An input is acknowledged when the batch with the input is durable. A turn continues after a step when the batch with the step's result is
+durable. Only one batch is written at a time, and later records go into the next batch.
 
-A log belongs to one plan and one run of a host. The coordinator opens the log before any batch is written, so it knows all logs. Under a
-later plan, hosts seal the log before they read it. So either all of them find a batch, or the batch can never be written (`storage/log/`).
+Each log belongs to one plan and to one run of a host. The coordinator opens the log before any batch is written. The coordinator therefore
+knows all logs. Under a later plan, the hosts seal the log before they read it. Either all hosts find a given batch in the sealed log, or
+the batch can never be written (`storage/log/`).
 
-In a signed store, the coordinator's reply contains a certificate for this host's key, which is part of each batch. In a signed or encrypted
-store, the host reports the number of its newest durable batch to the coordinator, immediately but at most once a second. So the removal of
-a reported batch is detected. Acknowledgements do not wait for the report.
+In a signed store, the coordinator's reply contains a certificate for this host's key, and each batch includes this certificate. In a signed
+or encrypted store, the host reports the number of its newest durable batch to the coordinator. The number is reported immediately, but not
+more than once a second. If a reported batch is later removed, the removal is therefore detected. Inputs are acknowledged without waiting
+for the report to the coordinator.
 
-*Steps of durable turns* (`StepLog`). When a step has ended, its journal entry is logged, together with all earlier entries that only the
-log can restore (`LOGGED_KINDS`) and that are not logged yet. Without these, a repeated turn could not match the step's entry. The turn
-continues when the last of these entries is durable. So a completed step is not run again, whichever checkpoint a recovery starts from. If a
-plan arrives while an entry is written, either the entry is found in the log, or the step runs again.
+*Steps of durable turns* (`StepLog`). When a step has ended, its journal entry is logged. All earlier entries that only the log can restore
+(`LOGGED_KINDS`) are logged together with the step's entry, unless they are already logged. Without the earlier entries, a rerun turn could
+not match the step's entry. The turn continues when all logged entries are durable. A completed step is therefore not run again, regardless
+of the checkpoint from which a recovery starts. If a plan arrives while an entry is being written, either the log contains the entry, or the
+step runs again.
 
-After a recovery each agent gets the logged entries of turns that have not ended according to its checkpoint. A repeated turn adopts an
-entry only if the turn and the place are the same (`agent_runtime/durable.py`). Agents that are not in the plan get their entries when they
-are created again.
+After a recovery, each agent gets the logged entries of those turns that have not ended in its checkpoint. A rerun turn adopts an entry only
+if the turn and the place in its journal are the same (`agent_runtime/durable.py`). If an agent is not in the plan, it gets its entries when
+it is created again.
 """
 
 from typing import Protocol
@@ -46,8 +49,8 @@ coordinator's log. If a host dies, the removal of its unreported batches would n
 
 
 class PendingEntry:
-    """A durable turn's entry that is being logged. `is_last` says that the turn continues when this entry is durable. `is_mark` says that
-    the entry records that an effect is about to be called."""
+    """An entry of a durable turn's journal that is being logged. `is_last` is set if the turn continues when this entry is durable.
+    `is_mark` is set if the entry records that an effect is about to be called."""
 
     __slots__ = ("entry", "is_last", "is_mark", "turn")
 
@@ -62,10 +65,10 @@ Pending = PendingInput | PendingEntry
 
 
 class InputAcknowledger(Protocol):
-    """Interface that `OwnLog` requires from the part that handles inputs."""
+    """Interface that `OwnLog` requires from the component that handles inputs."""
 
     def appended(self, pending: PendingInput, *, is_present: bool) -> None:
-        """Handle an input that is durable. `is_present` says whether it is in the log of the current plan."""
+        """Handle an input that has become durable. `is_present` is set if the input is in the log of the current plan."""
 
     def lost(self, pending: PendingInput) -> None:
         """Handle an input that will never be in the log."""
@@ -75,17 +78,17 @@ class StepAcknowledger(Protocol):
     """Interface that `OwnLog` requires from `StepLog`."""
 
     def appended(self, pending: PendingEntry) -> None:
-        """Handle an entry that is durable in the log of the current plan."""
+        """Handle an entry that has become durable in the log of the current plan."""
 
 
 class OwnLog:
-    """Log of this host under the current plan.
+    """The log that this host writes under the current plan.
 
     Attributes:
-        why_none: reason why the store accepts no logs, or "".
-        problem: reason why writing a batch is delayed, or "".
+        why_none: reason why the store accepts no logs, or "" if it accepts them.
+        problem: reason why the writing of a batch is delayed, or "" if there is no delay.
         is_sealed: whether a later plan has sealed the log, so that no more batches can be written.
-        queued_bytes: total size of the items that wait for a batch.
+        queued_bytes: total size in bytes of the items that wait for a batch.
     """
 
     _inputs: InputAcknowledger
@@ -116,21 +119,21 @@ class OwnLog:
         self.is_sealed = False
 
     def wire(self, inputs: InputAcknowledger, steps: StepAcknowledger) -> None:
-        """Connect this part of the host core to the parts above it."""
+        """Connect this component to the components of the host core above it."""
         self._inputs, self._steps = inputs, steps
 
     @property
     def name(self) -> LogName:
-        """Return the name of the log to which this host writes under the current plan."""
+        """Return the name of the log that this host writes under the current plan."""
         return LogName(self._shared.plan, self._shared.host, self._shared.start)
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Record, when the plan's agents have been loaded, whether the store accepts logs and signs or encrypts them."""
+        """When the plan's agents have been loaded, record whether the store accepts logs and whether it is signed or encrypted."""
         self.why_none = event.why_no_log
         self._key, self._is_reported = event.log_key, event.is_authenticated
 
     def reset(self) -> None:
-        """End the log at the end of its plan. For batches that are being written, a later event reports whether the log contains them."""
+        """End the log when its plan ends. For batches that are still being written, a later event reports whether the log contains them."""
         queue, self._queue = self._queue, []
         self._drop_batch(queue)
         self.queued_bytes = self._number = self._durable = self._known = 0
@@ -141,12 +144,12 @@ class OwnLog:
     # ---- out ------------------------------------------------------------------------------------------------------
 
     def put(self, pending: Pending) -> None:
-        """Queue an item for the next batch."""
+        """Queue an item to be written in the next batch."""
         self._queue.append(pending)
         self.queued_bytes += _size_of(pending)
 
     def append(self) -> None:
-        """Send the next batch to the store if the log is open and no other batch is being written."""
+        """If the log is open and no other batch is being written, send the next batch to the store."""
         if self._queue and not self._is_open:
             self._open()
             return
@@ -174,7 +177,8 @@ class OwnLog:
         return batch
 
     def _open(self) -> None:
-        """Ask the coordinator to open the log. The request is repeated until the coordinator replies, since a leader may lose it."""
+        """Ask the coordinator to open the log. The request is repeated until the coordinator replies, because a leader may lose the
+        request."""
         if self._ask_ns is None or self._ask_ns <= self._shared.now:
             self._asked_ns, self._ask_ns = self._shared.now, self._shared.now + REQUEST_RETRY_NS
             self._shared.out.append(
@@ -182,16 +186,16 @@ class OwnLog:
             )
 
     def wakeups_ns(self) -> list[int]:
-        """Return the times at which `clock_passed` must be called."""
+        """Return the times (monotonic, in nanoseconds) at which `clock_passed` must be called."""
         return [] if self._ask_ns is None else [self._ask_ns]
 
     def clock_passed(self) -> None:
-        """Send the request or report to the coordinator again if it is due."""
+        """If a request or report to the coordinator is due again, resend it."""
         if self._ask_ns is not None:
             self._open()
 
     def welcomed(self) -> None:
-        """Repeat requests and reports on a new stream, since the coordinator may not have received them."""
+        """Resend requests and reports on a new stream, because the coordinator may not have received them."""
         if self._ask_ns is not None:
             self._ask_ns = self._shared.now
             self._open()
@@ -199,7 +203,7 @@ class OwnLog:
     # ---- outcomes ----------------------------------------------------------------------------------------------------
 
     def on_log_opened(self, event: msg.LogOpened) -> None:
-        """Start writing batches if the log that was opened belongs to the current plan."""
+        """If the log that was opened belongs to the current plan, start to write batches."""
         if event.plan == self._shared.plan and self._shared.is_loaded:
             self._is_open, self._certificate = True, event.certificate
             self._known = max(self._known, event.newest)
@@ -208,14 +212,14 @@ class OwnLog:
             self.append()
 
     def _tell(self) -> None:
-        """Report the newest durable batch, immediately or as soon as the next report is due."""
+        """Report the newest durable batch, either immediately or as soon as the next report is due."""
         if self._is_reported and self._ask_ns is None and self._durable > self._known:
             self._ask_ns = self._asked_ns + REPORT_INTERVAL_NS
             self._open()
 
     def on_batch_appended(self, event: ev.BatchAppended) -> None:
-        """Handle a batch that is durable. If a later plan has ended the batch's log, the agents' current hosts find the batch in the
-        log."""
+        """Handle a batch that has become durable. If a later plan has ended the batch's log, the agents' current hosts will find the batch
+        in the log."""
         is_present = event.log == self.name and self._shared.is_loaded
         for pending in self._batches.pop((event.log, event.number)):
             if isinstance(pending, PendingInput):
@@ -235,14 +239,14 @@ class OwnLog:
             self.is_sealed = True
 
     def _drop_batch(self, batch: list[Pending]) -> None:
-        """Discard a batch that was not written. Turns that wait for its entries wait until the next plan ends them."""
+        """Discard a batch that was not written. Turns that wait for entries in the batch wait until the next plan ends them."""
         for pending in batch:
             if isinstance(pending, PendingInput):
                 self._inputs.lost(pending)
 
     def on_log_status_changed(self, event: ev.LogStatusChanged) -> None:
-        """Record why writing a batch is delayed. Earlier plans' batches are ignored, since no batch of this log would clear their
-        problem."""
+        """Record the reason why the writing of a batch is delayed. Delays of earlier plans' batches are ignored, because no batch of
+        the current log would end them."""
         if event.log == self.name:
             self.problem = event.problem
 
@@ -252,14 +256,14 @@ def _size_of(pending: Pending) -> int:
 
 
 class MarkHandler(Protocol):
-    """Interface that `StepLog` requires from the part that handles effects."""
+    """Interface that `StepLog` requires from the component that handles effects."""
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
-        """Call an effect, now that the log records that it is about to be called."""
+        """Call an effect, because the log now records that the effect is about to be called."""
 
 
 class StepLog:
-    """Writes the steps of this host's agents to the host log, and restores them after a recovery."""
+    """Writes the steps of this host's agents to the host log, and restores the steps after a recovery."""
 
     _effects: MarkHandler
 
@@ -273,7 +277,7 @@ class StepLog:
         """Whether a warning has been logged that the store accepts no host logs."""
 
     def wire(self, effects: MarkHandler) -> None:
-        """Connect this part of the host core to the part above it that handles effects."""
+        """Connect this component to the component above it that handles effects."""
         self._effects = effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------
@@ -283,7 +287,7 @@ class StepLog:
         self._orphans.clear()
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """Restore the agents' counts of durable turns, and give each agent the logged entries of turns that will run again."""
+        """Restore the number of durable turns of each agent, and give each agent the logged entries of turns that will be rerun."""
         agents, routes = self._shared.agents, self._shared.routes
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.durable_turns:
@@ -299,26 +303,26 @@ class StepLog:
                 self._orphans.setdefault(logged.agent, []).append(logged)
 
     def created(self, agent: LocalAgent) -> None:
-        """Give the logged entries of a created agent to it, if it existed before a recovery."""
+        """If a newly created agent existed before a recovery, give the agent its logged entries."""
         for logged in self._orphans.pop(agent.id, ()):
             _restore(agent, logged)
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def began(self, agent: LocalAgent) -> int:
-        """Count a durable turn that starts, and return its number."""
+        """Count a durable turn that starts, and return the turn's number."""
         if agent.begun is None:
             agent.begun = DurableTurnHistory()
         agent.begun.count += 1
         return agent.begun.count
 
     def ended(self, agent: LocalAgent) -> None:
-        """Discard the logged entries of the agent's last durable turn, which has ended."""
+        """Discard the logged entries of the agent's last durable turn, because the turn has ended."""
         if agent.begun is not None:
             agent.begun.logged.pop(agent.begun.count, None)
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Discard logged failures of steps that are not in the repeated turn's journal, so that these steps run again."""
+        """Discard logged failures of steps that are not in the retried turn's journal, so that these steps run again."""
         if agent.begun is not None and turn.number in agent.begun.logged:
             agent.begun.logged[turn.number] = tuple(
                 entry
@@ -355,8 +359,8 @@ class StepLog:
             )
 
     def _places_known(self, agent: LocalAgent, turn: DurableTurn) -> dict[int, None]:
-        """Return the journal places that are already in earlier plans' logs of exactly this turn. They are looked up only when the turn
-        logs its first entry."""
+        """Return the places of journal entries that the logs of earlier plans already contain for exactly this turn. The logs are searched
+        only when the turn logs its first entry."""
         places: dict[int, None] = {}
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None and not turn.logged else ()
         by_place: dict[tuple[int, bytes], list[JournalEntry]] = {}
@@ -374,8 +378,8 @@ class StepLog:
     def logged_of(
         self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, identity: str
     ) -> JournalEntry | None:
-        """Return the logged entry of the effect that the turn waits for, or None if there is no such entry for this history and
-        generation."""
+        """Return the logged entry of the effect that the turn waits for. If there is no entry for this history and this generation, return
+        None."""
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
         place = len(turn.journal)
         request = waits.kind, waits.name, waits.digest, identity
@@ -391,8 +395,8 @@ class StepLog:
         return None
 
     def _prefix_of(self, turn: DurableTurn, place: int) -> bytes:
-        """Return the digest of the journal before a place. Each entry is normally digested once, since places ascend. Otherwise the digest
-        is computed anew."""
+        """Return the digest of the journal entries before the given place. Normally, each entry is digested only once, because places are
+        requested in ascending order. For a place before the last one, the digest is computed again from the beginning."""
         if place < turn.rolled:
             turn.prefix, turn.rolled = b"", 0
         turn.prefix = rolled(turn.prefix, turn.journal[turn.rolled : place])
@@ -400,14 +404,15 @@ class StepLog:
         return turn.prefix
 
     def mark(self, agent: LocalAgent, turn: DurableTurn, opened: OpenEffect) -> None:
-        """Log that the effect that the turn waits for is about to be called. `MarkHandler.marked` is called when this is durable."""
+        """Log that the effect that the turn waits for is about to be called. When this record is durable, `MarkHandler.marked` is
+        called."""
         place = len(turn.journal)
         logged = LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), mark_of(opened))
         self._log.put(PendingEntry(logged, turn, is_last=False, is_mark=True))
         self._log.append()
 
     def appended(self, pending: PendingEntry) -> None:
-        """Continue a turn whose entry is durable, unless the agent no longer has this turn."""
+        """Continue a turn whose entry has become durable, unless the agent no longer has this turn."""
         agent = self._shared.agents.get(pending.entry.agent)
         if agent is None or agent.turn is not pending.turn:
             return
@@ -419,14 +424,14 @@ class StepLog:
 
 
 def mark_of(opened: OpenEffect) -> JournalEntry:
-    """Return the log entry for an effect that is about to be called. The number of its intent's output distinguishes this call from an
-    earlier call that an operator resolved as not made."""
+    """Return the log entry that records that an effect is about to be called. The entry contains the number of the output with the effect's
+    intent. This number distinguishes the call from an earlier call that an operator resolved as not made."""
     number = opened.number.to_bytes(8, "big")
     return JournalEntry(EFFECT, opened.name, opened.digest, BEGUN, number, f"{opened.key}#{opened.generation}")
 
 
 def is_mark(entry: JournalEntry) -> bool:
-    """Return whether the entry records that an effect is about to be called."""
+    """Return whether the log entry records that an effect is about to be called."""
     return (entry.kind, entry.outcome) == (EFFECT, BEGUN)
 
 
@@ -443,7 +448,8 @@ def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
 
 
 def _note_earlier_compensation(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Record that an effect was undone in a discarded history. Such an effect counts as not done, even if the log records it as done."""
+    """Record that an effect was undone in a discarded history. An effect that was undone counts as not done, even if the log says that it
+    is done."""
     undone = undone_by(entry)
     if undone is not None:
         if agent.effects is None:
@@ -452,16 +458,16 @@ def _note_earlier_compensation(agent: LocalAgent, entry: JournalEntry) -> None:
 
 
 def _note_earlier_call(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Record that an earlier incarnation was about to call the agent's open effect. From now on checkpoints contain this fact, since logs
-    of discarded history are deleted eventually."""
+    """Record that an earlier incarnation was about to call the agent's open effect. From now on, checkpoints record the call, because the
+    logs of discarded histories are eventually deleted."""
     effects = agent.effects
     if effects is not None and effects.open is not None and entry == mark_of(effects.open):
         effects.begun()
 
 
 def _note_discarded_effect(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Record an effect that was called in a history that a rollback has discarded. The agent then knows that the effect was or may have
-    been performed."""
+    """Record that an effect was called in a history that a rollback has discarded. The agent then knows that the effect was performed or
+    may have been performed."""
     if entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN):
         if agent.effects is None:
             agent.effects = AgentEffects()

@@ -1,7 +1,7 @@
-"""Metrics of a host process (`telemetry/metrics.py`): the core's counts, the agents' states, and durations in the host's part of epochs.
+"""Metrics of a host process (`telemetry/metrics.py`): the core's counters, the agents' states, and the durations of epochs on this host.
 
-The host's adapter takes the times of epochs, once for each agent and epoch, and only if metrics are enabled. In chronological order, they
-are:
+The host's adapter records the times of epochs once for each agent and epoch, and only if metrics are enabled. In chronological order, the
+recorded times are:
 
     heard      The coordinator's message has arrived, or, if a marker or a stamp came earlier, the first agent has recorded.
     recorded   An agent has recorded its state. This ends its start delay. The agent pauses only for its capture.
@@ -84,7 +84,7 @@ are the oldest."""
 
 
 class _EpochTimes:
-    """Times of one epoch by the monotonic clock."""
+    """The times at which one epoch reached its stages, according to the monotonic clock."""
 
     __slots__ = ("closed_ns", "heard_ns", "recorded_ns")
 
@@ -95,7 +95,7 @@ class _EpochTimes:
 
 
 class HostMetrics:
-    """Records the times of one host's epochs, and reads all its metrics."""
+    """Records the times of a host's epochs, and reads all metrics of the host."""
 
     def __init__(self, core: HostCore, *, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._core = core
@@ -110,18 +110,19 @@ class HostMetrics:
     # ---- calls of the adapter -----------------------------------------------------------------------------------------
 
     def directive_received(self, directive: Directive) -> None:
-        """Record the time of a directive from the coordinator."""
+        """Record the arrival time of a directive from the coordinator."""
         if isinstance(directive, BeginEpoch):
             self._times_of(directive.epoch, self._now_ns())
         elif isinstance(directive, EndEpoch):
             self._epochs.pop(directive.epoch, None)
 
     def capturing(self) -> None:
-        """Record that an agent's image is about to be taken."""
+        """Record that an agent's state is about to be captured."""
         self._capturing_ns = self._now_ns()
 
     def captured(self, epochs: tuple[int, ...]) -> None:
-        """Record that the image has been taken for these epochs. If there are none, the agent has taken a checkpoint independently."""
+        """Record that the agent's state has been captured for the given epochs. If no epochs are given, the agent has taken a checkpoint
+        independently."""
         self._captures.observe((self._now_ns() - self._capturing_ns) / 1e9)
         for epoch in epochs:
             times = self._times_of(epoch, self._capturing_ns)
@@ -129,7 +130,7 @@ class HostMetrics:
             self._start_delays.observe(max(0, self._capturing_ns - times.heard_ns) / 1e9)
 
     def closed(self, epoch: int) -> None:
-        """Record that no message of the epoch can arrive any more."""
+        """Record that no further message of the epoch can arrive."""
         now_ns = self._now_ns()
         times = self._times_of(epoch, now_ns)
         times.closed_ns = now_ns
@@ -138,8 +139,8 @@ class HostMetrics:
         self._marker_latencies.observe((times.closed_ns - max(times.recorded_ns, default=times.heard_ns)) / 1e9)
 
     def said(self, message: HostMessage) -> None:
-        """Record a message from the host to the coordinator. An epoch's report is measured only once, although it is repeated on each new
-        stream."""
+        """Record a message that the host sends to the coordinator. The report of an epoch is measured only once, although the report is
+        repeated on each new stream."""
         if not isinstance(message, EpochReport):
             return
         times = self._epochs.pop(message.epoch, None)
@@ -148,7 +149,7 @@ class HostMetrics:
             self._part_bytes = message.pack.size_bytes
 
     def refused(self) -> None:
-        """Count a refused stream from another host."""
+        """Count a stream from another host that was refused."""
         self._fenced += 1
 
     def _times_of(self, epoch: int, now_ns: int) -> _EpochTimes:
@@ -162,7 +163,8 @@ class HostMetrics:
     # ---- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, now: Heartbeat) -> Readings:
-        """Return all readings. `now` is the heartbeat that would be sent to the coordinator now."""
+        """Return the current values of all metrics. `now` is a heartbeat with the host's current state, as it would be sent to the
+        coordinator."""
         core, counts = self._core, self._core.shared.counts
         agents = core.agents.values()
         return {

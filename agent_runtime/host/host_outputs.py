@@ -1,15 +1,16 @@
-"""The part of the host core for outputs: numbers outputs, and keeps each output until an epoch has released it.
+"""The host core's component for outputs. The component numbers outputs, and keeps each output until an epoch has released it.
 
 An output is part of its agent's state (output commit: Strom and Yemini 1985; Elnozahy et al. 2002, section 2.4). The agent's checkpoints
-contain the output until it is *released*: a complete epoch contains its turn, and the coordinator has read the outputs from that epoch's
-checkpoints and written them to the store. EndEpoch then contains the number of the last released output *in that cut*, and only outputs up
-to this number are dropped. Later outputs belong to a later epoch. A plan loads pending outputs together with the checkpoints, and the
-coordinator repeats which outputs have been released.
+contain the output until it is *released*. An output is released when a complete epoch contains its turn, and the coordinator has copied the
+outputs from that epoch's checkpoints to the store. EndEpoch then contains the number of the last released output *in that cut*. Only
+outputs up to this number are dropped. Outputs with higher numbers belong to a later epoch. A plan loads pending outputs together with the
+checkpoints. The coordinator then repeats which outputs have been released.
 
-So outputs are kept in memory until their release. Above `AGENT_BYTES_MAX`, or above `HOST_BYTES_MAX` for all agents together, an agent is
-*full*. A full agent accepts no inputs from outside, runs no turns of its own (timers, messages to itself), and requests an epoch. It still
-handles other agents' messages, since deferring them would deadlock a fleet with cycles. An agent that has stopped also requests an epoch,
-and stays until its outputs are released (`AgentRetirement`).
+Outputs are therefore kept in memory until they are released. If an agent's pending outputs exceed `AGENT_BYTES_MAX`, or those of all agents
+together exceed `HOST_BYTES_MAX`, the agent is *full*. A full agent accepts no inputs from outside and requests an epoch. A full agent runs
+no turns of its own (timers, messages to itself). A full agent still handles messages from other agents, because deferring them would
+deadlock a fleet whose agents send in cycles. An agent that has stopped also requests an epoch, and is kept until its outputs have been
+released (`AgentRetirement`).
 """
 
 from typing import Protocol
@@ -23,11 +24,11 @@ from snapline.messages import host_messages as msg
 
 
 class AgentRetirement(Protocol):
-    """Interface that the parts below the membership part require from it."""
+    """Interface that lower components require from the component that creates and removes agents."""
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """Retire an agent that has stopped if nothing keeps it on this host any more. Callers call this when a reason may have ended: the
-        outbox is empty, outputs have been released, or replies have been sent."""
+        """Remove an agent that has stopped, if there is no longer a reason to keep it on this host. Call this method when a reason may have
+        ended: the outbox is empty, outputs have been released, or replies have been sent."""
 
 
 AGENT_BYTES_MAX = 16 * 1024 * 1024
@@ -38,14 +39,14 @@ HOST_BYTES_MAX = 256 * 1024 * 1024
 
 
 class EffectCaller(Protocol):
-    """Interface that `Outputs` requires from the part that handles effects."""
+    """Interface that `Outputs` requires from the component that handles effects."""
 
     def released(self, agent: LocalAgent) -> None:
         """Handle the release of some of the agent's outputs, which may include the intent that the agent waits for."""
 
 
 class Outputs:
-    """Numbers and keeps the outputs of the agents on this host. `size_bytes` is the total size of all pending payloads."""
+    """Numbers and keeps the outputs of the agents on this host. `size_bytes` is the total size of all pending outputs' payloads."""
 
     _membership: AgentRetirement
     _effects: EffectCaller
@@ -62,7 +63,7 @@ class Outputs:
         """Numbers of the last released outputs, by agent, as reported while the plan's agents were loading."""
 
     def wire(self, membership: AgentRetirement, effects: EffectCaller) -> None:
-        """Connect this part of the host core to the parts above it."""
+        """Connect this component to the components of the host core above it."""
         self._membership, self._effects = membership, effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ class Outputs:
     # ---- emitting ---------------------------------------------------------------------------------------------------
 
     def emit(self, agent: LocalAgent, emissions: list[ev.Emission]) -> None:
-        """Number and keep outputs, for example those of a turn that has succeeded."""
+        """Number and keep the given outputs, for example the outputs of a turn that has succeeded."""
         if agent.outputs is None:
             agent.outputs = AgentOutputs()
         before = agent.outputs.size_bytes
@@ -99,11 +100,11 @@ class Outputs:
             self._epoch_request.say(agent)
 
     def await_release(self, agent: LocalAgent) -> None:
-        """Request an epoch because the agent can continue only when its outputs are released."""
+        """Request an epoch, because the agent can continue only when its outputs have been released."""
         self._epoch_request.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether a stopped agent must stay because it has pending outputs. If so, request an epoch."""
+        """Return whether a stopped agent must be kept because it has pending outputs. If the agent must be kept, request an epoch."""
         if agent.outputs is None or not agent.outputs.pending:
             return False
         self._epoch_request.say(agent)
@@ -115,8 +116,8 @@ class Outputs:
         self._ask_again()
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Drop the outputs that the epoch has released. The release of a complete epoch's outputs is reported later than its end, and until
-        then no other epoch is requested."""
+        """Drop the outputs that the epoch has released. The coordinator reports the release of a complete epoch's outputs after the epoch's
+        end. Until the release is reported, no other epoch is requested."""
         if not self._shared.is_loaded:
             self._reported.update(zip(event.emitters, event.outputs, strict=True))
             return
@@ -138,7 +139,7 @@ class Outputs:
             self._membership.retire_if_drained(agent)
 
     def _ask_again(self) -> None:
-        """Request an epoch for each agent with pending outputs for which a client, or the agent itself, waits."""
+        """For each agent with pending outputs, request an epoch if a client or the agent itself waits for their release."""
         for agent in self._emitters():
             is_awaited = self._is_watched or agent.is_full or agent.is_leaving or _waits_for_intent(agent)
             if is_awaited and agent.outputs is not None and agent.outputs.pending:
@@ -147,7 +148,7 @@ class Outputs:
     # ---- limits ---------------------------------------------------------------------------------------------------
 
     def _judge(self, agent: LocalAgent) -> None:
-        """Update which agents are full after an agent's pending outputs have changed."""
+        """Update which agents are full, because the pending outputs of an agent have changed."""
         is_full = self.size_bytes > HOST_BYTES_MAX
         if is_full != self._is_full:
             self._is_full = is_full
@@ -181,6 +182,5 @@ class Outputs:
 
 
 def _waits_for_intent(agent: LocalAgent) -> bool:
-    """Return whether the agent's open effect waits for the release of its intent."""
     opened = agent.effects.open if agent.effects is not None else None
     return opened is not None and agent.outputs is not None and agent.outputs.holds(opened.number)

@@ -1,20 +1,23 @@
-"""Creates a host's OpenTelemetry spans: for traced turns, the steps and effects within them, and the host's part in epochs and recoveries.
+"""Creates the OpenTelemetry spans of a host, for traced turns with their steps and effects, and for the host's part in epochs and
+recoveries.
 
-*Turns.* Each traced turn has one span, and its messages continue the same trace. The message that starts a turn determines whether the turn
-is traced (`agent_runtime/message_encoding.py`). The turn's span is a child of the sender's span. When the turn or a segment ends, the
-messages, spawns, outputs and timers that it requested get a tail that refers to this span. The core and the handler do not use this tail.
-While the handler runs, the span is OpenTelemetry's current span, so spans from other libraries become its children.
+*Turns.* Each traced turn has one span, and the messages that it sends continue the same trace. The message that starts a turn determines
+whether the turn is traced (`agent_runtime/message_encoding.py`). A turn's span is a child of the span in which its message was sent. When a
+turn or a segment ends, a tail is appended to the messages, spawns, outputs and timers that it requested. The tail refers to the turn's
+span. The core and the handlers do not read the tail. While the handler runs, the turn's span is OpenTelemetry's current span, so spans
+created by other libraries become its children.
 
-*Recoveries.* A message keeps its tail, so a repeated turn has the same parent in the same trace, but a new span and a higher incarnation. A
-durable turn has a single span over all incarnations, whose id is derived from the message that started the turn. Only the process in which
-the turn ends exports the span. So if a process is killed during the turn, there is no gap: the turn's steps and messages are children of
-the span that a later process exports.
+*Recoveries.* A message keeps its tail. A rerun turn therefore has the same parent in the same trace, but it has a new span and a higher
+incarnation. A durable turn has a single span across all incarnations. The span's id is derived from the message that started the turn. Only
+the process in which the durable turn ends exports its span. If a process is killed during the turn, there is no gap in the trace. The
+turn's steps and messages are children of the span that a later process exports.
 
-*Epochs and plans.* These spans are derived from the host's messages to the coordinator, and are children of the coordinator's spans. An
-epoch report contains successive durations, the last of which ends when the report is sent, so the whole span is created at that moment.
+*Epochs and plans.* Spans of epochs and plans are derived from the messages that the host sends to the coordinator. The spans of epochs and
+plans are children of the coordinator's spans. An epoch report contains consecutive durations, and the last of them ends when the report is
+sent. The whole span of an epoch is therefore created when the report is sent.
 
-*Cost.* For a turn that is not traced, only the head of its message is searched for a tail. This module is imported only if spans are
-exported. Without `--otel` there is no `TurnSpans` object.
+*Cost.* If a turn is not traced, only the beginning of its message is searched for a tail. This module is imported only if spans are
+exported. Without the option `--otel`, there is no `TurnSpans` object.
 """
 
 import random
@@ -60,15 +63,15 @@ EFFECT = contexts.create_key("snapline-effect")
 
 
 class TurnPlace(NamedTuple):
-    """Number of the message on its channel, or of the input, that a turn consumes, or 0 if it consumes neither. `is_again` says whether the
-    restored recovery line contained the message or input."""
+    """The number of the message or input that a turn consumes, or 0 if the turn consumes neither. `is_again` is set if the recovery line
+    that was restored contained the message or input."""
 
     number: int
     is_again: bool
 
 
 class FollowedTurn(NamedTuple):
-    """A traced turn that has started and not ended."""
+    """A traced turn that has started and has not ended yet."""
 
     span: QuickSpan
     context: contexts.Context
@@ -78,10 +81,10 @@ class FollowedTurn(NamedTuple):
 
 
 class TurnSpans:
-    """Creates the spans of one host's traced turns.
+    """Creates the spans of a host's traced turns.
 
     Attributes:
-        open: traced turns that have started and not ended, by agent.
+        open: traced turns that have started and have not ended yet, by agent.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class TurnSpans:
     # ---- inputs -----------------------------------------------------------------------------------------------------
 
     def take_input(self, agent: str, payload: bytes) -> bytes:
-        """Return an input as it is to be logged. If the input is not traced yet, a new trace may start with it."""
+        """Return an input in the form in which it is logged. If the input is not traced yet, a new trace may begin with it."""
         if tail_of(payload) or random.random() >= self._export.share:
             return payload
         name, _ = split_message(payload)
@@ -114,8 +117,8 @@ class TurnSpans:
     # ---- turns ------------------------------------------------------------------------------------------------------
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
-        """Run a turn or a segment within its span, if it is traced. For the many turns that are not traced, this check takes a tenth of a
-        microsecond."""
+        """Run a turn or a segment. If the turn is traced, run it within its span. For a turn that is not traced, the check takes about a
+        tenth of a microsecond."""
         if turn.what == "message" and turn.payload.find(MARK, 0, HEAD_BYTES) < 0:
             return self._run(turn)
         opened = self.open.get(turn.agent) if turn.what == "segment" and turn.turn is None else self._begin(turn)
@@ -155,7 +158,7 @@ class TurnSpans:
         return opened
 
     def _derived(self, turn: ev.StartTurn, name: str, parent: Traceparent) -> int:
-        """Return the derived id for a durable turn's span, or 0 if the id must be random."""
+        """Return the derived id of a durable turn's span, or 0 if the span must have a random id."""
         known = self._type_of(turn.agent)
         handler = None if known is None else known.handlers.get(name)
         if handler is None or not handler.is_durable:
@@ -165,7 +168,8 @@ class TurnSpans:
         return 0 if self._last_spans.get(turn.agent) == derived else derived
 
     def ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
-        """Handle the end of a turn or segment. Return the event with the trace's tail added to all messages, spawns, outputs and timers."""
+        """Handle the end of a turn or a segment. Return the event, with the trace's tail added to all messages, spawns, outputs and
+        timers."""
         opened = self.open.get(event.agent)
         if opened is None or opened.incarnation != event.incarnation:
             return event
@@ -187,8 +191,8 @@ class TurnSpans:
         self._tell(opened.span)
 
     def undone(self) -> None:
-        """Export the spans of turns that a plan has ended. A durable turn's span is exported later, by the process in which the turn
-        ends."""
+        """Export the spans of the turns that a plan has ended. The span of a durable turn is exported later, by the process in which the
+        turn ends."""
         opened, self.open = list(self.open.values()), {}
         self._last_spans.clear()
         for turn in opened:
@@ -207,7 +211,7 @@ def _traceparent(span: QuickSpan, hops: int = HOPS_MAX) -> Traceparent:
 
 
 def current_trace() -> dict[str, object]:
-    """Return the log fields that identify the current trace and span, or no fields if there is no current span."""
+    """Return log fields that identify the current trace and span. If there is no current span, return no fields."""
     span_context = trace.get_current_span().get_span_context()
     return (
         {"trace_id": f"{span_context.trace_id:032x}", "span_id": f"{span_context.span_id:016x}"}
@@ -235,7 +239,7 @@ def _followed(event: ev.TurnEnded, tail: bytes) -> ev.TurnEnded:
 
 
 class TracedTurnEnvironment(TurnEnvironment):
-    """Environment that creates a span for each attempt of a step or an effect, as a child of the turn's span."""
+    """A turn environment that creates a span for each attempt of a step or an effect, as a child of the turn's span."""
 
     def __init__(self, export: SpanExport) -> None:
         self._tracer = export.tracer
@@ -253,7 +257,7 @@ EPOCHS_KEPT = 64
 
 
 class HostSpans:
-    """Creates the spans of one host's part in epochs and recoveries."""
+    """Creates the spans for a host's part in epochs and recoveries."""
 
     def __init__(self, export: SpanExport) -> None:
         self._export = export
@@ -263,14 +267,14 @@ class HostSpans:
         self._plan_ns = 0
 
     def directive_received(self, directive: Directive) -> None:
-        """Record the facts in a directive that later spans need."""
+        """Record the data in a directive that later spans need."""
         if isinstance(directive, Welcome):
             self._store = directive.cluster
         elif isinstance(directive, Plan) and (self._plan is None or directive.number > self._plan.number):
             self._plan, self._plan_ns = directive, time.time_ns()
 
     def said(self, message: HostMessage) -> None:
-        """Create the span that a message to the coordinator completes, if any."""
+        """If a message to the coordinator completes a span, create this span."""
         if isinstance(message, EpochReport) and message.epoch not in self._reported:
             self._reported[message.epoch] = None
             if len(self._reported) > EPOCHS_KEPT:
@@ -323,11 +327,7 @@ class HostSpans:
 
 
 class SpanObserver(HostObserver):
-    """Observer of a host's driver that creates spans for its turns, steps and effects.
-
-    Attributes:
-        spans: creator of the spans of traced turns.
-    """
+    """An observer of a host's driver that creates spans for turns, steps and effects."""
 
     spans: TurnSpans
 

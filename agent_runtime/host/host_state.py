@@ -1,7 +1,6 @@
-"""State of a host core: records of each agent, each peer host and each epoch, and the state that the core's parts share.
+"""Defines the state of a host core: records of agents, peer hosts and epochs, and the state that the core's components share.
 
-The shared state contains the host's plan, agents and peers, the time, and the commands issued so far. Fields that only one part uses belong
-to that part instead.
+A field that only one component uses belongs to that component instead.
 """
 
 from collections import deque
@@ -46,10 +45,10 @@ class AgentInlet(Inlet):
     """The receiving end of a channel between two agents.
 
     Attributes:
-        owner: receiving agent, or None if it left or never existed, so that arriving messages are discarded.
-        peer: host of the sending end.
-        first_number: number of the first message of this channel that counts towards the window of `peer`'s link. Earlier messages do not
-            count, for example since they were in a mailbox after a recovery, or arrived before the agent was created.
+        owner: the receiving agent, or None if it has left or never existed. Without an owner, arriving messages are discarded.
+        peer: host of the sending agent.
+        first_number: number of the first message of this channel that counts towards the window of the link to `peer`. Earlier messages do
+            not count, for example because they were in a mailbox after a recovery, or because they arrived before the agent was created.
     """
 
     __slots__ = ("first_number", "owner", "peer")
@@ -61,7 +60,7 @@ class AgentInlet(Inlet):
 
 
 class AgentOutlet(Outlet):
-    """The sending end of a channel between two agents. `peer` is None until the coordinator has located the receiver."""
+    """The sending end of a channel between two agents. `peer` is None until the coordinator has located the receiving agent."""
 
     __slots__ = ("inlet", "is_waiting", "owner", "peer")
 
@@ -76,12 +75,12 @@ NEVER_RETRIED_NS = 2**62
 
 
 class UnmatchedEntries:
-    """Record of which waiting entries were compared with the request of a durable turn, and did not match it.
+    """Records which waiting entries were compared with a durable turn's request and did not match it.
 
     Attributes:
-        mailbox: number of entries at the front of the mailbox that were compared.
-        has_seen_stash: whether all entries that were in the stash at the start of the wait were compared.
-        is_pressed: whether a compared entry arrived on a channel that was full.
+        mailbox: number of entries at the front of the mailbox that have been compared.
+        has_seen_stash: whether all entries that were in the stash at the start of the wait have been compared.
+        is_pressed: whether one of the compared entries arrived on a full channel.
     """
 
     __slots__ = ("has_seen_stash", "is_pressed", "mailbox")
@@ -92,18 +91,18 @@ class UnmatchedEntries:
 
 
 class DurableTurn:
-    """An unfinished durable turn, with the fields of `SavedTurn` and its state on this host.
+    """An unfinished durable turn. The object has the fields of `SavedTurn` and the turn's state on this host.
 
     Attributes:
-        is_live: whether the handler is suspended at `waits`. After a recovery the handler must first run again.
-        problem: reason why the turn cannot continue, or "".
-        since_ns: time at which the wait, or the problem, started on this host.
-        number: number of the turn among the agent's durable turns, counted from 1.
+        is_live: whether the handler is suspended at the wait `waits`. After a recovery, the handler must first be rerun up to its wait.
+        problem: reason why the turn cannot continue, or "" if it can continue.
+        since_ns: time at which the wait or the problem started on this host (monotonic ns).
+        number: number of the turn among the agent's durable turns, starting at 1.
         is_logged: whether the result of `waits` must be in the host log before the turn continues.
-        is_logging: whether that result is being written to the host log.
-        logged: number of journal entries that are in the host log, are being written, or need not be logged.
-        rolled, prefix: number of journal entries that have been digested, and the resulting digest.
-        look: record of the waiting entries that were compared with `waits`.
+        is_logging: whether the result of `waits` is currently being written to the host log.
+        logged: number of journal entries that are in the host log, are being written to it, or need not be logged.
+        rolled, prefix: number of journal entries that have been digested, and their digest.
+        look: record of the waiting entries that have been compared with `waits`.
     """
 
     __slots__ = (
@@ -127,11 +126,11 @@ class DurableTurn:
         self._sealed = SealedJournal()
 
     def whole(self) -> SavedTurn:
-        """Return the turn with its whole journal, so that the turn can be run again."""
+        """Return the turn with its complete journal, from which the turn can be rerun."""
         return self._from(0)
 
     def saved(self) -> tuple[SavedTurn, SealedRuns | None]:
-        """Return the turn for a checkpoint, which stores the sealed part of its journal separately."""
+        """Return the turn as it is saved in a checkpoint, which stores the sealed part of the journal separately."""
         sealed = self._sealed.seal(self.journal)
         return self._from(0 if sealed is None else sealed.count), sealed
 
@@ -140,11 +139,10 @@ class DurableTurn:
 
 
 class DurableTurnHistory:
-    """Durable turns that an agent has started, and log entries for turns that have not ended.
+    """The number of durable turns that an agent has started, and the log entries of its unfinished turns.
 
     Attributes:
-        count: number of durable turns that the agent has started.
-        logged: mapping from numbers of turns that have not ended to their entries in the host logs of earlier plans.
+        logged: mapping from the number of each unfinished turn to its entries in the host logs of earlier plans.
     """
 
     __slots__ = ("count", "logged")
@@ -155,33 +153,35 @@ class DurableTurnHistory:
 
 
 class LocalAgent:
-    """One agent on this host.
+    """An agent that runs on this host.
 
     Attributes:
-        protocol: epoch core of the agent, used only by the coordinated mode.
-        logged: protocol rule, sender log and clock of the agent, used only by the logged mode.
-        owes: whether the host mode must be called before the next turn.
-        is_held: whether the agent is frozen, or blocked by a round. Then it starts no turn, and no message leaves its outbox.
-        mailbox: entries that have arrived and have not been consumed. When the agent records its state, entries with older stamps become
-            channel state.
+        protocol: the agent's epoch core, used only by the coordinated mode.
+        logged: the agent's protocol rule, sender log and clock, used only by the logged mode.
+        owes: whether the component for the protocol's mode must be called before the next turn.
+        is_held: whether the agent is frozen or is blocked by a round. While the agent is held, it starts no turns, and no messages leave
+            its outbox.
+        mailbox: entries that have arrived and have not been consumed yet. When the agent records its state, the entries with older stamps
+            become part of the channel state.
         deferred: entries for the agent's own turns, which wait while its outbox or its pending outputs exceed their limits.
         is_full: whether the agent's pending outputs exceed a limit.
-        stage: the agent's current activity.
-        current: entry of the running turn, or None while no turn runs.
-        timers: mapping from names to (due time, tie-breaker, payload). The host core's heap refers to these timers.
-        held: messages sent by a finished turn, which wait until `spawns` are reserved. Until then no turn starts.
-        parked: number of messages parked in outlets, which have no sequence number and no stamp yet.
-        awaits_creation: whether the agent still waits for its creation message, which must be its first turn.
-        retry_ns: time at which the first message in the mailbox is retried after its turn failed, or None if no retry is pending.
-        dead_letter_numbers, last_dead_letter: numbers of `dead_letters`, and number of the newest dead letter that the agent ever had
-            (`dead_letters.py`).
-        retired_in: None while the agent is active. Once it has retired, the epochs for which it must still be kept.
-        inputs: the agent's inputs from outside, or None if it has had no inputs yet.
-        outputs: the agent's outputs, or None if it has emitted none yet.
-        turn: the unfinished durable turn, or None if there is none.
-        begun: history of durable turns, or None if there were none, not even in the logs.
-        stash: entries that were consumed during a durable turn, and still wait for turns of their own.
-        effects: the agent's effects, or None if it has requested none yet.
+        current: mailbox entry that the running turn handles, or None while no turn runs.
+        timers: mapping from timer names to (due time, tie-breaker, payload). A heap of the host core refers to the timers in this mapping.
+        held: messages that a finished turn has sent, and that wait until the agents in `spawns` are reserved. While messages are held, no
+            turn starts.
+        parked: number of messages that are parked in outlets, and that have no sequence number and no stamp yet.
+        awaits_creation: whether the agent still waits for the message that creates it, which must be handled in its first turn.
+        retry_ns: time at which the first message in the mailbox is retried after its turn failed (monotonic ns). None if no retry is
+            pending.
+        dead_letter_numbers, last_dead_letter: numbers of the messages in `dead_letters`, and number of the newest dead letter that the
+            agent ever had (`dead_letters.py`).
+        retired_in: None while the agent is active. After the agent has retired, the epochs for which it must still be kept.
+        inputs: the agent's inputs from outside, or None if the agent has received none yet.
+        outputs: the agent's outputs, or None if the agent has emitted none yet.
+        turn: the agent's unfinished durable turn, or None if there is none.
+        begun: history of the agent's durable turns, or None if there are none, neither in this incarnation nor in the logs.
+        stash: entries that were consumed during a durable turn and still wait for their own turns.
+        effects: the agent's effects, or None if the agent has requested none yet.
     """
 
     __slots__ = (
@@ -267,7 +267,7 @@ class LocalAgent:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether the agent is in a turn or another activity. Then it takes no checkpoint, and starts no turn."""
+        """Return whether the agent is in a turn or another activity. A busy agent takes no checkpoints and starts no turns."""
         return self.stage is not IDLE
 
     @property
@@ -279,7 +279,7 @@ class LocalAgent:
 
     @property
     def is_crowded(self) -> bool:
-        """Return whether the agent's outbox contains too many messages to other agents. Messages to the agent itself do not count, since
+        """Return whether the agent's outbox contains too many messages to other agents. Messages to the agent itself do not count, because
         only the agent's own turns consume them."""
         if self.parked <= PARKED_MESSAGES_MAX:
             return False
@@ -288,21 +288,21 @@ class LocalAgent:
 
     @property
     def is_silent(self) -> bool:
-        """Return whether messages must stay in the outbox, because the agent is held, or has failed and will lose its work since the last
-        checkpoint."""
+        """Return whether messages must stay in the outbox. Messages must stay in the outbox if the agent is held, or if it has failed and
+        will lose its work since the last checkpoint."""
         return self.is_held or self.is_failed
 
     def sent(self) -> dict[str, int]:
-        """Return the sequence number of the last message that left, by receiver."""
+        """Return, for each receiver, the sequence number of the last message that was sent."""
         return {outlet.receiver: outlet.number for outlet in self.outlets.values() if outlet.number}
 
     def received(self) -> dict[str, int]:
-        """Return the sequence number of the last message that was consumed, by sender."""
+        """Return, for each sender, the sequence number of the last message that was consumed."""
         return {inlet.sender: inlet.consumed for inlet in self.inlets.values() if inlet.consumed}
 
     def control(self, now_ns: int, number: int | None = None, protocol_state: bytes = b"") -> ev.Control:
-        """Return the contents of a checkpoint taken now, without state and channels. `number` is the checkpoint's number, or None for the
-        next number."""
+        """Return the contents of a checkpoint taken now, except for the state and the channels. `number` is the number of the checkpoint,
+        or None to use the next number."""
         outbox = [
             ParkedMessage(outlet.receiver, payload)
             for outlet in self.outlets.values()
@@ -350,9 +350,10 @@ class LocalAgent:
 
 
 class Peer:
-    """A host of the plan, with the items queued for it until the batch ends. If it is this host itself, `link` is None.
+    """A host of the plan, with the items that are queued for it until the current batch of turns ends. In the record for this host itself,
+    `link` is None.
 
-    `broken_ns` is the time at which the link went down, or None while the link is up.
+    `broken_ns` is the time at which the link went down (monotonic ns), or None while the link is up.
     """
 
     __slots__ = (
@@ -400,12 +401,13 @@ class Peer:
 
     @property
     def floor(self) -> int | None:
-        """The newest epoch that does not involve the link, as no earlier epoch does. It is None until the two ends have agreed on it."""
+        """The newest epoch that does not involve the link. No earlier epoch involves the link either. The value is None until both hosts
+        have agreed on the epoch."""
         return None if self.link is None else self.link.floor
 
     @property
     def is_waited(self) -> bool:
-        """Return whether the link has pending items, which are queued, parked, or not acknowledged."""
+        """Return whether the link has pending items, which may be queued, parked, or not yet acknowledged."""
         if self.link is None:
             return False
         has_queue = bool(self.out_channels or self.waiting) or self.link.has_unacked
@@ -413,26 +415,27 @@ class Peer:
 
     @property
     def owes_consumption_report(self) -> bool:
-        """Return whether the peer must be informed about consumed messages. This includes credit for messages whose window was freed
-        earlier."""
+        """Return whether the peer must be informed about consumed messages. The information includes the credit for messages whose window
+        space was freed earlier."""
         return bool(self.consumed_items or self.credit_channels)
 
     def measure_room(self) -> None:
-        """Update the room that is left on the link, which is the link's allowance minus the queued items."""
+        """Update the remaining room on the link, which is the link's allowance minus the queued items."""
         if self.link is not None:
             self.items_room = self.link.items_room - len(self.out_channels)
             self.bytes_room = self.link.bytes_room - self.pending_bytes
 
 
 class HostEpoch:
-    """State of one epoch on this host.
+    """The state of one epoch on this host.
 
     Attributes:
-        unrecorded: agents on this host that have not recorded their states for the epoch yet.
-        awaited: hosts whose marker item has not arrived.
-        markers: mapping from agents and receivers to the sequence number of the last message sent before the agent recorded its state.
-        refusal: reason why this host's part must not be used, or "".
-        heard_ns: arrival time of the first message about the epoch on this host.
+        unrecorded: agents on this host that have not yet recorded their states for the epoch.
+        awaited: hosts whose marker item has not arrived yet.
+        markers: mapping from each agent and receiver to the sequence number of the last message that the agent sent before it recorded its
+            state.
+        refusal: reason why this host's part must not be used, or "" if it may be used.
+        heard_ns: time at which the first message about the epoch arrived on this host (monotonic ns).
     """
 
     __slots__ = (
@@ -461,16 +464,18 @@ UNDONE = "undone"
 
 
 class HostCounts:
-    """Counts of a host's turns, checkpoints, effects and other events since its start.
+    """Counters of a host's turns, checkpoints, effects and other events since its start.
 
     Attributes:
-        turns: number of turns that succeeded.
-        dead_letters: number of new dead letters of this host's agents, and of messages to departed agents.
-        checkpoints, forced: number of checkpoints under a logged protocol, and number of these that the protocol forced.
-        put_off: number of basic checkpoints deferred because the store was busy.
-        piggybacked, piggyback_bytes: number of messages sent under a logged protocol, and total size of their piggybacks.
-        effects: number of effects by recorded outcome. Completed compensations count as "undone".
-        plans, first_plan_ns: number of applied plans, and time of the first plan. Each later plan means a recovery of the fleet.
+        dead_letters: number of new dead letters. The number includes dead letters of this host's agents, and dead letters of messages to
+            agents that have left.
+        checkpoints, forced: number of checkpoints under a logged protocol, and how many of them the protocol forced.
+        put_off: number of basic checkpoints that were deferred because the store was busy.
+        piggybacked, piggyback_bytes: number of messages sent under a logged protocol, and total size of the protocol data that they
+            carried.
+        effects: number of effects, by their recorded outcome. Completed compensations are counted as "undone".
+        plans, first_plan_ns: number of applied plans, and time of the first plan. Each plan after the first plan means that the fleet has
+            recovered.
     """
 
     __slots__ = (
@@ -496,29 +501,25 @@ class HostCounts:
 
 
 class HostState:
-    """State that the parts of one host core share. They change it only inside `HostCore.handle`.
+    """The state that the components of one host core share. The components change this state only within `HostCore.handle`.
 
     Attributes:
-        host: id of this host.
-        trace_every: interval of traced messages: every N-th message of each channel, or none if it is 0. It changes while a viewer is
-            connected.
-        is_watched: whether an observer needs to know when each logged message leaves.
-        start: number that the coordinator gave this run of the host, or 0 before the first Welcome.
-        cluster: id of the run of the fleet.
-        plan: number of the plan that is applied or being applied, or 0 before the first plan.
-        plan_hosts: hosts in that plan.
-        begun_epoch: newest epoch known to have begun. In logged protocols it is the newest epoch that had begun when the plan was made.
+        trace_every: every N-th message of each channel is traced, or none if this is 0. The value changes while a viewer is connected.
+        is_watched: whether an observer must be informed when a logged message is sent.
+        start: number that the coordinator has assigned to this run of the host, or 0 before the first Welcome.
+        cluster: id that identifies one run of the fleet.
+        plan: number of the plan that has been applied or is being applied, or 0 before the first plan.
+        begun_epoch: newest epoch that is known to have begun. With a logged protocol, `begun_epoch` is the newest epoch that had begun when
+            the plan was made.
         plan_epoch: newest epoch that had begun when the plan was made.
-        is_loaded: whether the plan's agents have been loaded.
-        ended: newest of the epochs that have ended under this plan.
-        agents: agents on this host, by id.
-        routes: mapping from agents to (host, incarnation), as far as this host knows them.
+        is_loaded: whether the agents of the plan have been loaded.
+        ended: the newest epochs that have ended under this plan.
+        routes: mapping from agents to (host, incarnation), as far as known on this host.
         ordinals: mapping from each agent that receives messages to its index in the protocol's vectors.
-        peers: the plan's other hosts to which this host has a link, by id.
-        local: record that stands for this host itself, for channels between its own agents.
-        counts: counts since the start of the host.
-        now: time of the event that is being handled.
-        out: commands issued so far for this event.
+        peers: other hosts in the plan to which this host has a link, by id.
+        local: record that represents this host itself, used for channels between its own agents.
+        now: time of the event that is being handled (monotonic ns).
+        out: commands that have been issued so far for this event.
     """
 
     def __init__(self, host: str, *, trace_every: int, is_watched: bool) -> None:
@@ -543,14 +544,14 @@ class HostState:
         self._requests = 0
 
     def next_request(self) -> int:
-        """Return the request number for the next query to the coordinator."""
+        """Return the request number for the next request to the coordinator."""
         self._requests += 1
         return self._requests
 
     def not_ended(self, epochs: Iterable[int]) -> dict[int, None]:
-        """Return the epochs in `epochs` that have not ended yet."""
+        """Return the given epochs that have not ended yet."""
         return {epoch: None for epoch in epochs if epoch not in self.ended}
 
     def note(self, level: str, text: str) -> None:
-        """Write a line to the process's log."""
+        """Write a line to the log of the process."""
         self.out.append(ev.Note(level, text))

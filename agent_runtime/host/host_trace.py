@@ -1,10 +1,10 @@
-"""A host's trace for diagrams and analysis, with one JSON object per line. It is written to a file, and kept in memory while a viewer asks
-for it.
+"""Records a host's trace for diagrams and analysis, with one JSON object per line. The trace is written to a file, and is kept in memory
+while a viewer requests it.
 
 `recovery/trace_merge.py` describes the lines. Messages are sampled by sequence number, so that sender and receiver trace the same messages.
-If there is a file, it contains only whole lines, even if a SIGKILL ends the host.
+A trace file contains only whole lines, even if the host is killed with SIGKILL.
 
-For viewers, recent lines are kept in memory, but only if a viewer has asked within the last `LOOK_S`. Otherwise the core also traces no
+Recent lines are kept in memory only if a viewer has requested them within the last `LOOK_S`. Without such a request, the core traces no
 messages for viewers. At most `RECENT_LINES_MAX` lines are kept, and lines older than `KEPT_S` are not sent. A line is kept as a tuple, and
 encoded only when it is sent.
 """
@@ -36,32 +36,32 @@ TraceLine = dict[str, object]
 
 
 def message_line(what: str, agent: str, other: str, number: int, *, time_ns: int) -> TraceLine:
-    """Return the line for a message that left ("send") or was consumed ("receive")."""
+    """Return the trace line for a message that was sent ("send") or consumed ("receive")."""
     sender, receiver = (agent, other) if what == "send" else (other, agent)
     line: TraceLine = {"event": what, "agent": agent, "message": f"{sender}>{receiver}:{number}", "time_ns": time_ns}
     return {**line, "to": other} if what == "send" else line
 
 
 def marker_line(what: str, host: str, other: str, epoch: int, *, time_ns: int) -> TraceLine:
-    """Return the line for a marker item that was sent ("send_marker") or received ("receive_marker")."""
+    """Return the trace line for a marker item that was sent ("send_marker") or received ("receive_marker")."""
     end = "to" if what == "send_marker" else "from"
     return {"event": what, "host": host, end: other, "epoch": epoch, "time_ns": time_ns}
 
 
 def checkpoint_line(agent: str, number: int, kind: str, epochs: tuple[int, ...], *, time_ns: int) -> TraceLine:
-    """Return the line for a checkpoint that was taken."""
+    """Return the trace line for a checkpoint."""
     line: TraceLine = {"event": "checkpoint", "agent": agent, "index": number, "kind": kind}
     return {**line, **({"epochs": list(epochs)} if epochs else {}), "time_ns": time_ns}
 
 
 def plan_line(number: int, line: dict[str, int], *, time_ns: int) -> TraceLine:
-    """Return the line for a plan. It says that this host's agents continue from the checkpoints in `line`, and that their later traced
-    events are undone."""
+    """Return the trace line for a recovery plan. The trace line says that this host's agents continue from the checkpoints in `line` and
+    that their later traced events are undone."""
     return {"event": "plan", "plan": number, "line": line, "time_ns": time_ns}
 
 
 class TraceWriter:
-    """Appends the trace to one file. It writes a few kilobytes at a time, which briefly blocks the event loop."""
+    """Appends a host's trace to one file. The sink writes a few kilobytes at a time, which briefly blocks the event loop."""
 
     def __init__(self, path: Path) -> None:
         make_private(path.parent)
@@ -76,8 +76,7 @@ class TraceWriter:
         self._add(marker_line(what, host, other, epoch, time_ns=time.time_ns()))
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
-        """Trace a checkpoint, and flush immediately, so that the trace of the checkpoint's contents is written before the checkpoint is
-        durable."""
+        """Trace a checkpoint, and flush immediately, so that the trace line is written before the checkpoint becomes durable."""
         self._add(checkpoint_line(agent, number, kind, epochs, time_ns=time.time_ns()))
         self.flush()
 
@@ -120,12 +119,11 @@ Write = Callable[..., TraceLine]
 
 
 class RecentLines:
-    """A `TraceSink` that keeps recent lines while a viewer asks for them. A cursor has the form `run.number`, where the number is that of
-    the next line."""
+    """A `TraceSink` that keeps recent trace lines in memory while a viewer requests them. A viewer's cursor has the form `run.number`,
+    where the number is the number of the next trace line."""
 
     def __init__(self, host: str, run: str, wall_ns: Callable[[], int], *, plan: int) -> None:
-        """`run` is an id that distinguishes these lines from all other lines that this host has kept. `plan` is the number of the current
-        plan."""
+        """`run` is an id that distinguishes these trace lines from the lines of this host's earlier `RecentLines` objects."""
         self._host = host
         self._run = run
         self._wall_ns = wall_ns
@@ -154,7 +152,7 @@ class RecentLines:
         self._lines.append((self._wall_ns(), self._plan, write, arguments))
 
     def since(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Return a function that builds the reply to a viewer. Any thread may call the function."""
+        """Return a function that builds the reply to a viewer's request. The returned function may be called on any thread."""
         now_ns, first = self._wall_ns(), self._next - len(self._lines)
         after = min(_number_in(wanted.after, self._run, first), self._next)
         begin = max(after, first, self._next - wanted.most)
@@ -168,7 +166,7 @@ class RecentLines:
 
 
 def _written(taken: list[tuple[int, int, Write, tuple[object, ...]]], since_ns: int) -> list[msgspec.Raw]:
-    """Encode lines as in a file that starts with them, so that each plan's lines are preceded by a line for the plan."""
+    """Encode trace lines so that each plan's lines are preceded by a line for the plan, as in a trace file."""
     lines: list[msgspec.Raw] = []
     written_plan = None
     for time_ns, plan, write, arguments in taken:
@@ -186,7 +184,7 @@ def _raw(line: TraceLine) -> msgspec.Raw:
 
 
 def _number_in(cursor: str, run: str, first: int) -> int:
-    """Return the number in a viewer's cursor, or `first` if the cursor is not from this run, since such a viewer has missed no lines."""
+    """Return the number in a viewer's cursor, or `first` if the cursor is invalid or belongs to another run."""
     instance, _, number = cursor.partition(".")
     is_ours = instance == run and number.isdecimal() and len(number) <= DIGITS_MAX
     return int(number) if is_ours else first
@@ -196,7 +194,8 @@ MARKERS = ("send_marker", "receive_marker")
 
 
 class Tracing:
-    """Tracing on one host, to a file and to viewers. If there is neither, the core traces no messages, and `is_on` is False."""
+    """Traces one host's events to a file and to viewers. If there is neither a file nor a viewer, the core traces no messages, and `is_on`
+    is False."""
 
     def __init__(
         self,
@@ -206,7 +205,7 @@ class Tracing:
         file: TraceSink | None,
         file_every: int,
     ) -> None:
-        """`feed` passes events to the core. The file contains every `file_every`-th message of each channel."""
+        """The file contains every `file_every`-th message of each channel."""
         self._environment = environment
         self._core = core
         self._feed = feed
@@ -235,7 +234,7 @@ class Tracing:
             file.message(command.what, command.agent, command.other, number)
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
-        """Trace a checkpoint that was taken."""
+        """Trace a checkpoint."""
         for sink in self._sinks():
             sink.checkpoint(agent, number, kind, epochs)
 
@@ -245,7 +244,7 @@ class Tracing:
             sink.plan(number, line)
 
     def flush(self) -> None:
-        """Flush the file, if there is one, so that all lines so far survive the end of this process."""
+        """Flush the file, if there is one, so that all trace lines so far survive the end of this process."""
         if self._file is not None:
             self._file.flush()
 
@@ -255,8 +254,8 @@ class Tracing:
     # ---- viewers ----------------------------------------------------------------------------------------------------
 
     def recent(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Serve a viewer: return a function that builds the reply with the lines since the viewer's cursor. Any thread may call the
-        function."""
+        """Return a function that builds the reply to a viewer, with the trace lines since the viewer's cursor. The returned function may be
+        called on any thread."""
         self._until_ns = self._environment.now_ns() + round(LOOK_S * 1e9)
         if self._recent is None:
             self._looks += 1
@@ -277,6 +276,6 @@ class Tracing:
         self._tell()
 
     def _tell(self) -> None:
-        """Set the core's tracing rate, so that it traces all messages that the file or a viewer needs."""
+        """Set the core's sampling rate, so that the core traces all messages that the file or a viewer needs."""
         self.is_on = self._file is not None or self._recent is not None
         self._feed(ev.TracingRequested(math.gcd(self._file_every, self._recent_every)))

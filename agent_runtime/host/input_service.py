@@ -1,16 +1,15 @@
-"""The `Inputs` service on a host's port: reads and checks clients' requests, passes them to the host, and waits for the host's answers.
+"""The `Inputs` service on a host's port reads and checks clients' requests, passes them to the host, and waits for the host's answers.
 
 The host core, not the service, decides whether inputs are accepted, and when replies may be sent. A valid input is accepted even if the
-client has disconnected. Such a client does not know the outcome, and retries with the same key.
+client has disconnected. The disconnected client does not know the outcome and retries with the same key.
 
-*Checks.* Before an input is numbered, the service checks that the agent can handle the message, so that a client is informed of an invalid
-message. A message that does not decode here would also fail in each attempt of its turn. A later version of the agent's class may still
-reject an accepted input, which then becomes a dead letter.
+*Checks.* Before an input is numbered, the service checks that the agent can handle the message. So the client learns at once if its message
+is invalid. A later version of the agent's class may still reject an accepted input, which then becomes a dead letter.
 
-*Bounds.* The codec limits the size of one request (`messages/client_wire.py`). All requests that are being read, or wait for the host log,
-share the limit `UNDER_WAY_BYTES_MAX`, above which clients must retry. For `Inputs.Ask` the service asks the core only once for each input
-and kind of reply (early or final), however many clients wait and retry. So its memory is limited by the number of keys that the agents
-know. If a client disconnects, the service's question to the core stays open and serves the next client that asks for the same input.
+*Bounds.* The codec limits the size of one request (`messages/client_wire.py`). All requests that are being read or that wait for the host
+log share the limit `UNDER_WAY_BYTES_MAX`. Above this limit, clients must retry. For each input and kind of reply (early or final),
+`Inputs.Ask` queries the core only once, however many clients wait and retry. So the service's memory is limited by the number of keys that
+the agents know. If a client disconnects, the query to the core stays open and serves the next client that asks for the same input.
 """
 
 import asyncio
@@ -66,14 +65,15 @@ class AnswerSource(Protocol):
     """Interface that `AskService` requires from its host."""
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
-        """Wait for the outcome of an input. `then` is called with the outcome, if it ever arrives."""
+        """Request the outcome of an input. The callback `then` receives the outcome when it is known, or is never called if the host ends
+        first."""
 
     def place_of(self, agent: str) -> tuple[str, str]:
-        """Return the other host on which the agent runs, and that host's address, or two empty strings if they are unknown."""
+        """Return the id and address of the other host on which the agent runs, or two empty strings if they are unknown."""
 
 
 class AskService:
-    """Handles calls of `Inputs.Ask` on one host. All calls run on the host's event loop."""
+    """Handles calls of `Inputs.Ask` on one host, all on the host's event loop."""
 
     def __init__(self, agents: AnswerSource, *, host: str) -> None:
         self._agents = agents
@@ -138,9 +138,9 @@ PlaceOf = Callable[[str], tuple[str, str]]
 
 
 def look_at(given: GivenInput, known: AgentType | None, host: str, place_of: PlaceOf) -> bytes | InputOutcome:
-    """Return the message in the encoding that the agent's turn needs, or the outcome if `host` rejects the input.
+    """Return the message in the encoding that the agent's turn requires, or an outcome with the reason if the input is rejected.
 
-    `known` describes the agent's class, or is None if the agent is not on this host.
+    `known` is None if the agent is not on this host, otherwise it describes the agent's class.
     """
     if known is None:
         return InputOutcome(RETRY, 0, f"agent {given.agent!r} is not on host {host} just now", *place_of(given.agent))
@@ -153,7 +153,7 @@ def look_at(given: GivenInput, known: AgentType | None, host: str, place_of: Pla
 
 
 def placed(agent: str, outcome: InputOutcome, place_of: PlaceOf) -> InputOutcome:
-    """Return the outcome. If its status is "retry", add the host on which the agent runs."""
+    """Return the outcome. If its status is "retry", add the host on which the agent runs and that host's address."""
     if outcome.status != RETRY:
         return outcome
     host, address = place_of(agent)
@@ -161,8 +161,8 @@ def placed(agent: str, outcome: InputOutcome, place_of: PlaceOf) -> InputOutcome
 
 
 def _message_in(given: GivenInput, known: AgentType) -> bytes:
-    """Return the message in the encoding that the agent's turn needs. Raise UsageError if the agent cannot handle the message. A trace
-    reference may follow the type of a JSON message, as in all other messages."""
+    """Return the message in the encoding that the agent's turn requires. Raise UsageError if the agent cannot handle the message. As in all
+    other messages, a trace reference may follow the type of a JSON message."""
     if not given.type:
         check_message(given.agent, known, given.payload, public_only=given.public_only)
         return given.payload
@@ -172,12 +172,12 @@ def _message_in(given: GivenInput, known: AgentType) -> bytes:
 
 
 def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: bool = False) -> None:
-    """Check that an agent of this class can handle a message. With `public_only`, the handler must be public.
+    """Check that an agent of this class can handle a message. If `public_only` is set, the handler must also be public.
 
     Raises:
         HandlerNotPublicError: If the agent has no public handler for the message.
         EncodingError: If the agent has no handler for the message, or the body does not match the type.
-        MessageTooLargeError: If the message exceeds the largest size of a message.
+        MessageTooLargeError: If the message exceeds the maximum message size.
     """
     if len(payload) > MESSAGE_BYTES_MAX:
         raise MessageTooLargeError(f"an input of {len(payload):,} bytes; the limit is {MESSAGE_BYTES_MAX:,}")
@@ -191,13 +191,14 @@ def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: 
 
 
 def message_of_json(agent: str, known: AgentType, name: str, text: bytes, *, public_only: bool = False) -> bytes:
-    """Decode JSON as a message of type `name`, and encode it for an agent of this class. Datetimes with an offset are converted to UTC.
+    """Decode JSON as a message of type `name`, and encode the message for an agent of this class. Datetimes with a UTC offset are converted
+    to UTC.
 
     Raises:
-        HandlerNotPublicError: If the agent has no public handler for the message, and `public_only` requires one.
+        HandlerNotPublicError: If `public_only` is set, and the agent has no public handler for the message.
         EncodingError: If the agent has no handler for the message, or the text is not JSON of this type. The error message names the
             invalid field.
-        MessageTooLargeError: If the message exceeds the largest size of a message.
+        MessageTooLargeError: If the message exceeds the maximum message size.
     """
     handler = _handler_of(agent, known, name, public_only=public_only)
     message = _decoded(agent, name, _json_decoder(handler.message_type), text)
@@ -257,7 +258,7 @@ TakeInput = Callable[[str, bytes], bytes]
 
 
 def unchanged_payload(_agent: str, payload: bytes) -> bytes:
-    """Return the payload unchanged. This is used if inputs are not traced."""
+    """Return the payload unchanged. This function is used if inputs are not traced."""
     return payload
 
 
@@ -270,14 +271,14 @@ class Agents(AnswerSource, Protocol):
     def offer(
         self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[InputOutcome, ...]], None]
     ) -> None:
-        """Offer inputs to the host. `then` is called with one outcome for each input, if the outcomes ever arrive."""
+        """Offer inputs to the host. The callback `then` receives one outcome for each input, or is never called if the host ends first."""
 
     def type_of(self, agent: str) -> AgentType | None:
         """Return the description of an agent's class, or None if the agent is not on this host."""
 
 
 class InputService:
-    """Handles calls that offer inputs to one host. All calls run on the host's event loop."""
+    """Handles calls that offer inputs to one host, all on the host's event loop."""
 
     def __init__(
         self, agents: Agents, guard: RpcGuard, *, host: str, take_input: TakeInput = unchanged_payload
@@ -314,8 +315,8 @@ class InputService:
 
     @asynccontextmanager
     async def _room(self) -> AsyncIterator[Callable[[int], bool]]:
-        """Reserve room for one request until it ends. The yielded function reserves further bytes, and returns whether the total limit
-        still holds."""
+        """Count the bytes of one request towards the total limit until the request ends. The yielded function counts further bytes, and
+        returns whether all requests together are still within the limit."""
         taken = 0
 
         def take(size_bytes: int) -> bool:
@@ -351,8 +352,8 @@ class InputService:
         return reading
 
     async def _client_of(self, reading: OfferReader, context: Context) -> str:
-        """Return the client's name from its certificate, or, without a certificate, from the request. Handlers get this name as the
-        sender."""
+        """Return the client's name, which handlers get as the sender. The name comes from the client's certificate, or from the request if
+        there is no certificate."""
         identity = self._guard.identity(context)
         try:
             return check_id(reading.client if identity is None else identity.name, "client")
@@ -365,8 +366,8 @@ class InputService:
     async def _outcomes(
         self, client: str, found: Sequence[ev.OfferedInput | InputOutcome], context: Context
     ) -> list[InputOutcome]:
-        """Return one outcome for each input, in order. Checking the inputs and offering them run without a pause in between, so that no
-        agent moves meanwhile."""
+        """Return one outcome for each input, in order. There is no pause between checking and offering the inputs, so no agent moves in
+        between."""
         offered = [checked for checked in found if isinstance(checked, ev.OfferedInput)]
         answers = iter(await self._answers(client, offered, context) if offered else ())
         place_of = self._agents.place_of
@@ -376,7 +377,7 @@ class InputService:
         ]
 
     def _check_command(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
-        """Check that an operator command is valid. Only the core can tell whether its dead letter or effect exists."""
+        """Check that an operator command is valid. Only the core knows whether the dead letter or effect that the command names exists."""
         try:
             _command_in(given.payload)
         except ProtocolError as error:
@@ -407,7 +408,7 @@ class InputService:
 
 
 def _command_in(payload: bytes) -> msgspec.Struct:
-    """Decode an operator command on a dead letter or an effect.
+    """Decode an operator's command that concerns a dead letter or an effect.
 
     Raises:
         ProtocolError: If the command is unknown.
@@ -418,7 +419,7 @@ def _command_in(payload: bytes) -> msgspec.Struct:
 
 
 def _about(reading: OfferReader) -> str:
-    """Describe the operator commands in a request, with their agents and contents, for the audit log."""
+    """Describe the operator commands in a request for the audit log, with each command's agent and content."""
     return "; ".join(f"{item.agent}: {_in_words(item.payload)}" for item in reading.inputs)
 
 

@@ -1,7 +1,7 @@
-"""Keeps requests that wait for the core's answer, and batches of the host log that are being written to the store.
+"""Keeps requests that the core has not answered, and batches of the host log that are being written to the store.
 
-A batch is encoded once, and appending it is retried with the same bytes until its outcome is known: either the log contains the batch, or a
-later plan has sealed the log at that place. If this takes long, the host core is notified, and admits no more inputs.
+Each batch is encoded once. The same bytes are appended again until the outcome is known: either the log contains the batch, or a later plan
+has sealed the log at that position. If the outcome is unknown for long, the host core is notified and accepts no more inputs.
 """
 
 import logging
@@ -28,7 +28,8 @@ log = logging.getLogger("snapline.host")
 
 
 class _Flight:
-    """A batch whose outcome is not known yet. `prepared` contains the encoded batch once an attempt has encoded it."""
+    """A batch of the host log that may or may not have been appended. `prepared` is the encoded batch, or None until the first attempt
+    encodes it."""
 
     __slots__ = ("command", "failures", "is_decided", "prepared")
 
@@ -40,11 +41,10 @@ class _Flight:
 
 
 class Intake:
-    """Requests that are not answered yet, and batches that are being written. At most one batch belongs to the current plan's log. All
-    others belong to earlier plans' logs."""
+    """Keeps unanswered requests and the batches of the host log that are being written. At most one of the batches belongs to the current
+    plan's log, and all other batches belong to the logs of earlier plans."""
 
     def __init__(self, environment: HostEnvironment, feed: Callable[[ev.Event], None]) -> None:
-        """`feed` passes events to the host core."""
         self._environment = environment
         self._feed = feed
         self._is_over = False
@@ -62,8 +62,8 @@ class Intake:
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def offer(self, client: str, inputs: Sequence[ev.OfferedInput], then: Then) -> None:
-        """Offer inputs to the core. `then` is called with one outcome for each input when all outcomes are known, unless the host ends
-        before."""
+        """Offer inputs to the core. The callback `then` receives one outcome for each input when all outcomes are known, or is never called
+        if the host ends first."""
         self._count += 1
         self._requests[self._count] = then
         self._feed(ev.InputsOffered(self._count, client, self._environment.wall_ns(), tuple(inputs)))
@@ -73,7 +73,8 @@ class Intake:
         self._requests.pop(command.request)(command.answers)
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
-        """Wait for the outcome of the input with this key. `then` is called with the outcome, unless the host ends before."""
+        """Request the outcome of the input with this key. The callback `then` receives the outcome, or is never called if the host ends
+        first."""
         self._count += 1
         self._asks[self._count] = then
         self._feed(ev.ReplyAwaited(self._count, agent, key, is_early))
@@ -83,7 +84,8 @@ class Intake:
         self._asks.pop(command.request)(command.answer)
 
     def view(self, agent: str, then: Callable[[ev.AnswerView], None], *, is_settled: bool) -> None:
-        """Request a view of an agent. `then` is called with the view before the agent changes again, unless the host ends before."""
+        """Request a view of an agent. The callback `then` receives the view before the agent changes again, or is never called if the host
+        ends first."""
         self._count += 1
         self._views[self._count] = then
         self._feed(ev.ViewRequested(self._count, agent, is_settled))
@@ -93,7 +95,7 @@ class Intake:
         self._views.pop(command.request)(command)
 
     def effects(self, then: Callable[[ev.AnswerEffects], None]) -> None:
-        """Request the effects that agents wait for. `then` is called with the core's answer."""
+        """Request the effects that agents wait for. The callback `then` receives the core's answer."""
         self._count += 1
         self._effects[self._count] = then
         self._feed(ev.EffectsRequested(self._count))
@@ -103,7 +105,7 @@ class Intake:
         self._effects.pop(command.request)(command)
 
     def waiting(self, then: Callable[[ev.AnswerWaiting], None]) -> None:
-        """Request the agents with waiting work. `then` is called with the core's answer."""
+        """Request the agents with waiting work. The callback `then` receives the core's answer."""
         self._count += 1
         self._waiting[self._count] = then
         self._feed(ev.WaitingAgentsRequested(self._count))
@@ -125,7 +127,8 @@ class Intake:
             self._environment.in_log(lambda: self._attempt(flight), then=lambda outcome: self._tried(flight, outcome))
 
     def _attempt(self, flight: _Flight) -> bool | str:
-        """Try to append the batch, in a thread. Return whether the log contains the batch, or the reason why this is unknown."""
+        """Try to append the batch. This method runs in a thread. Return True if the log contains the batch, False if it never will, or an
+        error text if the outcome is unknown."""
         command = flight.command
         try:
             store = self._environment.open_store()

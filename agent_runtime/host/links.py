@@ -1,10 +1,10 @@
 """The part of the host core that exchanges frames with other hosts over the links of the current plan.
 
-Arriving messages are passed to `mailboxes.py`. Departing messages come from `channel_ends.py`, which knows each channel's owner.
+Departing messages come from `channel_ends.py`, which knows each channel's owner.
 
-A link to another host is created when the first channel leads to that host, or when that host dials. It remains until the next plan. Of the
-two hosts, the host with the smaller id dials. The other host *knocks*, that is, it asks the first host to dial, and repeats this request
-until the first host dials.
+A link to another host is created when the first channel to that host opens, or when that host dials. The link remains until the next plan.
+Of the two hosts, the host with the smaller id dials. The other host *knocks*: it asks its peer to dial, and repeats this request until the
+peer dials.
 """
 
 from collections.abc import Collection, Iterable
@@ -29,26 +29,26 @@ class ChannelEndsInterface(Protocol):
     """Interface that `HostLinks` requires from `ChannelEnds`."""
 
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
-        """Accept a channel that the peer opens to an agent on this host."""
+        """Accept a channel that a peer opens to an agent on this host."""
 
     def settle_waiting(self, hosts: Collection[str]) -> None:
-        """Open the channels that wait for these hosts' addresses, which are now known."""
+        """Open the channels that were waiting for the addresses of these hosts."""
 
     def hold(self, peer: Peer) -> None:
-        """Hold the channels to the peer whose senders must not use the new link yet."""
+        """Hold back the messages of channels to the peer whose senders must not use the new link yet."""
 
     def end_inlet(self, inlet: AgentInlet | None) -> None:
-        """End an inlet whose sender has left."""
+        """Close an incoming channel whose sender has left the fleet."""
 
     def receiver_gone(self, peer: Peer, channel: int) -> None:
-        """End the outlet of a channel whose receiver has left."""
+        """Close an outgoing channel whose receiver has left the fleet."""
 
 
 class OutletUnparker(Protocol):
     """Interface that `HostLinks` requires from `Outlets`."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Send the outlet's parked messages, as far as the channel's credit and the link's room allow."""
+        """Send the outgoing channel's parked messages, as far as the channel's credit and the link's capacity allow."""
 
 
 class MessageReceiver(Protocol):
@@ -59,7 +59,7 @@ class MessageReceiver(Protocol):
 
 
 class HostLinks:
-    """Links of the current plan.
+    """Manages this host's links to other hosts under the current plan.
 
     Attributes:
         roster: entries of all live hosts, by host id.
@@ -78,12 +78,12 @@ class HostLinks:
     def wire(
         self, mode: HostMode, ends: ChannelEndsInterface, outlets: OutletUnparker, mailboxes: MessageReceiver
     ) -> None:
-        """Connect this part of the host core to the parts above it."""
+        """Store references to parts of the host core that are created after this part."""
         self._mode, self._ends, self._outlets, self._mailboxes = mode, ends, outlets, mailboxes
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """Return a refusal if the peer's stream must not be accepted, otherwise None. The adapter calls this before it accepts the stream.
-        The method changes no state."""
+        """Return the reason to reject a peer's stream, or None if the stream may be accepted. The network adapter calls this before it
+        accepts the stream. The method changes no state."""
         shared = self._shared
         peer = shared.peers.get(hello.host)
         if peer is not None and peer.link is not None:
@@ -104,7 +104,7 @@ class HostLinks:
             self._ends.settle_waiting(joined)
 
     def _entry(self, host: str) -> msg.RosterEntry | None:
-        """Return a host's roster entry if this host may have a link to it, that is, if both belong to the loaded plan. Otherwise return
+        """Return a host's roster entry if a link to the host is allowed, that is, if both hosts belong to the loaded plan. Otherwise return
         None."""
         shared = self._shared
         is_linked = host != shared.host and host in shared.plan_hosts and shared.host in shared.plan_hosts
@@ -147,8 +147,8 @@ class HostLinks:
         return peer
 
     def _knock(self, peer: Peer) -> None:
-        """Knock at the peer, and schedule the next knock. A lost host has no address, so no knock is sent to it, and the next plan ends
-        this link."""
+        """Ask the peer to dial, and schedule the next such request. A lost host has no address, so it gets no request. The next plan ends
+        the link to a lost host."""
         assert peer.link is not None and peer.broken_ns is not None
         waited_ns = self._shared.now - peer.broken_ns
         self._knocks[peer.host] = self._shared.now + min(max(KNOCK_NS, waited_ns // 2), KNOCK_NS_MAX)
@@ -157,25 +157,25 @@ class HostLinks:
             self._shared.out.append(ev.KnockAtPeer(peer.host, entry.address, peer.link.knock()))
 
     def on_peer_knocked(self, event: ev.PeerKnocked) -> None:
-        """Open a link to a host that asks to be dialled, because it has a channel to this host. If its plan or generation differs, ignore
-        the knock: the host will knock again."""
+        """Open a link to a host that asks this host to dial, because the asking host has a channel to this host. Ignore the request if its
+        plan or generation differs, since the host will repeat it."""
         hello, entry = event.hello, self._entry(event.hello.host)
         if entry is not None and judge_identity(hello, self._link(entry).identity) is None:
             self.to(hello.host)
 
     def is_expected(self, host: str) -> bool:
-        """Return whether this host has, or would accept, a link for a stream with this peer."""
+        """Return whether this host already has a link to the peer, or would accept a stream from it."""
         return host in self._shared.peers or (host < self._shared.host and self._entry(host) is not None)
 
     def drop(self) -> None:
-        """Drop all links when their plan ends."""
+        """Drop all links because their plan has ended."""
         for host in self._shared.peers:
             self._shared.out.append(ev.UndialPeer(host))
         self._shared.peers.clear()
         self._knocks.clear()
 
     def unreached(self) -> list[tuple[Peer, int]]:
-        """Return the peers whose link is down, each with the time since when it is down."""
+        """Return each peer whose link is down, with the time at which the link went down."""
         return [(peer, peer.broken_ns) for peer in self._shared.peers.values() if peer.broken_ns is not None]
 
     # ---- streams and frames ---------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class HostLinks:
         self._feed(event.peer, lk.WriteReady())
 
     def clock_passed(self) -> None:
-        """Fire the links' timers that are due, and send the knocks that are due."""
+        """Fire the links' timers that are due, and repeat the requests to dial that are due."""
         now = self._shared.now
         for peer in self._shared.peers.values():
             if peer.link is not None and peer.link.wakeup_ns is not None and peer.link.wakeup_ns <= now:
@@ -215,7 +215,7 @@ class HostLinks:
         self._drain(peer)
 
     def tell(self, peer: Peer, event: lk.Event) -> None:
-        """Pass an event to a link, after all items that are queued for the link."""
+        """Pass an event to a peer's link, after all items that are already queued for the link."""
         assert peer.link is not None
         self._flush(peer)
         self._carry(peer, peer.link.handle(self._shared.now, event))
@@ -275,13 +275,13 @@ class HostLinks:
             self._shared.out.append(msg.PeerSuspected(peer.host, peer.start, reason))
 
     def _deliver(self, peer: Peer, items: lk.DeliverItems) -> None:
-        """Deliver the messages in a frame. This is on the hot path."""
+        """Deliver the messages in a frame. This method is performance-critical."""
         inlets, arrive = peer.inlets, self._mailboxes.arrive
         for channel, payload, mark in zip(items.channels, items.payloads, self._mode.marks(items), strict=True):
             arrive(inlets[channel], mark, payload)
 
     def _drain(self, peer: Peer) -> None:
-        """Send parked messages, channel by channel, while the link has room."""
+        """Send parked messages, channel by channel, while the link has capacity."""
         for _ in range(len(peer.waiting)):
             if peer.items_room <= 0 or peer.bytes_room <= 0:
                 return
@@ -293,8 +293,8 @@ class HostLinks:
 
     @property
     def has_batch(self) -> bool:
-        """Return whether BatchEnded would have an effect, because items are queued for a link, wait for room on a link, or were
-        consumed."""
+        """Return whether BatchEnded would have an effect, because items are waiting to be sent or consumption must be reported to a
+        peer."""
         return any(
             peer.out_channels or peer.owes_consumption_report or peer.waiting for peer in self._shared.peers.values()
         )
@@ -311,7 +311,7 @@ class HostLinks:
                 self._flush(peer)
 
     def _flush(self, peer: Peer) -> None:
-        """Pass the items that are queued for this peer to its link, as one batch."""
+        """Pass the items that are queued for this peer to the peer's link, as one batch."""
         if not peer.out_channels or peer.link is None:
             return
         sent = lk.ItemsSent(peer.out_channels, peer.out_payloads, *self._mode.columns(peer.out_marks))
@@ -329,7 +329,7 @@ class HostLinks:
         self._carry(peer, peer.link.handle(self._shared.now, consumed))
 
     def wakeups_ns(self) -> list[int]:
-        """Return the times at which `clock_passed` must be called."""
+        """Return the times at which the caller must call `clock_passed`."""
         times = [peer.link.wakeup_ns for peer in self._shared.peers.values() if peer.link is not None]
         return [*self._knocks.values(), *[time_ns for time_ns in times if time_ns is not None]]
 

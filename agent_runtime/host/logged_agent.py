@@ -1,12 +1,12 @@
-"""State of one agent in a logged fleet (its protocol rule, its sender log and when its checkpoints are due), and the host's backlog.
+"""Defines the additional state of each agent in fleets with sender logs, and the host's backlog.
 
-All protocols except chandy-lamport use this state. The *sender log* contains the messages that the agent has sent since its last
-checkpoint. The next checkpoint writes the log to the store (docs/protocols.md), so the log is kept in memory only until then.
+All protocols except chandy-lamport use the module's state. The *sender log* contains the messages that the agent has sent since its last
+checkpoint. The next checkpoint writes the sender log to the store (docs/protocols.md), so the log is kept in memory only until then.
 
-The *backlog* is data in memory that has not been written to the store yet. While the store is slow or unavailable, sender logs grow, since
-basic checkpoints are deferred, and forced checkpoints accumulate in the writer's queue. In koo-toueg fleets the logs of agents that take
-part in no round grow too. Agents run as long as there is room. When there is no room left, they *pause*: they start no turn and send no
-message until the store accepts checkpoints again, or a round has stored the logs. Heartbeats report the pause.
+The *backlog* is data that has not been written to the store yet. While the store is slow or unavailable, basic checkpoints are deferred, so
+sender logs grow. Forced checkpoints accumulate in the writer's queue. In koo-toueg fleets, the sender logs of agents that take part in no
+checkpoint round grow too. Agents run as long as the backlog is within its limits. Above the limits the agents *pause*: they start no turn
+and send no message until the store accepts checkpoints again, or until a checkpoint round has stored the logs. Heartbeats report the pause.
 """
 
 from snapline.agent_runtime.host.host_events import Log
@@ -21,15 +21,15 @@ least this much spare memory anyway, since each checkpoint needs a second copy o
 
 
 class Backlog:
-    """Backlog of one host under one plan. All parts of the host core may change it.
+    """Backlog of one host under one plan: data that is not in the store yet. All parts of the host core may change the backlog.
 
     Attributes:
-        log_bytes: total size of all sender logs in the agents.
-        is_busy, problem: last reported status of the store (`StoreStatusChanged`). At the start of a plan the store is assumed to work.
+        log_bytes: total size of the sender logs of all agents.
+        is_busy, problem: last reported status of the store (`StoreStatusChanged`). At the start of a plan, the store is assumed to work.
         is_full: whether the writer's queue is full.
         is_standing: whether the agents are paused.
-        save_ns: time at which all agents are requested to take checkpoints, because their logs are too large although the store works, or
-            None.
+        save_ns: time at which all agents must take checkpoints because their logs are too large although the store works, or None if no
+            such checkpoints are due.
     """
 
     __slots__ = ("is_busy", "is_full", "is_standing", "log_bytes", "problem", "save_ns")
@@ -49,7 +49,7 @@ class Backlog:
         self.is_busy, self.is_full, self.problem = is_busy, is_full, problem
 
     def save_at(self, time_ns: int | None) -> None:
-        """Set the time at which all agents are requested to take checkpoints, or None."""
+        """Set or clear the time at which all agents must take checkpoints."""
         self.save_ns = time_ns
 
     def stand(self, *, is_standing: bool) -> None:
@@ -57,7 +57,7 @@ class Backlog:
         self.is_standing = is_standing
 
     def must_pause(self, *, is_autonomous: bool) -> bool:
-        """Return whether the agents must pause, or, if they are already paused, must stay paused."""
+        """Return whether the agents must pause or, if they are already paused, must stay paused."""
         if self.is_full:
             return True
         if is_autonomous:
@@ -66,7 +66,8 @@ class Backlog:
 
 
 class Tentative:
-    """A checkpoint of an undecided round. If the round commits, it becomes the agent's last checkpoint."""
+    """A checkpoint taken in a round that has neither committed nor aborted. If the round commits, this checkpoint becomes the agent's last
+    checkpoint."""
 
     __slots__ = ("number", "received", "sent")
 
@@ -77,19 +78,19 @@ class Tentative:
 
 
 class LoggedAgent:
-    """State of one agent that only fleets with sender logs need.
+    """Additional state of one agent in fleets with sender logs.
 
     Attributes:
-        admitted: whether the rule has already processed the message of the next, or retried, turn.
+        admitted: whether the protocol rule has already processed the message of the next turn, which may be a retry.
         rule: protocol rule if the agent checkpoints independently, otherwise None.
         rounds: protocol core if the agent checkpoints in rounds (koo-toueg), otherwise None.
         backlog: backlog of the host, which includes this agent's log.
         clock: determines when a basic checkpoint is due.
-        log, log_messages, log_bytes: messages sent since the last checkpoint, and their number and total size.
+        log, log_messages, log_bytes: messages sent since the last checkpoint, with their number and total size.
         turns: number of turns since the last checkpoint.
         has_moved: whether the agent has changed since the last checkpoint.
-        owed: basis of the checkpoint to take before the next turn, or "" if none is due.
-        timer_ns: time at which the host core will query the clock again, or None.
+        owed: reason for the checkpoint that must precede the next turn, or "" if no checkpoint is due.
+        timer_ns: time at which the host core will query `clock` again, or None.
         sent, received: sequence numbers in the last checkpoint, by channel.
         tentative: tentative checkpoint of an undecided round, or None.
     """
@@ -137,7 +138,7 @@ class LoggedAgent:
         return core.freeze() if core is not None else b""
 
     def keep(self, receiver: str, number: int, payload: bytes, piggyback: bytes) -> None:
-        """Add a message that has left to the sender log, which keeps it until a checkpoint stores it."""
+        """Add a sent message to the sender log, which keeps the message until a checkpoint stores it."""
         messages = self.log.get(receiver)
         if messages is None:
             messages = self.log[receiver] = []
@@ -149,7 +150,8 @@ class LoggedAgent:
         self.has_moved = True
 
     def forget(self, receiver: str) -> None:
-        """Drop the logged messages to a receiver that has left. No future recovery line contains this receiver, so they are not needed."""
+        """Drop the logged messages to a receiver that has left. These messages are not needed, because no future recovery line contains the
+        receiver."""
         messages = self.log.pop(receiver, ())
         size = sum(len(message.payload) + len(message.piggyback) for message in messages)
         self.log_messages -= len(messages)
@@ -159,13 +161,13 @@ class LoggedAgent:
         self.sent = {other: number for other, number in self.sent.items() if other != receiver}
 
     def owe(self, basis: str) -> None:
-        """Request a checkpoint before the next turn. This has no effect if the agent checkpoints in rounds, since the coordinator then
-        decides."""
+        """Request a checkpoint before the agent's next turn. If the agent checkpoints in rounds, the request has no effect, because the
+        coordinator decides when the agent checkpoints."""
         if self.rule is not None:
             self.owed = self.owed or basis
 
     def settle(self, sent: dict[str, int], received: dict[str, int]) -> None:
-        """Record that the agent's last checkpoint has these sequence numbers and contains the log."""
+        """Record that the agent's last checkpoint contains these sequence numbers and the sender log."""
         self.sent, self.received = sent, received
         self.drop_log()
         self.turns = 0
@@ -173,6 +175,6 @@ class LoggedAgent:
         self.owed = ""
 
     def drop_log(self) -> None:
-        """Drop the log because a checkpoint contains it or the agent has left."""
+        """Drop the sender log because a checkpoint contains it or because the agent has left."""
         self.backlog.log_bytes -= self.log_bytes
         self.log, self.log_messages, self.log_bytes = {}, 0, 0

@@ -1,14 +1,14 @@
-"""A thread that watches the host's event loop. It logs and reports code that blocks the loop, and ends the process if the loop is blocked
-for too long.
+"""A thread that watches the host's event loop. The thread logs and reports code that blocks the loop, and ends the process if the loop is
+blocked for too long.
 
-Handlers run on the loop, so a blocking handler delays all other work on the host. The open stream still shows the coordinator that the
-process is alive (`coordinator/leader/hosts/failure_detector.py`). This thread logs *what* blocks the loop (agent, handler and line, from
-the loop's stack): first after a second, and then less and less often. Each second it also reports to the coordinator on a separate
-connection, for `snapline status`, and because the stream may break while the loop is blocked.
+Handlers run on the loop, so a blocking handler delays all other work on the host. A blocked host keeps its stream to the coordinator open,
+which shows that the process is alive (`coordinator/leader/hosts/failure_detector.py`). From the loop's stack, this thread logs the agent,
+handler and line that block the loop, first after a second and then less and less often. Each second the thread also reports to the
+coordinator, for `snapline status`. The reports use a separate connection, because the stream may break while the loop is blocked.
 
-While C code holds the GIL, this thread cannot run either, so it logs the blocking afterwards. It gets the GIL before the blocking code
-continues, so it still finds the line. If the GIL is held beyond the limit, a timer in C (`faulthandler`) ends the process some time after
-the limit.
+While C code holds the GIL, this thread cannot run either, so it logs the blocking code afterwards. The thread gets the GIL before the
+blocking code continues, so it still finds the blocking line. If C code holds the GIL beyond the limit, a timer in C (`faulthandler`) ends
+the process some time after the limit.
 """
 
 import asyncio
@@ -68,7 +68,8 @@ _EXAMPLES = tuple([str(Path(folder, "examples")) for folder in _OURS])
 
 
 class BusyReports:
-    """Sends reports about code that blocks this host to the coordinator. Its methods are called from a thread."""
+    """Reports to the coordinator which code blocks this host's event loop. All methods are called from a thread other than the event
+    loop's."""
 
     def __init__(self, address: str, security: Security, *, host: str, instance: str) -> None:
         self._turns = ReplicaChoice(
@@ -89,7 +90,7 @@ class BusyReports:
         self._call("ReportHostExit", reason=reason)
 
     def close(self) -> None:
-        """Close the connection when the event loop runs again."""
+        """Close the connection because the event loop runs again."""
         if self._channel is not None:
             self._channel.close()
         self._channel, self._dialled = None, ""
@@ -123,8 +124,8 @@ class BusyReports:
 class LoopWatch:
     """Watches the event loop of the thread that creates the object.
 
-    `holder` is called with the code objects on the loop's stack, innermost first. It returns a description of the agent's code that is
-    running, such as "agent a1, handler on_go", or "" if no agent's code is running.
+    `holder` is called with the code objects on the loop's stack, innermost first. `holder` returns a description of the running agent's
+    code, such as "agent a1, handler on_go", or "" if no agent's code is running.
     """
 
     def __init__(
@@ -181,8 +182,8 @@ class LoopWatch:
             self._wait(self._stopped, LOOK_S)
 
     def _wait(self, event: threading.Event, seconds: float) -> None:
-        """Wait for the event, and log if the wakeup comes much later than requested. In that case this thread could not get the GIL, during
-        this wait or since the previous wait."""
+        """Wait for the event, and log a warning if the thread wakes up much later than requested. A late wakeup means that this thread
+        could not get the GIL."""
         began_s = self._went_on_s
         event.wait(seconds)
         self._went_on_s = time.monotonic()
@@ -196,8 +197,8 @@ class LoopWatch:
             )
 
     def _wait_for(self, came_round: threading.Event, asked_s: float) -> None:
-        """Report the blocking code until the loop continues. Time during which the whole process was stopped does not count towards the
-        limit."""
+        """Report the blocking code until the event loop runs again. Time during which the whole process was stopped does not count towards
+        the blocking limit."""
         held_s, say_s, holder = LOOP_BLOCKED_S, 0.0, ""
         while not came_round.is_set() and not self._stopped.is_set():
             holder = self._describe() or holder
@@ -228,7 +229,7 @@ class LoopWatch:
         self._end(HELD_EXIT_CODE)
 
     def _set_timer(self) -> None:
-        """Restart the timer in C if it is due. The timer ends the process if this thread does not restart it in time."""
+        """Restart the C timer if it is due, because it ends the process when it expires."""
         if self._limit_s is None:
             return
         now_s = time.monotonic()
@@ -250,7 +251,7 @@ class LoopWatch:
         return f"{holder or 'something'} ({_place_of(place or frame)})"
 
     def _describe_others(self) -> str:
-        """Describe users' code that runs in other threads, for example in steps, `stop_when` or the decoding of states."""
+        """Describe users' code that runs in other threads, for example a step, a `stop_when` function or code that decodes a state."""
         others = [frame for thread, frame in sys._current_frames().items() if thread != self._loop_thread]
         user_frames = [next((x for x in _outwards(frame) if _is_users(x.f_code.co_filename)), None) for frame in others]
         return "; ".join([_place_of(frame) for frame in user_frames if frame is not None])
@@ -263,7 +264,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether the file contains users' code, that is, belongs neither to snapline (except its examples) nor to a library."""
+    """Return whether the file contains users' code. Code of libraries and of snapline, except its examples, does not count."""
     return file.startswith(_EXAMPLES) or not file.startswith(("<", *_LIBRARY, *_OURS))
 
 
@@ -289,10 +290,10 @@ def describe_running(
     """Describe the agent and the handler or step that is running. Return "" if no agent's code is running.
 
     Args:
-        at: turn or step that was started last and has not returned.
+        at: turn or step that was started last and has not returned, or None.
         type_of: function that returns the description of an agent's class.
-        in_task: agent whose turn or step the current task runs, or "".
-        imaged: agent whose image was taken last.
+        in_task: agent whose turn or step the current task runs, or "" if there is none.
+        imaged: agent whose state was encoded last.
     """
     if Turns.capture.__code__ in codes:
         return f"agent {imaged}, the image of its state"

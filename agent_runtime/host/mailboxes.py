@@ -1,7 +1,7 @@
 """The part of the host core that receives messages, keeps them in mailboxes, chooses an agent's next turn, and consumes messages.
 
-Each message enters through `arrive`, whether it came in a frame or from an agent on this host. Each message leaves through `consume`,
-either when its turn has ended or when it is dead-lettered. This part also fires agents' timers and retries messages.
+Each message enters through `arrive`, whether it came from another host or from an agent on this host. Each message leaves through
+`consume`, either when its turn has ended or when it is dead-lettered. This module also fires agents' timers and retries messages.
 """
 
 import heapq
@@ -52,44 +52,44 @@ class OutletSender(Protocol):
     """Interface that `Mailboxes` requires from `Outlets`, the sending ends of channels."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
-        """Send the outlet's parked messages, as far as the channel's credit and the link's room allow."""
+        """Send the outgoing channel's parked messages, as far as the channel's credit and the link's capacity allow."""
 
     def leave(self, agent: LocalAgent, sends: Iterable[tuple[str, bytes]]) -> None:
-        """Send all these messages, and park those that cannot leave yet."""
+        """Send these messages, and park those that cannot be sent yet."""
 
 
 class AgentRetention(Protocol):
-    """Interface that `Mailboxes` requires from the host's membership part."""
+    """Interface that `Mailboxes` requires from the host's membership module."""
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
         """Keep a message if its receiver is being created on this host, and return whether it was kept."""
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """Retire the agent if it has stopped and nothing requires it to stay."""
+        """Retire the agent if it has stopped and nothing requires it to remain."""
 
 
 class InputConsumer(Protocol):
-    """Interface that `Mailboxes` requires from the part that handles client inputs."""
+    """Interface that `Mailboxes` requires from the module that handles client inputs."""
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
-        """Consume an input because its turn has ended or it is a dead letter, or, if `is_open`, before its turn has ended."""
+        """Record an input as consumed. Either its turn has ended, or it has become a dead letter, or its turn continues (`is_open`)."""
 
     def close(self, agent: LocalAgent, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
-        """Close an input that was consumed before its turn ended, now that the turn has ended."""
+        """Record that the turn of an earlier consumed input has ended."""
 
 
 class DurableTurnRunner(Protocol):
-    """Interface that `Mailboxes` requires from the part that handles durable turns."""
+    """Interface that `Mailboxes` requires from the module that handles durable turns."""
 
     def next_entry(self, agent: LocalAgent) -> Entry | None:
-        """Return the next entry of an agent with a waiting durable turn or stashed messages, or None if no entry is ready yet."""
+        """Return the next entry for an agent with a waiting durable turn or stashed messages, or None if no entry is ready."""
 
     def start(self, agent: LocalAgent) -> None:
         """Run the next segment of the agent's durable turn."""
 
 
 class Mailboxes:
-    """Mailboxes of the agents on this host, one for each agent."""
+    """Manages the mailboxes of the agents on this host."""
 
     _mode: HostMode
     _outlets: OutletSender
@@ -110,7 +110,7 @@ class Mailboxes:
         inputs: InputConsumer,
         durable: DurableTurnRunner,
     ) -> None:
-        """Connect this part of the host core to the parts above it. Functions on the hot path are bound to attributes here."""
+        """Store references to parts of the host core that are created after this part."""
         self._mode, self._outlets, self._membership, self._inputs = mode, outlets, membership, inputs
         self._durable = durable
         self._arrived, self._before_turn = mode.arrived, mode.before_turn
@@ -119,7 +119,7 @@ class Mailboxes:
     # ---- arrival----------------------------------------------------------------------------------------------------
 
     def arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Accept an arrived message. First the protocol processes it, and then it waits in the mailbox for its turn."""
+        """Accept an arrived message. The protocol processes the message first. The message then waits in the mailbox for its turn."""
         inlet.arrived += 1
         owner = inlet.owner
         if owner is None:
@@ -133,18 +133,17 @@ class Mailboxes:
             self.next_turn(owner)
 
     def _free_window(self, inlet: AgentInlet, payload: bytes) -> None:
-        """Free the part of the link's window that a message uses if its agent awaits creation or is in a durable turn. Other messages on
-        the link may need the window, including the awaited message.
+        """Return a message's flow-control credit to the link if its agent awaits creation or is in a durable turn.
 
-        The awaited message may come on any link, even on a link that is full of other messages. The channel's credit still limits the
-        number of waiting messages.
+        Other messages may need the credit, in particular the message that the agent awaits, which may come on any link, even a full one.
+        The channel's credit still limits the number of waiting messages.
         """
         if inlet.arrived >= inlet.first_number:
             _give_back(inlet.peer, payload)
             inlet.first_number = inlet.arrived + 1
 
     def free_windows(self, agent: LocalAgent) -> None:
-        """When a durable turn begins, free the parts of the links' windows that messages already waiting for the agent use."""
+        """When a durable turn begins, give the flow-control credit of all messages in the agent's mailbox back to their links."""
         number = {inlet: inlet.consumed for inlet in agent.inlets.values()}
         for entry in agent.mailbox:
             if isinstance(entry, MessageEntry):
@@ -165,7 +164,7 @@ class Mailboxes:
     # ---- the next turn --------------------------------------------------------------------------------------------
 
     def next_turn(self, agent: LocalAgent) -> None:
-        """Start the agent's next turn if the agent may start one. First take a checkpoint if the agent owes one."""
+        """Start the agent's next turn if the agent may start one. If the agent owes a checkpoint, it is taken first."""
         if agent.stage is not IDLE or agent.is_failed:
             return
         if agent.owes:
@@ -197,7 +196,7 @@ class Mailboxes:
             self._before_turn(agent)  # consumed entries may require a checkpoint
 
     def go_on(self, agent: LocalAgent) -> None:
-        """Return deferred entries for the agent's own turns to the mailbox if the reason for deferring them no longer holds."""
+        """Move the agent's deferred entries back to the mailbox if the reason for deferring them no longer holds."""
         if not agent.is_crowded and not agent.is_full:
             if agent.turn is not None and agent.deferred:
                 agent.turn.look = UnmatchedEntries()  # the deferred entries now precede the compared entries
@@ -206,8 +205,7 @@ class Mailboxes:
             self.next_turn(agent)
 
     def _is_settled(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Consume an entry that needs no turn: a dead letter, or an operator command without a turn. Return whether the entry was
-        consumed."""
+        """Consume an entry if it is a dead letter or an operator command that needs no turn. Return whether the entry was consumed."""
         if self._is_word_settled(agent, entry):
             return True
         if not self._is_dead_lettered(agent, entry):
@@ -220,7 +218,7 @@ class Mailboxes:
         return True
 
     def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Execute an operator command that needs no turn. Return whether the entry was such a command."""
+        """Execute the entry if it is an operator command that needs no turn. Return whether the entry was such a command."""
         reply = dead_letters.settled(agent, entry.payload) if isinstance(entry, OperatorCommandEntry) else None
         if reply is None:
             return False
@@ -231,7 +229,7 @@ class Mailboxes:
         return True
 
     def _refuse(self, agent: LocalAgent, entry: Entry) -> None:
-        """If the entry is a call, send the caller an empty reply, since no reply will follow."""
+        """If the entry is a call, send the caller an empty reply, because no other reply will follow."""
         refusal, stage = refusal_of(entry.payload), agent.stage
         if refusal:
             agent.stage = Stage.SENDING
@@ -239,8 +237,8 @@ class Mailboxes:
             agent.stage = stage
 
     def _next_segment(self, agent: LocalAgent) -> bool:
-        """Start the next segment of a durable turn, or a turn for a stashed entry. Return True if, instead, only commands without a turn
-        were consumed and the mailbox may be served next."""
+        """Start the next segment of a durable turn, or a turn for a stashed entry. Return True if only commands without a turn were
+        consumed, so that the caller may continue with the mailbox."""
         entry = self._durable.next_entry(agent) if agent.may_start else None
         while isinstance(entry, OperatorCommandEntry) and self._is_settled(agent, entry):
             if not agent.stash:
@@ -253,7 +251,7 @@ class Mailboxes:
         return False
 
     def _is_dead_lettered(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Dead-letter an entry if it cannot be handled in a turn. Return whether it was dead-lettered."""
+        """Dead-letter an entry if no turn can handle it. Return whether it was dead-lettered."""
         if agent.is_born and isinstance(entry, CreationEntry):
             reason = f"agent {agent.id!r} exists already: ids are never used twice"
             self._failures.dead_letter(agent, entry, reason, attempts=1, time_ns=0)
@@ -265,7 +263,7 @@ class Mailboxes:
         return self._failures.is_poison(agent, entry)
 
     def start(self, agent: LocalAgent, entry: Entry) -> None:
-        """Start the turn that handles this entry. The turn may be a retry."""
+        """Start the turn that handles this entry, or retry that turn."""
         agent.current, agent.stage = entry, IN_TURN
         kind: TurnKind
         if type(entry) is MessageEntry:
@@ -286,7 +284,7 @@ class Mailboxes:
     def refused_if_deadly(
         self, agent: LocalAgent, turn: ev.StartTurn, what: str, sender: str, payload: bytes
     ) -> ev.StartTurn:
-        """Return the turn, marked as refused if too many processes have died during it."""
+        """Return the turn. If too many processes have died during the turn, mark the turn as refused."""
         death = self._failures.deaths.against(agent.id, what, sender, payload)
         if death is None:
             return turn
@@ -306,8 +304,8 @@ class Mailboxes:
     # ---- consuming---------------------------------------------------------------------------------------------------
 
     def _settle_what_waits(self, agent: LocalAgent) -> None:
-        """Consume the waiting entries of an agent that has stopped. Inputs become dead letters, which keep the agent on this host, and
-        their clients get a reply. Other agents' messages are discarded."""
+        """Consume the waiting entries of a stopped agent. Inputs become dead letters, which keep the agent on this host, and the clients
+        receive a reply. Other agents' messages are discarded."""
         if agent.is_retiring or agent.is_held or agent.spawns:
             return
         inputs = _take_inputs(agent)
@@ -328,8 +326,8 @@ class Mailboxes:
         self._failures.dead_letter(agent, entry, f"agent {agent.id!r} stopped before this had its turn", 0, 0)
 
     def drain(self, agent: LocalAgent) -> None:
-        """Consume the messages to a stopped agent without turns. As long as the agent may send, callers are informed that no reply will
-        follow."""
+        """Consume the waiting messages of a stopped agent without running turns. As long as the agent may send messages, callers are
+        informed that no reply will follow."""
         while agent.mailbox:
             entry = agent.mailbox.popleft()
             self.consuming(agent, entry)
@@ -353,14 +351,14 @@ class Mailboxes:
             self._refuse(agent, entry)
 
     def consume(self, entry: Entry, *, is_open: bool = False) -> None:
-        """Consume an entry of any kind whose turn has ended, or, if `is_open`, has not ended yet."""
+        """Consume an entry of any kind because its turn has ended or, if `is_open`, while its turn continues."""
         if isinstance(entry, MessageEntry):
             self.consume_message(entry)
         else:
             self.consume_own(entry, is_dead_lettered=False, is_open=is_open)
 
     def consume_message(self, entry: MessageEntry) -> None:
-        """Count a message as received, free its room in the link's window, and grant its channel new credit."""
+        """Count a message as received, return its flow-control credit to the link, and grant its channel new credit."""
         inlet = entry.inlet
         credit = inlet.consume()
         shared = self._shared
@@ -386,9 +384,10 @@ class Mailboxes:
         is_open: bool = False,
         agent: LocalAgent | None = None,
     ) -> None:
-        """Consume an entry that did not come over a channel. An input is recorded as consumed, with its reply.
+        """Consume an entry that did not come over a channel: a client's input, a command or a stashed entry. An input is recorded as
+        consumed, together with its reply.
 
-        `agent` is the agent of the entry, and must be given if the entry may be from the stash.
+        `agent` must be given if the entry may be a stashed entry.
         """
         if isinstance(entry, InputEntry):
             self._inputs.consume(entry.input, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
@@ -427,15 +426,15 @@ def about(agent: LocalAgent, entry: Entry) -> tuple[TurnKind, str, bytes]:
 
 
 def _give_back(peer: Peer, payload: bytes) -> None:
-    """Free the room that a message uses in the link's window."""
+    """Return the flow-control credit of a message to the link."""
     size = len(payload)
     peer.consumed_items += 1
     peer.consumed_bytes += size if size < PART_BYTES else PART_BYTES
 
 
 def _bring_creation_forward(agent: LocalAgent) -> None:
-    """Move the creation message to the front of the mailbox. It must be the first turn of an unborn agent, but after a recovery other
-    messages may arrive before it.
+    """Move an agent's creation message to the front of the agent's mailbox. The creation message must be handled in the agent's first turn,
+    but after a recovery other messages may arrive earlier.
 
     Earlier messages on the same channel stay before the creation message, and are dead-lettered. A channel's messages must be consumed in
     order, since a checkpoint contains only the sequence number of the last consumed message.
@@ -463,7 +462,7 @@ def _is_before_creation(agent: LocalAgent, entry: Entry) -> bool:
 
 
 def _take_inputs(agent: LocalAgent) -> list[Entry]:
-    """Remove the inputs from clients and operators from the stash and both queues, and return them in order."""
+    """Remove the inputs from clients and operators from the stash and both queues. Return the inputs in order."""
     entries: list[Entry] = [stashed_entry(stashed) for stashed in agent.stash if stashed.key]
     agent.stash = [stashed for stashed in agent.stash if not stashed.key]
     for queue in (agent.deferred, agent.mailbox):
@@ -481,8 +480,8 @@ def _is_own(agent: LocalAgent, entry: Entry) -> bool:
 
 
 class Timers:
-    """Timers and retries of the agents on this host. Two heaps order them by time, and the agents' own fields determine which heap entries
-    are still valid."""
+    """Manages timers and retries of the agents on this host. Two heaps order timers and retries by time. An agent's own fields determine
+    which heap entries are still valid."""
 
     def __init__(self, shared: HostState, mailboxes: Mailboxes) -> None:
         self._shared = shared
@@ -497,7 +496,7 @@ class Timers:
         self._retries.clear()
 
     def set(self, agent: LocalAgent, name: str, delay_ns: int, payload: bytes) -> None:
-        """Set a timer. It replaces an existing timer with the same name."""
+        """Set a timer. The new timer replaces an existing timer with the same name."""
         self._count += 1
         due_ns = self._shared.now + delay_ns
         agent.timers[name] = (due_ns, self._count, payload)
@@ -509,7 +508,7 @@ class Timers:
         heapq.heappush(self._retries, (agent.retry_ns, agent.id, agent.incarnation))
 
     def wakeups_ns(self) -> list[int]:
-        """Return the next times at which `fire` and `retry` must be called."""
+        """Return the times at which the caller must next call `fire` and `retry`."""
         return [heap[0][0] for heap in (self._timers, self._retries) if heap]
 
     def fire(self) -> None:

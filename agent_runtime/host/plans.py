@@ -2,11 +2,8 @@
 
 A plan drops all agents on the host, and loads the plan's agents from the recovery line.
 
-Between plans, agents come and go. When the coordinator has reserved an agent's id, the agent is created by a message on the channel from
-its parent, which contains its kind and its initial state. A stopped agent leaves once its outputs have been released, and all epochs that
-began before its departure was committed have ended.
-
-The module also defines the record of a core's parts.
+After the coordinator has reserved an agent's id, the parent sends a creation message with the new agent's kind and initial state. A stopped
+agent leaves once its outputs have been released and all epochs that began before the commit of its departure have ended.
 """
 
 from operator import attrgetter
@@ -51,16 +48,16 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
 def creation_payload(kind: str, state: bytes) -> bytes:
-    """Return the payload of a creation message: a zero byte, the kind's length (2 bytes), the kind, and the state."""
+    """Return the payload of a creation message: a zero byte, the length of the kind (2 bytes), the kind, and the state."""
     name = kind.encode()
     return b"".join((CREATE, len(name).to_bytes(2, "big"), name, state))
 
 
 class Membership:
-    """Creates and retires agents with requests to the coordinator, and keeps work that waits for the replies.
+    """Creates and retires agents by requests to the coordinator, and keeps the work that waits for the replies.
 
     Attributes:
-        reservations: parent and requested ids and kinds, by request number.
+        reservations: for each request number, the parent and the requested ids and kinds.
     """
 
     _mode: HostMode
@@ -92,7 +89,7 @@ class Membership:
         """Messages that have arrived for agents that are being created, by agent. A payload of None stands for the opening of a channel."""
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part of the host core to the host mode above it."""
+        """Store references to parts of the host core that are created after this part."""
         self._mode = mode
 
     def reset(self) -> None:
@@ -111,7 +108,7 @@ class Membership:
     # ---- creation -------------------------------------------------------------------------------------------------
 
     def hold(self, agent: LocalAgent, event: ev.TurnEnded) -> None:
-        """Hold the messages that a turn with spawns has sent, until the coordinator has reserved the new agents' ids."""
+        """If a turn spawns agents, hold the messages that it sent until the coordinator has reserved the new agents' ids."""
         agent.held = event.sends
         agent.spawns = event.spawns
         self.reserve(agent)
@@ -155,10 +152,10 @@ class Membership:
                 self._mailboxes.consume_message(MessageEntry(inlet, mark, early))
 
     def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: msg.AgentsReserved) -> None:
-        """Create an agent that has recorded the newest epoch that had begun when its creation was committed (rule 6 of the epoch core).
+        """Create an agent. It counts as recorded for all epochs that had begun when its creation was committed (rule 6 of the epoch core).
 
-        After a recovery the agent may already exist as unborn, on any host, if the cut contained another agent's message to it but not its
-        creation.
+        After a recovery, the agent may already exist as unborn on any host, because the cut contained another agent's message to it but not
+        its creation.
         """
         shared = self._shared
         if name in shared.routes:
@@ -193,8 +190,8 @@ class Membership:
     # ---- departure ------------------------------------------------------------------------------------------------
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """Retire a stopped agent if its outbox is empty, so that its sequence numbers are final, and if no outputs, inputs, replies or
-        clients' dead letters keep it."""
+        """Retire a stopped agent if its outbox is empty and no outputs, inputs, replies or clients' dead letters require it to remain. The
+        agent's sequence numbers are then final."""
         if agent.parked or agent.spawns or agent.is_retiring or agent.is_busy:
             return
         if self._outputs.keeps(agent) or self._inputs.keeps(agent):
@@ -212,7 +209,7 @@ class Membership:
             self._remove_if_done(agent)
 
     def release_retired(self, ended: int) -> None:
-        """Remove retired agents that were kept only for the epoch that has ended."""
+        """Remove retired agents that were kept only because of the epoch that has ended."""
         for agent in [agent for agent in self._shared.agents.values() if agent.retired_in is not None]:
             assert agent.retired_in is not None
             agent.retired_in.pop(ended, None)
@@ -243,7 +240,7 @@ class Membership:
 
 
 class HostParts(msgspec.Struct, frozen=True):
-    """All parts of a host core that are below the mode."""
+    """Holds all parts of a host core except the mode."""
 
     shared: HostState
     links: HostLinks
@@ -267,8 +264,8 @@ commits a plan, uses the same values."""
 
 
 class HostPlans:
-    """Applies recovery plans. When a plan is committed, the history of all agents has ended. Links carry the plan's number, so frames from
-    older plans are not accepted (G9)."""
+    """Applies recovery plans. When a recovery plan is committed, the history of all agents ends. Links carry the plan's number, so frames
+    that were sent under older plans are not accepted (G9)."""
 
     def __init__(self, parts: HostParts, mode: HostMode, timers: Timers, effects: Effects) -> None:
         self._mode = mode
@@ -293,7 +290,7 @@ class HostPlans:
         self._again_ns: int | None = None
 
     def on_welcome(self, event: msg.Welcome) -> None:
-        """Record this run's number and the id of the fleet's run, and repeat messages that the coordinator may not have received."""
+        """Record the number of this host's run and the id of the fleet's run, and resend messages that the coordinator may have missed."""
         self._shared.start = event.host_start
         self._shared.cluster = event.cluster
         self._effects.welcomed(are_refused=event.refuses_effects)
@@ -310,7 +307,7 @@ class HostPlans:
         self._epoch_request.welcomed()
 
     def on_quiesce(self, event: Quiesce) -> None:
-        """Hold clients' inputs and effects, or release them, as the coordinator requests."""
+        """Hold or release clients' inputs and effects, as the coordinator requests."""
         self._inputs.hold(are_held=event.holds_inputs)
         self._effects.on_quiesce(event)
 
@@ -337,7 +334,7 @@ class HostPlans:
         shared.out.append(self._loading)
 
     def _drop_everything(self) -> None:
-        """Drop all agents on this host with their mailboxes and turns, since the commit of the plan has ended their history."""
+        """Drop all agents on this host with their mailboxes and turns, because the plan's commit has ended their history."""
         shared = self._shared
         self._links.drop()
         self._ends.reset()
@@ -394,7 +391,7 @@ class HostPlans:
         self._mailboxes.next_turn(agent)
 
     def on_load_failed(self, event: ev.LoadFailed) -> None:
-        """Retry for a minute if the store is currently unreadable. Otherwise, or after that, refuse the plan."""
+        """If the store is currently unreadable, retry for a minute. After that minute, or after any other failure, refuse the plan."""
         if event.plan != self._shared.plan:
             return
         if event.may_pass and self._tries < LOAD_TRIES_MAX:
@@ -414,7 +411,7 @@ class HostPlans:
             self._shared.out.append(self._loading)
 
     def wakeups_ns(self) -> list[int]:
-        """Return the times at which `clock_passed` must be called."""
+        """Return the times at which the caller must call `clock_passed`."""
         return [] if self._again_ns is None else [self._again_ns]
 
     # ---- agents ---------------------------------------------------------------------------------------------------
@@ -452,7 +449,7 @@ class HostPlans:
     def _restore_channels(self, agent: LocalAgent, checkpoint: AgentCheckpoint) -> None:
         """Restore the sequence numbers of the agent's channels, and put messages that were in transit into the mailbox.
 
-        Channels to and from departed agents are not restored, unless messages from such a sender are still in transit.
+        Do not restore channels to and from departed agents, unless messages from the departed agent are still in transit.
         """
         routes = self._shared.routes
         for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):

@@ -1,7 +1,7 @@
 """The host process, which provides clocks, threads and sockets to a host driver. This module makes no protocol decisions.
 
 One event loop does all work that does not block, and a worker thread reads and writes the store. Turns run in batches, so that frames,
-heartbeats and directives do not wait long. A blocking handler still delays them, and `loop_watch.py` reports such a handler.
+heartbeats and directives do not wait long. A handler that blocks still delays all other work, and `loop_watch.py` reports the handler.
 """
 
 import asyncio
@@ -86,8 +86,8 @@ class HostOptions(msgspec.Struct, kw_only=True):
 
 
 class Host:
-    """One host of a fleet, which `run_host` runs. The class is the driver's `HostEnvironment` in production, and connects the services for
-    clients to the driver."""
+    """A host of a fleet, as run by `run_host`. The class is the driver's `HostEnvironment` in production. The class also connects the
+    services for clients to the driver."""
 
     def __init__(self, options: HostOptions) -> None:
         self._options = options
@@ -259,7 +259,7 @@ class Host:
     def _pump(self) -> None:
         """Run a batch of turns, and schedule the next batch.
 
-        An error here is a bug. The host then ends, since otherwise it would appear alive without running turns.
+        An error here is a bug. The host then ends, because a host that runs no turns must not appear alive.
         """
         if self._is_over:
             return
@@ -291,7 +291,7 @@ class Host:
         self._driver.feed(ev.TimerFired())
 
     def start_turn(self, coroutine: "Coroutine[object, None, None]") -> "asyncio.Task[None]":
-        """Start the task that runs a turn or step. Its log lines name the agent."""
+        """Start the task that runs a turn or step. The task's log lines name the agent."""
         at = self._driver.at
         if at is None:
             return asyncio.get_running_loop().create_task(coroutine)
@@ -346,8 +346,8 @@ class Host:
         pool.submit(work)
 
     def _check_keys(self) -> None:
-        """End the host immediately if a key or the store's URL is invalid. A store that is missing may be created later, so this error is
-        reported only when the store is used."""
+        """End the host immediately if a key or the store's URL is invalid. A missing store is reported only when it is used, because it may
+        be created later."""
         try:
             self.open_store()
         except (StoreKeyError, UsageError):
@@ -361,12 +361,12 @@ class Host:
         return self._store
 
     def address_of(self, peer: str) -> str:
-        """Return a host's address as reported by the coordinator, or "" if it is unknown. The links call this method."""
+        """Return the address that the coordinator has reported for a host, or "" if the address is unknown."""
         entry = self._driver.core.links.roster.get(peer)
         return "" if entry is None else entry.address
 
     def is_remote(self, peer: str) -> bool:
-        """Return whether a host is known to be on another machine. The links call this method."""
+        """Return whether a host is known to be on another machine."""
         address = self.address_of(peer)
         return bool(address) and not is_loopback(address)
 
@@ -376,7 +376,7 @@ class Host:
         return [port_of(address) for address in [*self._options.coordinator.split(","), *addresses]]
 
     def place_of(self, agent: str) -> tuple[str, str]:
-        """Return the other host on which an agent runs, and that host's address, or two empty strings if they are unknown. Clients are
+        """Return the id and address of the other host on which an agent runs, or two empty strings if they are unknown. Clients are
         redirected there."""
         host, _ = self._driver.core.shared.routes.get(agent, ("", 0))
         return ("", "") if host == self._options.host else (host, self.address_of(host))
@@ -437,7 +437,7 @@ class Host:
         return tuple([OpenTurn(agent, x_ns) for agent, x_ns in elapsed_ns.items() if x_ns > LONG_TURN_NS])
 
     def _standing(self) -> dict[str, object]:
-        """Return the fields that each log line contains. The logging system calls this for each line."""
+        """Return the fields to add to each log line."""
         shared, at = self._driver.core.shared, self._driver.at
         details = {} if at is None else {"agent": at.agent, "incarnation": at.incarnation}
         return {
@@ -451,7 +451,7 @@ class Host:
     # ---- metrics --------------------------------------------------------------------------------------------------
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """Return a refusal if the stream from `peer` must not be accepted, otherwise None."""
+        """Return the reason to reject the stream from `peer`, or None if the stream may be accepted."""
         refused = self._driver.accepted(peer, hello)
         if refused is not None and self._metrics is not None:
             self._metrics.refused()
@@ -468,9 +468,9 @@ class Host:
 
 
 async def run_host(options: HostOptions) -> int:
-    """Run a host until its fleet ends, a signal requests its stop, or the coordinator rejects it. Return the exit code.
+    """Run a host until its fleet ends, a signal stops the host, or the coordinator rejects the host. Return the exit code.
 
     Raises:
-        UsageError: If the listen address is not allowed, or spans are configured and OpenTelemetry is not installed.
+        UsageError: If the listen address is not allowed, or if spans are configured but OpenTelemetry is not installed.
     """
     return await Host(options).run()

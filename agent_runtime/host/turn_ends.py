@@ -1,4 +1,4 @@
-"""The part of the host core that handles the outcome of a turn. After a success it sends the turn's messages. After a failure the turn is
+"""The part of the host core that handles the outcome of a turn. After a successful turn, it sends the turn's messages. A failed turn is
 undone, retried or dead-lettered, or crashes its agent."""
 
 from snapline.agent_runtime.durable import refusal_of
@@ -29,11 +29,11 @@ from snapline.messages import host_messages as msg
 
 
 class TurnEnds:
-    """Handles the outcomes of turns of this host's agents.
+    """Handles the outcomes of the turns of this host's agents.
 
     An agent may fail during or just before its turn, for example because a forced checkpoint could not be taken. The turn's changes are
-    then lost together with the state. The turn's message counts as not received, and none of the turn's messages are sent, since otherwise
-    other agents would depend on a checkpoint that does not exist.
+    then lost together with the agent's state. The turn's message counts as not received, and none of the turn's messages are sent. If they
+    were sent, other agents would depend on a checkpoint that does not exist.
     """
 
     _mode: HostMode
@@ -62,7 +62,7 @@ class TurnEnds:
         self._durable = durable
 
     def wire(self, mode: HostMode) -> None:
-        """Connect this part of the host core to the host mode above it."""
+        """Store references to parts of the host core that are created after this part."""
         self._mode = mode
 
     @property
@@ -130,7 +130,7 @@ class TurnEnds:
         self._mailboxes.next_turn(agent)
 
     def on_external_sends(self, event: ev.ExternalSends) -> None:
-        """Send messages that belong to no turn. If the agent owes a record, it records afterwards, as after a turn."""
+        """Send an agent's messages that belong to no turn. If a checkpoint of the agent is due, it is taken afterwards, as after a turn."""
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation:
             return
@@ -186,7 +186,7 @@ class TurnEnds:
         self._wait_to_retry(agent, wait_ns)
 
     def _suspend_agent(self, agent: LocalAgent, rollback_request: RollbackRequest) -> None:
-        """Suspend an agent that has requested a rollback. It starts no turn until a plan arrives."""
+        """Suspend an agent that has requested a rollback. The suspended agent starts no turn until a plan arrives."""
         agent.attempts = 0
         self._mailboxes.put_back(agent)
         self._failures.rollbacks.want(agent, rollback_request)
@@ -196,10 +196,10 @@ class TurnEnds:
         self._failures.rollbacks.on_refused(event)
 
     def _wait_to_retry(self, agent: LocalAgent, wait_ns: int) -> None:
-        """Put the entry back at the front of its queue, so that no other entry overtakes it. The agent is between two turns and may record
-        its state.
+        """Put the entry of a failed turn back at the front of its queue, so that no other entry overtakes it. The agent is now between two
+        turns and may record its state.
 
-        The protocol must process the message again at the retry, since messages may leave and checkpoints may be taken before it.
+        The protocol must process the message again at the retry, because messages may leave and checkpoints may be taken before the retry.
         """
         self._mailboxes.put_back(agent)
         self._timers.retry_in(agent, wait_ns)

@@ -1,17 +1,17 @@
-"""Turn marks, which a host writes to a file while user code runs. If the process dies, the marks show which turns were running.
+"""A host writes turn marks to a file while user code runs. If the host process dies, the marks show which turns were running.
 
 Marks are written to a small memory-mapped file, which the kernel keeps no matter how the process dies. Marks are not synced to disk, so
-after a power failure they may be lost or stale. Therefore a single death never disqualifies a turn (`DEATHS_TOLERATED_MIN`). A mark takes
-less than a microsecond per turn.
+after a power failure they may be lost or stale. Therefore a single death never disqualifies a turn (`DEATHS_TOLERATED_MIN`). Writing a mark
+takes less than a microsecond per turn.
 
-- *On the event loop* only one piece of user code runs at a time: a turn, a part of an async handler or step, or the encoding of a state. It
-  is marked in slot 1.
-- *In threads*, for example for steps, several pieces of user code may run at a time. Each of them has its own slot. A thread that user code
-  starts has no slot.
-- A turn that awaits runs no code itself, but other parts of the process may work for it. So it is marked if it is the only open turn, and
-  its mark counts only if no user code was running.
+- *On the event loop* only one piece of user code runs at a time: a turn, a part of an async handler or step, or the encoding of a state. On
+  the event loop, running user code is marked in slot 1.
+- *In threads*, for example for steps, several pieces of user code may run at the same time. Each thread has its own slot. A thread that
+  user code starts has no slot.
+- A turn that awaits runs no code itself, but code elsewhere in the process may work for it. So the turn is marked if it is the only open
+  turn. The mark counts only if no user code was running.
 
-Threaded turns that are one death short of their limit run one at a time, so that the next death identifies the turn that caused it.
+Turns in threads that will be refused after one more process death run one at a time, so that a death can be attributed to a single turn.
 `ProcessMarks` writes the marks of a host process, and reports the marks of the previous process.
 """
 
@@ -74,7 +74,7 @@ _SIZES = [size.to_bytes(2, "big") for size in range(SLOT_BYTES - 1)]
 
 
 class TurnMark(msgspec.Struct, frozen=True, array_like=True):
-    """Content of a slot. `head`, `size_bytes` and `end` represent the turn's message as in `MessageSample`. If `size_bytes` is `WHOLE`,
+    """Content of a slot. `head`, `size_bytes` and `end` identify the turn's message as in `MessageSample`. If `size_bytes` is `WHOLE`,
     `head` contains the whole message."""
 
     agent: str
@@ -86,7 +86,7 @@ class TurnMark(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
     def death(self, *, is_in_thread: bool) -> TurnDeath:
-        """Convert the mark to a record for the coordinator, after the process has died."""
+        """Convert the mark to a record for the coordinator, because the process has died."""
         sample = MessageSample(self.head)
         if self.size_bytes != WHOLE:
             sample.head, sample.size_bytes, sample.end = self.head, self.size_bytes, self.end
@@ -99,19 +99,18 @@ _decoder = msgspec.msgpack.Decoder(TurnMark)
 
 
 def limit_of(known: AgentType | None) -> int:
-    """Return the number of process deaths that are tolerated in one turn of an agent of this class. `known` is None if the agent is being
-    created."""
+    """Return how many process deaths are tolerated in one turn of an agent of this class. `known` is None if the agent is being created."""
     return DEATHS_TOLERATED_MIN if known is None else max(known.retries, DEATHS_TOLERATED_MIN)
 
 
 def mark_of(agent: str, what: str, sender: str, payload: bytes, limit: int) -> TurnMark:
-    """Return the mark for a turn."""
+    """Return the turn mark for a turn."""
     sample = MessageSample(payload)
     return TurnMark(agent, what, sender, limit, sample.head, sample.size_bytes, sample.end)
 
 
 def default_marks(coordinator: str, host: str) -> str:
-    """Return the default path of a host's file for marks, or "" if there is no folder that only this user can access."""
+    """Return the default path of a host's file for turn marks, or "" if no folder is accessible only to this user."""
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"snapline-marks-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -124,8 +123,8 @@ def default_marks(coordinator: str, host: str) -> str:
 
 
 def read_marks(path: Path) -> tuple[str, tuple[TurnDeath, ...]]:
-    """Return the id of the run that left marks in a file, and the turns during which it died. The id is "" if there is no file, or the run
-    left no marks."""
+    """Return the id of the run that left turn marks in a file, and the turns during which that run died. Return "" and no turns if there is
+    no file or the run left no marks."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -152,7 +151,8 @@ def _mark_in(content: bytes, slot: int) -> TurnMark | None:
 
 
 def _type_in(head: bytes) -> str:
-    """Return the message's type name, or the kind in a creation message. Return "" if the turn has no message, as for `on_start`."""
+    """Return the message's type name or, for a creation message, the kind of the new agent. Return "" if the turn has no message, as for
+    `on_start`."""
     try:
         name = read_creation(head)[0] if head[:1] == CREATE else split_message(unwrapped(head))[0]
         return name[:TYPE_CHARACTERS_MAX]
@@ -163,7 +163,7 @@ def _type_in(head: bytes) -> str:
 class TurnMarks:
     """Writes the turn marks of this process.
 
-    `is_suspect` returns whether a turn is one death short of its limit.
+    `is_suspect` returns whether a turn will be refused after one more process death.
     """
 
     def __init__(self, is_suspect: Callable[[TurnMark], bool] = lambda mark: False) -> None:
@@ -177,7 +177,7 @@ class TurnMarks:
     # ---- the file ---------------------------------------------------------------------------------------------------
 
     def open(self, path: Path, instance: str) -> None:
-        """Write marks to a new file from now on, after the previous run's marks have been reported.
+        """Start writing marks to a new file, after the previous run's marks have been reported.
 
         Raises:
             OSError: If the file cannot be created.
@@ -198,24 +198,24 @@ class TurnMarks:
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def close(self) -> None:
-        """Remove the file at the normal end of the process, which no turn has caused."""
+        """Remove the file because the process ends normally, so no turn has caused its end."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
         self._slots, self._path = bytearray(SLOTS * SLOT_BYTES), None
 
     def _leave_to_parent(self) -> None:
-        """Detach a forked child from the file, which belongs to its parent."""
+        """In a forked child, stop using the file, because it belongs to the parent process."""
         self._slots, self._path = bytearray(SLOTS * SLOT_BYTES), None
 
     # ---- on the event loop --------------------------------------------------------------------------------------------
 
     def begin(self, mark: TurnMark) -> None:
-        """Mark on the event loop's slot that user code runs from now on."""
+        """Record on the event loop's slot that user code starts to run."""
         self._write(LOOP_SLOT, mark)
 
     def begin_turn(self, agent: str, what: str, sender: str, payload: bytes, limit: int) -> None:
-        """Same as `begin` for a turn, but as fast as possible, since each turn calls this."""
+        """Do the same as `begin` for a turn, but as fast as possible, because each turn calls this method."""
         if len(payload) > HEAD_BYTES:
             self.begin(mark_of(agent, what, sender, payload, limit))
             return
@@ -226,7 +226,7 @@ class TurnMarks:
             slots[_LOOP_AT : _LOOP_AT + 2] = _SIZES[size]
 
     def end(self) -> None:
-        """Erase the event loop's mark when no user code runs there any more."""
+        """Erase the event loop's mark because user code no longer runs there."""
         self._slots[_LOOP_AT : _LOOP_AT + 2] = _NOTHING
 
     def around(self, mark: TurnMark, coroutine: "Coroutine[Any, Any, None]") -> "Coroutine[Any, Any, None]":
@@ -234,12 +234,12 @@ class TurnMarks:
         return _Marked(self, mark, coroutine)
 
     def opened(self, place: int, mark: TurnMark) -> None:
-        """Register an open turn, that is, a turn that may await."""
+        """Register a turn that may await as open."""
         self._open[place] = mark
         self._mark_alone()
 
     def closed(self, place: int) -> None:
-        """Unregister an open turn that has ended."""
+        """Unregister an open turn because it has ended."""
         self._open.pop(place, None)
         self._mark_alone()
 
@@ -256,7 +256,7 @@ class TurnMarks:
         IN_THREAD.set(functools.partial(self.in_thread, mark))
 
     def in_thread(self, mark: TurnMark, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-        """Call the function in this thread while the turn is marked in a slot."""
+        """Call the function in this thread, with the turn marked in a slot during the call."""
         with self._one_at_a_time if self._is_suspect(mark) else contextlib.nullcontext():
             try:
                 slot = self._free.pop()
@@ -273,7 +273,7 @@ class TurnMarks:
                     self._free.append(slot)
 
     def _write(self, slot: int, mark: TurnMark) -> None:
-        """Write a mark to a slot, with its size last, so that a slot is either complete or empty whenever the process dies."""
+        """Write a mark to a slot, with its size last, so that the slot is either complete or empty if the process dies at any point."""
         data, offset = _encode(mark), slot * SLOT_BYTES
         size, slots = len(data), self._slots
         if size < len(_SIZES):
@@ -285,14 +285,14 @@ class TurnMarks:
 
 
 class TurnThreads(ThreadPoolExecutor):
-    """The thread pool for `asyncio.to_thread`. Its threads are marked for the turn that calls `to_thread`."""
+    """The thread pool that runs `asyncio.to_thread` calls. While one of its threads works, the turn that called `to_thread` is marked."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         return super().submit(IN_THREAD.get(), fn, *args, **kwargs)
 
 
 class _Marked(Coroutine[Any, Any, None]):
-    """A coroutine whose turn is marked while the coroutine runs, and is registered as open until the coroutine has ended."""
+    """Wraps a coroutine. The turn is marked while the coroutine runs, and is registered as open until the coroutine ends."""
 
     def __init__(self, marks: TurnMarks, mark: TurnMark, coroutine: Coroutine[Any, Any, None]) -> None:
         self._marks = marks
@@ -335,10 +335,10 @@ log = logging.getLogger("snapline.host")
 
 
 class ProcessMarks:
-    """Writes the turn marks of one host process, and reports those of the previous process. `driver` drives the host's agents."""
+    """Writes the turn marks of one host process, and reports the turn marks of the previous process."""
 
     def __init__(self, driver: HostDriver, path: str, *, host: str, instance: str) -> None:
-        """`path` is the file's path. If it is "", there is no file, and marks are lost when this process ends."""
+        """`path` is the path of the file for turn marks, or "" for no file, in which case the marks are lost when this process ends."""
         self._driver = driver
         self._path = Path(path) if path else None
         self._host = host
@@ -352,7 +352,7 @@ class ProcessMarks:
     # ---- previous process -------------------------------------------------------------------------------------------
 
     def hello(self, join: Join) -> Join:
-        """Return `join` with the turns during which the previous process died added, until the coordinator knows these turns."""
+        """Return `join` with the turns during which the previous process died, until the coordinator has received them."""
         return msgspec.structs.replace(join, died=self._died, died_in=self._died_in)
 
     def begin(self) -> None:
@@ -369,22 +369,22 @@ class ProcessMarks:
     # ---- running code -------------------------------------------------------------------------------------------------
 
     def threads(self) -> TurnThreads:
-        """Return a thread pool for the event loop, whose threads are marked for the turns that use them."""
+        """Return a thread pool for the event loop, whose threads are marked with the turns for which they work."""
         return TurnThreads(thread_name_prefix="asyncio")
 
     def task_of(
         self, at: ev.StartTurn | ev.RunStep, coroutine: Coroutine[Any, Any, None], context: contextvars.Context
     ) -> Coroutine[Any, Any, None]:
-        """Wrap the coroutine of a turn or a step, which will run in `context`, so that the turn is marked while it runs."""
+        """Wrap the coroutine of a turn or a step so that the turn is marked while the coroutine runs."""
         mark = self._mark(at)
         context.run(self._marks.enter, mark)
         return self._marks.around(mark, coroutine)
 
     def capturing(self, agent: str) -> None:
-        """Mark that an image of the agent's state is about to be taken.
+        """Mark that the agent's state is about to be encoded.
 
         Raises:
-            EncodingError: If too many processes have died while imaging this agent.
+            EncodingError: If too many processes have died while encoding this agent's state.
         """
         death = self._driver.core.turn_ends.deaths.against(agent, CAPTURE, agent, b"")
         if death is not None:
@@ -413,7 +413,7 @@ class ProcessMarks:
         return marked
 
     def _mark(self, at: ev.StartTurn | ev.RunStep) -> TurnMark:
-        """Return the mark for a turn, or for the turn to which a step or a segment belongs."""
+        """Return the turn mark for a turn or, for a step or a segment, the mark of the turn to which it belongs."""
         limit = limit_of(self._driver.turns.type_of(at.agent))
         if isinstance(at, ev.StartTurn) and at.what != "segment":
             return mark_of(at.agent, at.what, at.sender, at.payload, limit)

@@ -56,7 +56,7 @@ from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect, SavedTur
 
 
 class WaitingTurn:
-    """A durable turn whose handler waits for a journal entry. `work` is the step or effect that the handler waits for, if any."""
+    """A durable turn whose handler is waiting for a journal entry. `work` is the step or effect that the handler waits for, if any."""
 
     __slots__ = ("coroutine", "ctx", "work")
 
@@ -66,7 +66,7 @@ class WaitingTurn:
         self.work: StepWork | EffectWork | None = None
 
     def close(self) -> None:
-        """Close the handler of a turn that was undone. If the handler waits again or raises when it is closed, it is abandoned."""
+        """Close the handler of a turn that was undone. If the handler awaits again or raises an error while it is closed, ignore this."""
         self.ctx.go_on()
         with contextlib.suppress(Exception):
             self.coroutine.close()
@@ -99,7 +99,7 @@ async def step_of(
 
 
 class LastCall:
-    """Tracks the calls of one effect, to tell for how long the last call may still run."""
+    """Tracks the calls of one effect, so that the runtime knows for how long the last call may still be running."""
 
     def __init__(self, timeout_s: float, world: TurnEnvironment) -> None:
         self._timeout_s = timeout_s
@@ -111,7 +111,7 @@ class LastCall:
         self._begun_ns = self._world.elapsed_ns()
 
     def late_s(self) -> float:
-        """Return for how many seconds the last call may still run, or 0 if there was no call."""
+        """Return the number of seconds for which the last call may still be running, or 0 if there was no call."""
         if self._begun_ns is None:
             return 0.0
         return max(0.0, self._timeout_s - (self._world.elapsed_ns() - self._begun_ns) / 1e9)
@@ -149,8 +149,8 @@ async def _effect_of(
 async def _probe_first(
     command: ev.RunEffect, work: StepWork, asking: StepWork, world: TurnEnvironment, call: LastCall
 ) -> Any:  # the function's own result
-    """Run an effect that has a probe, and call the probe before each repetition. An earlier call, even in this process, may have performed
-    the effect, or may still run for up to `timeout_s`."""
+    """Run an effect that has a probe. Call the probe before each repetition of the effect. An earlier call may have performed the effect,
+    even in this process, or may still be running for up to `timeout_s`."""
     assert work.timeout_s is not None
     left_s = work.timeout_s if command.is_in_doubt else None
     for wait_s in (*asking.waits_s, None):
@@ -177,8 +177,8 @@ def refused(
     *,
     create: Callable[[ev.StartTurn], None],
 ) -> ev.TurnFailed:
-    """Return the failure of a turn that is refused without calling its handler. If it is a "create" turn and `is_made` is true, the agent
-    is still created."""
+    """Return the failure of a turn that is refused without calling its handler. If the turn is a "create" turn and `is_made` is true, the
+    agent is created nevertheless."""
     if turn.what == "create" and turn.is_made:
         with contextlib.suppress(Exception):
             create(turn)
@@ -200,7 +200,7 @@ _DURABLE_HANDLER_ADVICE = (
 
 
 def foreign(awaited: object) -> UsageError:
-    """Return the error for a durable handler that awaited an object that is not from the runtime."""
+    """Return the error for a durable handler that has awaited an object that the runtime did not provide."""
     kind = type(awaited).__qualname__
     return UsageError(
         f"a durable handler has awaited a {kind}, which a recovery could not wait for again. {_DURABLE_HANDLER_ADVICE}"
@@ -208,18 +208,18 @@ def foreign(awaited: object) -> UsageError:
 
 
 def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: object) -> Any:
-    """Reject the creation of a task. This function is the event loop's task factory while a durable handler runs.
+    """Reject the creation of a task. While a durable handler runs, this function is the event loop's task factory.
 
     Raises:
-        UsageError: Always, since after a recovery a task outside the turn would run twice, or not at all.
+        UsageError: Always, because after a recovery a task outside the turn would run twice or not at all.
     """
     coroutine.close()
     raise UsageError(f"a durable handler has started a task. {_DURABLE_HANDLER_ADVICE}")
 
 
 def of_a_task(error: BaseException) -> BaseException:
-    """Replace an error of code that requires a running asyncio task by a UsageError, since durable handlers run without a task. Return all
-    other errors unchanged."""
+    """If an error says that a running asyncio task is required, return a UsageError, because durable handlers run without a task. Return
+    all other errors unchanged."""
     message = str(error)
     if isinstance(error, RuntimeError) and ("inside a task" in message or "parent task" in message):
         usage_error = UsageError(f"a durable handler runs in no task of asyncio's. {_DURABLE_HANDLER_ADVICE}")
@@ -233,8 +233,7 @@ CAUSES_MAX = 20
 
 
 def is_of_step(error: BaseException | None) -> bool:
-    """Return whether an error is a StepFailedError, was raised from a StepFailedError, or was raised while a StepFailedError was being
-    handled."""
+    """Return whether an error is a StepFailedError, or was raised from one or while one was being handled."""
     for _ in range(CAUSES_MAX):
         if error is None or isinstance(error, EffectFailedError):
             return False
@@ -245,7 +244,7 @@ def is_of_step(error: BaseException | None) -> bool:
 
 
 def changed(turn: ev.StartTurn, why: object) -> DivergenceError:
-    """Return the error for a durable turn that the current code cannot continue."""
+    """Return the error for a durable turn that the current code of the agent cannot continue."""
     return DivergenceError(f"the turn of agent {turn.agent!r} cannot continue: {why}. Run the code that began the turn")
 
 
@@ -257,11 +256,11 @@ _DROPPED = Handler(LATE_REPLY, lambda agent, message, ctx: None, type(None), Non
 
 
 class NotUndoneError(EffectFailedError):
-    """Compensations of a failed turn have failed too. An automatic retry of the undo turn cannot help."""
+    """Raised if the compensations of a failed turn have failed too. Retrying the undo turn automatically cannot help."""
 
 
 async def _undo(agent: Agent, message: list[MadeEffect], ctx: Context) -> None:
-    """Undo the effects of a permanently failed turn. This is the handler of the turn that follows the failed turn."""
+    """Undo the effects of a turn that failed permanently. This function is the handler of the turn that follows the failed turn."""
     failed = []
     for effect in message:
         try:
@@ -276,11 +275,10 @@ _UNDOING = Handler(UNDO_NAME, _undo, type(None), None, awaits=True, is_durable=T
 
 
 def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
-    """Return the handler for a turn's message, the decoded message, and the id of the call to reply to, or b"" if the message is not a
-    call.
+    """Return the handler for a turn's message, the decoded message, and the id of the call to answer, or b"" if the message is not a call.
 
     Raises:
-        EncodingError: If there is no handler, or the message does not decode.
+        EncodingError: If there is no handler for the message, or the message cannot be decoded.
     """
     payload = turn.payload
     end = 1 + payload[0]
@@ -292,7 +290,7 @@ def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, b
 
 
 def _decode_odd(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
-    """Same as `decode_for`, for calls, messages from the runtime itself, and messages with a trace reference."""
+    """Same as `decode_for`, but for calls, messages from the runtime itself, and messages with a trace reference."""
     name, body = split_message(turn.payload)
     handler, call = known.handlers.get(name), b""
     if handler is None:
@@ -343,7 +341,7 @@ images, and about 10 µs at most. Larger states are checked only when they are c
 
 
 class RunningTurn(Protocol):
-    """A handler that has started and may wait."""
+    """A handler that has started and may await."""
 
     def cancel(self) -> object:
         """Cancel the handler because its turn has been undone."""
@@ -358,7 +356,8 @@ def _on_start(agent: Agent, _message: object, ctx: Context) -> "_Coroutine | Non
 
 
 class _Running:
-    """One agent's object, with an image of its state after its last turn. If the next turn fails, the state is restored from this image."""
+    """One agent's object, together with an encoded copy of its state after the last turn. If the next turn fails, the state is restored
+    from this copy."""
 
     __slots__ = (
         "agent",
@@ -390,29 +389,29 @@ class _Running:
         self.imaged_authors = Authors()  # handlers that had run before that capture
 
     def goes_on(self, handling: "_Coroutine", task: RunningTurn) -> None:
-        """Record the coroutine of a handler or step that may wait, and the task that runs it."""
+        """Record the coroutine of a handler or step that may await, together with the task that runs it."""
         self.handling, self.task = handling, task
 
     def cancel(self, task: RunningTurn) -> None:
-        """Cancel the task of a turn that was undone. If the task has not started the coroutine, close the coroutine too, since Python would
-        otherwise warn that it was never awaited."""
+        """Cancel the task of a turn because the turn was undone. If the task has not started the coroutine, close the coroutine too.
+        Without this, Python would warn that the coroutine was never awaited."""
         task.cancel()
         if inspect.iscoroutine(self.handling) and inspect.getcoroutinestate(self.handling) == inspect.CORO_CREATED:
             self.handling.close()
 
     def take_authors(self) -> Authors:
-        """Return the handlers that have run since the last capture. If that capture's image was rejected, include the handlers before
-        it."""
+        """Return the handlers that have run since the last capture. If the image from that capture was rejected, include the handlers that
+        ran before it."""
         earlier = self.imaged_authors.handlers if self.imaged_authors.is_refused else {}
         self.imaged_authors, self.authors = Authors({**earlier, **self.authors}), {}
         return self.imaged_authors
 
 
 class Turns:
-    """Holds the agent objects of one host, and runs their turns.
+    """Holds the agent objects of one host and runs their turns.
 
-    `report` is called with TurnEnded or TurnFailed when a turn that ran in a task has ended. `step_ended` is called when a step of a
-    durable turn has ended. `warn` is called with the text of a warning. `start` starts a task for a handler or a step that may wait.
+    `report` is called with TurnEnded or TurnFailed when a turn that runs in a task has ended. `step_ended` is called when a step of a
+    durable turn has ended. `warn` is called with the text of a warning. `start` starts a task for a handler or a step that may await.
     """
 
     def __init__(
@@ -441,14 +440,14 @@ class Turns:
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def welcomed(self, cluster: str) -> None:
-        """Set the id of the run of the fleet, from which the seeds of durable turns are derived."""
+        """Set the id of the fleet's run, from which the random seeds of durable turns are derived."""
         self._cluster = cluster
 
     def add(self, agent: str, made: Agent) -> None:
         self._running[agent] = _Running(made)
 
     def use_store(self, *, takes_outputs: bool) -> None:
-        """Set whether the store accepts outputs, which effects need."""
+        """Set whether the store accepts outputs, because effects require this."""
         self._takes_effects = takes_outputs
 
     def has(self, agent: str) -> bool:
@@ -461,8 +460,8 @@ class Turns:
         return None if running is None else running.known
 
     def look_at(self, agent: str) -> bytes:
-        """Return an agent's current state for display, encoded as one record without parts. It must not be called while the agent is in a
-        turn.
+        """Return an agent's current state for display, encoded as a single record. While the agent's turn is suspended, return the state
+        from before the turn.
 
         Raises:
             EncodingError: If the state cannot be saved. The message names the agent, the field and the next step.
@@ -499,11 +498,11 @@ class Turns:
             self.forget(agent)
 
     def capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, StateImage]:
-        """Return an agent's type, its state version and an image of its state. The image may omit data that `base` contains.
+        """Return an agent's type, its state version and an encoded image of its state. The image may omit data that is already in `base`.
 
         Raises:
             EncodingError: If the state cannot be saved. The message names the agent, the field and the next step.
-            ArenaBusyError: If earlier images have not been written yet. This is never raised in fleets whose agents checkpoint
+            ArenaBusyError: If earlier images have not been written yet. ArenaBusyError is never raised in fleets whose agents checkpoint
                 independently.
         """
         running = self._running[agent]
@@ -528,7 +527,7 @@ class Turns:
             raise EncodingError(unsavable(agent, running.known, error, running.authors)) from error
 
     def _image_before(self, running: _Running, base: ChunkTable | None) -> StateImage:
-        """Return an image of the state at the start of the agent's suspended turn. If the state is large, the image may refer to chunks in
+        """Return an image of the agent's state at the start of its suspended turn. If the state is large, the image may refer to chunks in
         `base` that contain the same data."""
         if len(running.image) > UNDO_STATE_BYTES_MAX:
             with contextlib.suppress(Exception):  # the image checks report a state that does not decode
@@ -541,8 +540,8 @@ class Turns:
         return StateEncoder(arena, allow_pickle=known.agent_class.allow_pickle, declared=known.state_type)
 
     def buffers_for(self, objects: Iterable[Agent]) -> list[int]:
-        """Return the sizes of the buffers for a full capture of these agents, or an empty list if their total is small. Any thread may call
-        this before the agents start."""
+        """Return the sizes of the buffers that a full capture of these agents needs, or an empty list if the total size is small. Any
+        thread may call this method before the agents start."""
         sizes: list[int] = []
         if "numpy" in sys.modules or "torch" in sys.modules:
             for agent in objects:
@@ -551,15 +550,16 @@ class Turns:
         return sizes if sum(sizes) >= RESERVED_BYTES_MIN else []
 
     def reserve(self, sizes: Iterable[int]) -> None:
-        """Allocate buffers of these sizes in advance. Since gibibytes take seconds, this must not run on the event loop."""
+        """Allocate buffers of these sizes in advance. Do not call this on the event loop, because allocating gibibytes takes seconds."""
         for size in sizes:
             self.arena.reserve(size)
 
     def _forked(self, running: _Running) -> StateImage | None:
-        """Return an image that a forked child process encodes, or None if the agent does not use forks or no fork is currently possible.
+        """Return an image of the agent's state that a forked child process encodes.
 
-        If the child process dies, its epoch fails, and the next epoch takes a new image. A checkpoint that an agent takes independently
-        could not be retaken, since the agent's sender log has already been dropped. So such checkpoints are never forked.
+        Return None if the agent does not use forks, or no fork is currently possible. If the child process dies, its epoch fails, and the
+        next epoch takes a new image. Checkpoints that an agent takes independently are never forked, because they could not be retaken once
+        the sender log has been dropped.
         """
         encoder, state = running.encoder, running.agent.state
         if type(running.agent).capture != "fork" or self._is_logged or encoder is None:
@@ -579,7 +579,7 @@ class Turns:
         return StateImage(b"", pending=child.result, on_release=[child.close])
 
     def undo(self, agent: str) -> None:
-        """Restore the agent's state from before the turn that has just failed."""
+        """Restore the agent's state to what it was before the turn that has just failed."""
         running = self._running[agent]
         running.agent.state, running.before = running.before, None
         running.authors = {}
@@ -587,7 +587,8 @@ class Turns:
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
-        """Run one turn or segment, and return its outcome. Return None if the turn continues in a task, which will report the outcome."""
+        """Run one turn or segment and return its outcome. If the turn continues in a task, return None. The task will report the
+        outcome."""
         if turn.refusal:
             return refused(turn, self.type_of, self._world.now_ns(), create=self._create)
         if turn.what == "segment":
@@ -626,7 +627,7 @@ class Turns:
     # ---- durable turns --------------------------------------------------------------------------------------------
 
     def _go_on(self, turn: ev.StartTurn) -> ev.TurnEnded | ev.TurnFailed:
-        """Run the next segment of a durable turn, or, after a recovery, replay all segments from the journal."""
+        """Run the next segment of a durable turn. After a recovery, replay all earlier segments from the journal first."""
         running, durable_turn = self._running[turn.agent], turn.turn
         if durable_turn is None:
             assert running.flight is not None, f"no turn of {turn.agent} waits"
@@ -644,7 +645,7 @@ class Turns:
     def _advance(
         self, turn: ev.StartTurn, running: _Running, flight: WaitingTurn, found: JournalEntry | None
     ) -> ev.TurnEnded | ev.TurnFailed:
-        """Run the handler until it waits or ends."""
+        """Run the handler until it awaits or ends."""
         ctx, running.flight = flight.ctx, None
         journal = ctx.journal
         assert journal is not None
@@ -672,7 +673,7 @@ class Turns:
         return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause) if segment.is_repeated else outcome
 
     def run_step(self, command: ev.RunStep) -> None:
-        """Run the step for which an agent's turn waits. `step_ended` is called when the step has ended."""
+        """Run the step that an agent's turn waits for. `step_ended` is called when the step has ended."""
         running = self._running.get(command.agent)
         if running is not None and running.flight is not None and running.flight.work is not None:
             coroutine = step_of(command, running.flight.work, self._world, self._step_ended)
@@ -698,8 +699,8 @@ class Turns:
     def _prepare(
         self, turn: ev.StartTurn, ctx: Context, begun: SavedTurn | None = None
     ) -> tuple[Callable[[Agent, Any, Context], "_Coroutine | None"], object, bool]:
-        """Return the handler for a turn, its decoded message, and whether the handler may wait. A failure here would recur on every retry,
-        and has not changed the state."""
+        """Return the handler for a turn, the turn's decoded message, and whether the handler may await. An error in this method would recur
+        on every retry, and leaves the state unchanged."""
         if turn.what == "create":
             self._create(turn)
         running = self._running.get(turn.agent)
@@ -731,7 +732,8 @@ class Turns:
         self.add(turn.agent, restore_agent(find_class(self._fleet, kind), state))
 
     def _take_image(self, agent: str, running: _Running) -> None:
-        """Take an image of the state. If the image is small, check that it can be restored. A larger state is checked when it is captured.
+        """Encode an image of the agent's state. If the image is small, check that it can be restored. The image of a larger state is
+        checked only when a checkpoint captures the state.
 
         Raises:
             EncodingError: If the state cannot be saved, or a field's value does not have the declared type.
@@ -751,7 +753,8 @@ class Turns:
                 )
 
     def _ended(self, turn: ev.StartTurn, ctx: Context) -> ev.TurnEnded | ev.TurnFailed:
-        """End the turn of a handler that has returned. If the new state cannot be saved, the turn fails, so that no later epoch fails."""
+        """End the turn of a handler that has returned. If the new state cannot be saved, the turn fails, so that no later epoch fails
+        because of it."""
         if not ctx.close():
             return self._failed(turn, ctx, UsageError(CAUGHT))
         if ctx.unawaited or unawaited.freed:

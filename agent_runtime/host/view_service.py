@@ -1,11 +1,11 @@
-"""The `Agents` service on a host's port, which shows agents to users and their programs.
+"""The `Agents` service on a host's port shows agents to users and their programs.
 
-Each host can read an agent's state in the newest snapshot from the store, even if the agent's host has failed. Only the agent's host knows
-the agent's current state. Its core reports when the agent is between two turns, and an image of the state is taken at that moment. An
-agent's state is converted to JSON in a thread, and only its description is built on the event loop.
+Each host can read any agent's state in the newest snapshot from the store, even if the agent's host has failed. Only the agent's host knows
+the agent's current state. The core of that host reports when the agent is between two turns, and the state is then encoded immediately. An
+agent's state is converted to JSON in a thread. Only the agent's description is built on the event loop.
 
-Bounds. At most `SHOWS_MAX` calls run at the same time, and a document has at most 16 MiB. The service sends only one request for an agent's
-current state to the core, however many clients wait. If a client disconnects, the request stays open and serves the next client.
+Bounds. At most `SHOWS_MAX` calls run at the same time, and a reply document has at most 16 MiB. The service sends the core only one request
+for an agent's current state, however many clients wait. If a client disconnects, the request stays open and serves the next client.
 """
 
 import asyncio
@@ -52,10 +52,10 @@ LATEST = "latest"
 
 
 def bounded(state: AgentState) -> bytes:
-    """Encode a state document as JSON.
+    """Encode a document about an agent's state as JSON.
 
     Raises:
-        UsageError: If the JSON exceeds the largest size of a document.
+        UsageError: If the JSON exceeds the maximum size of a document.
     """
     text = msgspec.json.encode(state)
     if len(text) > VIEW_BYTES_MAX:
@@ -64,12 +64,12 @@ def bounded(state: AgentState) -> bytes:
 
 
 def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> bytes:
-    """Return an agent's state in the newest snapshot, or one field of the state, as a JSON document.
+    """Return an agent's state in the newest snapshot, or one field of that state, as a JSON document.
 
     Raises:
         NotFoundError: If there is no snapshot, the snapshot does not contain the agent, or the state does not contain the field.
         UsageError: If the state is too large, or the path does not name a field.
-        StoreError: If the store cannot be read, or its data is damaged.
+        StoreError: If the store is unreadable or damaged.
     """
     store = open_store()
     manifest, line = _newest(store, agent)
@@ -100,8 +100,8 @@ def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> byte
 
 
 def newest_in(open_store: Callable[[], Store], agent: str) -> Rows | None:
-    """Describe the agent's checkpoint in the newest snapshot. Return None if there is none. If the store is unreadable, return the problem
-    instead of raising."""
+    """Describe the agent's checkpoint in the newest snapshot. Return None if there is no such checkpoint. If the store is unreadable,
+    return a description of the problem instead of raising an error."""
     try:
         store = open_store()
         manifest, line = _newest(store, agent)
@@ -204,7 +204,7 @@ def waiting_agent(view: AgentView, host: str) -> WaitingAgent:
 
 
 def _effect(opened: OpenEffect, state: str) -> Rows:
-    """Describe the effect that a turn waits for. `number` distinguishes a call that is in doubt from later calls."""
+    """Describe the effect that a turn waits for. `number` in the result distinguishes a call with an unknown outcome from later calls."""
     return {
         "key": opened.key,
         "generation": opened.generation,
@@ -230,18 +230,18 @@ class ViewSource(Protocol):
     """Interface that `ViewService` requires from its host."""
 
     def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
-        """Ask the core for a view of an agent. `then` is called with the view before the agent starts another turn, or never if the host
-        ends."""
+        """Ask the core for a view of an agent. The callback `then` receives the view before the agent starts another turn, or is never
+        called if the host ends first."""
 
     def effects(self, then: Callable[[AnswerEffects], None]) -> None:
-        """Ask the core for the effects that agents wait for. `then` is called with the core's answer."""
+        """Ask the core for the effects that agents wait for. The callback `then` receives the core's answer."""
 
     def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
-        """Ask the core for the agents with waiting work. `then` is called with the core's answer."""
+        """Ask the core for the agents with waiting work. The callback `then` receives the core's answer."""
 
     def recent_trace(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
-        """Continue tracing for some more seconds. Return a function that builds a reply with the trace of the last seconds. Any thread may
-        call the function."""
+        """Keep recording the trace for viewers for some more seconds. Return a function that builds a reply with the trace of the last
+        seconds. Any thread may call the returned function."""
 
     def look_at(self, agent: str) -> bytes:
         """Return the agent's current state, encoded as one record."""
@@ -250,11 +250,11 @@ class ViewSource(Protocol):
         """Return the description of the agent's class, or None if the agent is not on this host."""
 
     def open_store(self) -> Store:
-        """Return the store, for reading in a thread. Raise SnaplineError or OSError if it cannot be opened."""
+        """Return the store for reading in a thread. Raise SnaplineError or OSError if the store cannot be opened."""
 
 
 class _Live(msgspec.Struct, frozen=True):
-    """View and state of an agent between two turns. `record` is None if the agent is unborn."""
+    """The view and the state of an agent between two turns. `record` is None if the agent is unborn."""
 
     view: AgentView
     kind: str
@@ -262,7 +262,7 @@ class _Live(msgspec.Struct, frozen=True):
 
 
 class ViewService:
-    """Handles view requests on one host. All calls run on the host's event loop."""
+    """Handles view requests on one host, all on the host's event loop."""
 
     def __init__(self, agents: ViewSource, *, host: str) -> None:
         self._agents = agents
@@ -356,7 +356,7 @@ class ViewService:
         return waiting
 
     def _settled(self, answer: AnswerView) -> _Live:
-        """Take an image of the agent's state immediately, before the agent starts another turn."""
+        """Encode the agent's state immediately, before the agent starts another turn."""
         view = answer.view
         if view is None:
             raise NotHereError(answer.reason)
@@ -366,7 +366,7 @@ class ViewService:
         return _Live(view, known.kind, self._agents.look_at(view.agent))
 
     def _live_document(self, live: _Live, field: str) -> bytes:
-        """Build the document about an agent's current state. The method runs in a thread."""
+        """Build the document about an agent's current state. This method runs in a thread."""
         record = live.record
         tree = None if record is None else read_record(record)
         state = AgentState(
@@ -385,7 +385,7 @@ class ViewService:
 
 
 async def _tell(error: Exception, context: Context) -> None:
-    """Abort the call, and send the type of the error, so that the client raises the same error."""
+    """Abort the call and send the type of the error, so that the client can raise the same error."""
     match error:
         case NotFoundError():
             code = grpc.StatusCode.NOT_FOUND

@@ -1,7 +1,7 @@
-"""The part of the host core for views: shows an agent's state to users, immediately or as soon as the agent is between two turns.
+"""The part of the host core that shows an agent's state to users, immediately or as soon as the agent is between two turns.
 
-A view changes no state and is not part of any checkpoint, and a recovery may undo the state that it shows. A plan ends all waiting
-requests, and clients then ask the agent's next host.
+A view changes no state and is not part of any checkpoint. A recovery may undo the state that a view shows. A new plan ends all waiting
+requests, and clients then send their requests to the agent's next host.
 """
 
 import msgspec
@@ -46,7 +46,7 @@ WAITING_SHOWN = 500
 
 
 class Views:
-    """Views of this host's agents.
+    """Answers requests for views of this host's agents.
 
     Attributes:
         waiting: numbers of the requests that wait for the end of an agent's turn, by agent.
@@ -76,8 +76,8 @@ class Views:
         self._shared.out.append(AnswerEffects(event.request, tuple(effects[:EFFECTS_SHOWN])))
 
     def on_waiting_agents_requested(self, event: WaitingAgentsRequested) -> None:
-        """Reply with the agents that have waiting work. Agents with durable turns come first, longest wait first. All other agents follow,
-        most inputs first."""
+        """Reply with this host's agents that have waiting work. Agents with durable turns come first, sorted by waiting time, longest
+        first. The remaining agents follow, sorted by number of inputs, most first."""
         now_ns = self._shared.now
         agents = [agent for agent in self._shared.agents.values() if _has_waiting(agent)]
         agents.sort(key=lambda agent: (agent.turn is None, -_waited_ns(agent.turn, now_ns), -_inputs_of(agent)))
@@ -88,17 +88,17 @@ class Views:
         self._shared.trace_every = event.every
 
     def turn_ended(self, agent: LocalAgent) -> None:
-        """Reply to requests for an agent that is between two turns, just before its next turn may start."""
+        """Reply to the view requests for an agent that is between two turns, just before its next turn may start."""
         for request in self.waiting.pop(agent.id, ()):
             self._shared.out.append(AnswerView(request, _view_of(agent, self._shared.now)))
 
     def removed(self, agent: str) -> None:
-        """Refuse requests for an agent that has left."""
+        """Refuse view requests for an agent that has left the fleet."""
         for request in self.waiting.pop(agent, ()):
             self._refuse(request, f"agent {agent} has stopped")
 
     def reset(self) -> None:
-        """Refuse all requests when a recovery plan ends the history of all agents on this host."""
+        """Refuse all view requests because a recovery plan has ended the history of all agents on this host."""
         for agent in list(self.waiting):
             for request in self.waiting.pop(agent):
                 self._refuse(request, "the fleet recovers")
@@ -199,7 +199,8 @@ def standing_of(agent: LocalAgent) -> UnfinishedEffect:
 
 
 def _in_short(intent: EffectRecord | None) -> EffectRecord | None:
-    """Return an intent without its undo arguments, or None if the record is not an intent but an operator's resolution."""
+    """Return an effect's intent record without its undo arguments. Return None if the record is not an intent but an operator's
+    resolution."""
     if intent is None or intent.stage != INTENT:
         return None
     return msgspec.structs.replace(intent, undo_arguments=[])

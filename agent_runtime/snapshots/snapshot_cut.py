@@ -1,11 +1,11 @@
-"""A complete cut, for `stop_when` and for display. It contains the agents' states and the other contents of their checkpoints, and renders
-both as HTML.
+"""Represents a complete cut, for `stop_when` and for display. A cut contains the agents' states and the other contents of their
+checkpoints. The module renders both as HTML.
 
-*Other contents of a checkpoint* are messages in transit, timers, spawns and dead letters. `Cut` and the snapshot reader show the same
-contents but decode messages differently. So each of them passes a decoder, which maps a receiving agent and a payload to the message's type
-name and the message.
+*The other contents of a checkpoint* are messages in transit, timers, spawns and dead letters. `Cut` and the snapshot reader show the same
+contents but decode messages differently. So `Cut` and the snapshot reader each pass a decoder, which returns the type name and the decoded
+message for a receiving agent and a payload.
 
-*HTML* is for notebooks. All text from the store is escaped, and long tables are truncated with a note.
+*HTML* is for notebooks. All text from the store is escaped. Long tables are truncated with a note.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ NS = 10**9
 
 
 class TransitMessage(msgspec.Struct, frozen=True):
-    """A message in transit: the cut contains the sending of the message, but not its consumption.
+    """A message in transit, which the cut's states record as sent but not as consumed.
 
     Attributes:
         sender, receiver: ids of the sending and the receiving agent.
         number: sequence number of the message on its channel, or None while the message waits in the sender's outbox.
-        message: the decoded message, or a dict of its fields if its class is not available. It is None for a creation message.
+        message: the decoded message, or a dict of its fields if its class is not available. `message` is None for a creation message.
         type: type name of the message, or "" for a creation message.
     """
 
@@ -58,12 +58,12 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     Attributes:
         agent: id of the agent that could not handle the message.
-        sender: sender of the message. It is the agent itself if the message came from a timer or can never arrive.
-        message, type: same as in `TransitMessage`, or None and "" if `on_start` failed.
+        sender: sender of the message. The sender is the agent itself if the message came from a timer or can never arrive.
+        message, type: as in `TransitMessage`, or None and "" if `on_start` failed.
         error: error of the last attempt.
         attempts: number of attempts to handle the message.
         time_s: time of the last attempt in seconds since 1970, or 0 if it is unknown.
-        number: number of the dead letter among the agent's dead letters, counted over all its incarnations.
+        number: sequence number of the dead letter among all dead letters of the agent, over all its incarnations.
     """
 
     agent: str
@@ -87,8 +87,8 @@ class PendingTimer(msgspec.Struct, frozen=True):
 
 
 class PendingTurn(msgspec.Struct, frozen=True):
-    """An unfinished durable turn. `entries` is the number of its journal entries. `waits` names the request whose result it waits for, or
-    is "" if the result has arrived."""
+    """An unfinished durable turn. `entries` is the number of entries in the turn's journal. `waits` names the request whose result the turn
+    waits for, or is "" if the result has arrived."""
 
     agent: str
     sender: str
@@ -99,7 +99,8 @@ class PendingTurn(msgspec.Struct, frozen=True):
 
 
 class PendingSpawn(msgspec.Struct, frozen=True):
-    """An agent that `parent` wants to spawn, but whose spawn request has not been granted yet. `kind` is its class as "module:Class"."""
+    """An agent that `parent` wants to spawn, but whose spawn request has not been granted yet. `kind` is the class of the new agent as
+    "module:Class"."""
 
     parent: str
     agent: str
@@ -107,7 +108,7 @@ class PendingSpawn(msgspec.Struct, frozen=True):
 
 
 def messages_to(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
-    """Yield the messages in transit to an agent, channel by channel, and in order within each channel."""
+    """Yield the messages in transit to an agent, grouped by channel and in order within each channel."""
     for sender, messages in checkpoint.in_transit.items():
         for message in messages:
             kind, decoded = decode(checkpoint.agent, message.payload)
@@ -122,7 +123,7 @@ def messages_parked(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Tra
 
 
 def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLetter]:
-    """Yield the dead letters in a checkpoint, which are the agent's newest, with the oldest first."""
+    """Yield the dead letters in a checkpoint, oldest first. A checkpoint contains only the agent's newest dead letters."""
     for number, dead_letter in zip(checkpoint.dead_letter_numbers.numbers, checkpoint.dead_letters, strict=True):
         kind, decoded = decode(checkpoint.agent, dead_letter.payload)
         time_s = dead_letter.time_ns / NS
@@ -148,7 +149,7 @@ def pending_turns(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Pendi
 
 
 def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
-    """Yield a line for the agent's open effect, if any, and a line if the agent is undoing effects."""
+    """Yield a line for the agent's open effect, if any, and a line if the agent is currently undoing effects."""
     effects = checkpoint.effects
     if effects is not None and effects.open is not None:
         yield f"{checkpoint.agent}: {effects.open.name}"
@@ -165,7 +166,7 @@ def turns_with_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
 
 
 def deferred_messages(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
-    """Yield the messages that the agent has received, but will handle only when its durable turn ends."""
+    """Yield the messages that the agent has received but will handle only after its durable turn has ended."""
     for stashed in checkpoint.stash:
         kind, decoded = decode(checkpoint.agent, stashed.payload)
         yield TransitMessage(stashed.sender, checkpoint.agent, None, decoded, kind)
@@ -178,8 +179,8 @@ def pending_spawns(checkpoint: AgentCheckpoint) -> Iterator[PendingSpawn]:
 
 
 def decode_plainly(receiver: str, payload: bytes) -> tuple[str, object]:
-    """Decode a message without its class to a dict of its fields. If the body cannot be decoded, which is possible for a dead letter,
-    return a text with its size instead."""
+    """Decode a message to a dict of its fields, without using the message's class. If the body cannot be decoded, return a text with its
+    size instead. The body of a dead letter may be impossible to decode."""
     if payload[:1] in (CREATE, b""):
         return "", None
     name, body = "", memoryview(payload)
@@ -195,17 +196,18 @@ class Cut:
 
     Attributes:
         epoch: number of the epoch.
-        states: mapping from agents to states, which are decoded on access. Agents that are not born yet are missing.
-        in_transit: messages in channels and outboxes, and messages that durable turns have deferred, in order for each channel.
-        dead_letters: newest dead letters of each agent, with the oldest first.
-        dead_letter_count: total number of dead letters of all agents since the fleet's start, without dead letters that a retry handled.
-        timers: number of pending timers of all agents.
-        pending_timers: timers that have not fired.
-        pending_turns: unfinished durable turns. `states` contains the agents' states from before these turns.
-        open_effects: unfinished effects and compensations, as `agent: effect`. While there are any, `stop_when` does not end the fleet.
-        turns_with_effects: unfinished durable turns that have performed effects, as `agent: a turn that has done effect, effect`.
-            `stop_when` waits some seconds for these turns to end.
-        pending_spawns: agents whose spawn requests have not been granted yet. If a request has been granted, the creation message is in
+        states: the agents' states, decoded when they are accessed. Agents that have not been created yet are missing.
+        in_transit: messages in channels and outboxes, and messages that durable turns have deferred, in order within each channel.
+        dead_letters: newest dead letters of each agent, oldest first.
+        dead_letter_count: number of dead letters of all agents since the fleet's start, excluding those that a retry has handled.
+        timers: total number of pending timers.
+        pending_timers: all timers that have not fired.
+        pending_turns: unfinished durable turns. For agents with an unfinished turn, `states` contains the state from before that turn.
+        open_effects: unfinished effects and compensations, as text of the form `agent: effect`. While any effects are open, `stop_when`
+            does not end the fleet.
+        turns_with_effects: unfinished durable turns that have performed effects, as text of the form `agent: a turn that has done effect,
+            effect`. `stop_when` waits some seconds for these turns to end.
+        pending_spawns: agents whose spawn requests have not been granted yet. Once a request has been granted, the creation message is in
             transit instead.
     """
 
@@ -272,7 +274,7 @@ class Cut:
         return f"<Cut of epoch {self.epoch}: {len(self.states)} agents, {transit} messages in transit>"
 
     def describe(self, agent: str) -> object:
-        """Return an agent's state as plain JSON values. Large arrays are not read: only their type and size are shown.
+        """Return an agent's state as plain JSON values. For a large array, only the type and size are shown, and the data is not read.
 
         Raises:
             KeyError: If the cut contains no such agent.
@@ -305,8 +307,8 @@ class Cut:
 
 
 def decode_for(agent_class: type[Agent], payload: bytes) -> tuple[str, object]:
-    """Decode a message as the type that its receiver's handler declares. If the receiver has no handler for it, decode it to plain values.
-    Such a message will become a dead letter."""
+    """Decode a message as the type that its receiver's handler declares. If the receiver has no handler for the message, decode it to plain
+    values. A message without a handler will become a dead letter."""
     with contextlib.suppress(Exception):
         name, body = split_message(unwrapped(payload))
         handler = agent_type(agent_class).handlers.get(name)
@@ -322,7 +324,7 @@ def _no_parts(agent: str, parts: Sequence[StatePart]) -> Sequence[Buffer]:
 
 
 class _States(Mapping[str, object]):
-    """Mapping from agents to states. When an agent is accessed, `read_parts` reads the parts of its state that are stored outside the
+    """Maps each agent's id to its state. When a state is accessed, `read_parts` reads the parts of the state that are stored outside the
     checkpoint."""
 
     def __init__(
@@ -363,8 +365,7 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
 
 
 def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
-    """Return a state for display, without using the state's classes. Without `read_parts`, large parts are not read, and only their type
-    and size are shown.
+    """Return a state for display, without using the state's classes. Without `read_parts`, only the type and size of large parts are shown.
 
     Raises:
         DamagedDataError: If a part is damaged.
@@ -436,7 +437,7 @@ class ShownSnapshot(Protocol):
 
 
 def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
-    """Return HTML that shows the newest snapshots of a store, with the oldest first."""
+    """Return HTML that shows the newest snapshots of a store, oldest first."""
     newest = summaries[-ROWS_MAX:]
     rows = [
         (x.epoch, x.root[:12], x.created, x.trigger, x.agent_count, x.channel_state_messages, x.damage) for x in newest
@@ -448,7 +449,7 @@ def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
 
 
 def of_snapshot(snapshot: ShownSnapshot) -> str:
-    """Return HTML that shows a snapshot's agents and messages in transit. Only the first 50 agents are read, without large arrays."""
+    """Return HTML that shows a snapshot's agents and messages in transit. Only the first 50 agents are read, without their large arrays."""
     names = list(snapshot.agents)[:ROWS_MAX]
     shown = [snapshot.agents[name] for name in names]
     agents = [(x.agent, x.host, x.incarnation, _text(_preview(x))) for x in shown]
@@ -488,8 +489,7 @@ def of_cut(cut: ShownCut) -> str:
 
 
 def of_agent(agent: ShownAgent) -> str:
-    """Return HTML that shows an agent's state field by field, with the first values of arrays, and its messages, timers and dead
-    letters."""
+    """Return HTML that shows one agent: the fields of its state with the first values of arrays, its messages, timers and dead letters."""
     state = agent.describe()
     fields = state.items() if isinstance(state, Mapping) else [("", state)]
     parts = [
@@ -530,7 +530,7 @@ def _message(found: object) -> str:
 
 
 def _last_line(error: str) -> str:
-    """Return the last line of a traceback, which names the error."""
+    """Return the last line of a traceback, which contains the error message."""
     return _text(error.rstrip().rpartition("\n")[2])
 
 
@@ -540,7 +540,7 @@ def _text(value: object) -> str:
 
 
 def _with_text_keys(value: object) -> object:
-    """Convert all keys to text, since JSON allows only text keys."""
+    """Convert all dictionary keys to text, because JSON allows only text keys."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else repr(key): _with_text_keys(item) for key, item in value.items()}
     return [_with_text_keys(item) for item in value] if isinstance(value, list | tuple) else value
@@ -552,7 +552,7 @@ def heading(words: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Iterable[object]], count: int | None = None) -> str:
-    """Return the first rows of a table with `count` rows as HTML. All cells are escaped."""
+    """Return HTML for the first rows of a table that has `count` rows. All cells are escaped."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows[:ROWS_MAX])
     hidden = (len(rows) if count is None else count) - min(len(rows), ROWS_MAX)

@@ -1,11 +1,12 @@
-"""Lists the changes between two snapshots of a store: in agents, their states, channels, timers and dead letters, and in metadata.
+"""Lists the changes between two snapshots of a store. The comparison covers agents, their states, channels, timers and dead letters, and
+the snapshots' metadata.
 
-The comparison does not need the fleet's classes. Checkpoints are read one pair at a time. In large parts, only the chunks that differ are
-read (`state_difference.py`). An agent whose two checkpoints have equal digests is not read. Since a checkpoint contains its epoch's number,
-this happens only if a snapshot is compared with itself.
+The fleet's classes are not needed. Checkpoints are read one pair at a time. In large parts, only the chunks that differ are read
+(`state_difference.py`). An agent is not read if its two checkpoints have the same digest. Two checkpoints have the same digest only if a
+snapshot is compared with itself, because a checkpoint contains its epoch's number.
 
-Values that differ between any two snapshots (epoch and checkpoint numbers, times, turns) and protocol images are not compared. All data is
-checked against its digest (G11), and nothing is written. All lists are bounded, and state how many items they omit.
+Epoch and checkpoint numbers, times and turn counts differ between any two snapshots, so they are not compared. Neither are protocol images.
+All data is checked against its digest (G11), and nothing is written. All lists are bounded. Each list states how many items it omits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,7 +45,7 @@ _FIELDS = (
 
 
 class _Side:
-    """One of the two snapshots that are compared."""
+    """One of the two snapshots in a comparison."""
 
     def __init__(self, store: Store, snapshot: str) -> None:
         self.epoch = store.resolve(snapshot)
@@ -63,12 +64,11 @@ class _Side:
 
 
 def snapshot_difference(store: Store, before: str, after: str, *, agent: str | None = None) -> dict[str, object]:
-    """Return the changes from snapshot `before` to snapshot `after` as plain values that can be written as JSON.
+    """Return the changes from snapshot `before` to snapshot `after` as values that can be written as JSON.
 
     Args:
-        store: the store, which may be in use.
         before, after: snapshot names, as for `Store.resolve`.
-        agent: id of the only agent to compare, with its channels, or None to compare all agents.
+        agent: id of the only agent to compare, together with its channels, or None to compare all agents.
 
     Raises:
         NotFoundError: If a snapshot does not exist, or neither snapshot contains the agent.
@@ -91,7 +91,7 @@ def snapshot_difference(store: Store, before: str, after: str, *, agent: str | N
 
 
 class _Comparison:
-    """One comparison of all agents. `_channels` maps (sender, receiver) to the channel in both snapshots."""
+    """Compares all agents of two snapshots. `_channels` contains each compared channel by (sender, receiver)."""
 
     def __init__(self, store: Store, old: _Side, new: _Side) -> None:
         self._store = store
@@ -125,8 +125,8 @@ class _Comparison:
         }
 
     def _pairs(self, agents: list[str]) -> Iterator[tuple[str, AgentCheckpoint | None, AgentCheckpoint | None]]:
-        """Yield each agent with its checkpoints in both snapshots. An agent whose checkpoint's bytes and host are equal in both is
-        omitted."""
+        """Yield each agent with its checkpoints in both snapshots. Omit an agent if its checkpoint's bytes and its host are equal in both
+        snapshots."""
         differ = [name for name in agents if not self._is_same(name)]
         sides = [
             (side.lines, self._store.read_checkpoints(side.manifest, [x for x in differ if x in side.lines]))
@@ -172,8 +172,8 @@ class _Comparison:
 
 
 class _Channel:
-    """A channel as saved in the two snapshots. A sequence number of 0 means that no message was sent or consumed, or that the agent whose
-    checkpoint contains the number is not compared."""
+    """A channel as recorded in two snapshots. A sequence number of 0 means that no message was sent or consumed, or that the agent that
+    records this number is not compared."""
 
     def __init__(self, sender: str, receiver: str) -> None:
         self.sender = sender
@@ -213,7 +213,7 @@ def _named(agents: list[str], lines: Mapping[str, AgentLine]) -> list[dict[str, 
 
 
 def _described(checkpoint: AgentCheckpoint, name: str) -> object:
-    """Return the values to compare for one of a checkpoint's lists."""
+    """Return one of a checkpoint's lists, such as its timers, in a form that can be compared."""
     match name:
         case "timers":
             return _timers(checkpoint.own_timers)
@@ -239,7 +239,7 @@ def _described(checkpoint: AgentCheckpoint, name: str) -> object:
 
 
 def _timers(timers: list[SavedTimer]) -> dict[str, object]:
-    """Return timers by name. If several timers have the same name, a number is appended to tell them apart."""
+    """Return timers by name. If several timers have the same name, a number is appended to each of these names."""
     by_name: dict[str, object] = {}
     for timer in timers:
         name, number = timer.name, 1

@@ -1,22 +1,24 @@
-"""Forks a snapshot: checks the whole request, and then writes a new store (`storage/transfer/forking.py`).
+"""Forks a snapshot: it checks the whole request and then writes a new store (`storage/transfer/forking.py`).
 
-Errors in a fork's code and settings are detected before any data is written: a missing class, a state without a migration, an unfinished
-durable turn whose handler is missing, or a field that does not exist or has a different type. While the fork is written, the snapshot is
-pinned. The snapshot does not change, and its fleet may continue to run.
+All errors in a fork's code and settings are detected before any data is written. Examples are a missing class, a state without a migration,
+an unfinished durable turn whose handler is missing, or a field that does not exist or has a different type. The snapshot is pinned while
+the fork is written. The snapshot does not change, and its fleet may continue to run.
 
-*Open effects* belong to the parent fleet: the parent calls these effects, and undoes them if the turn fails. If a fork did the same, each
-effect would be performed twice, under different outside keys. So the fork's checkpoints differ from the parent's checkpoints:
+*Open effects* belong to the parent fleet, which calls these effects and undoes them if the turn fails. If a fork did the same, each effect
+would be performed twice, under different idempotency keys. So the fork's checkpoints differ from the parent's checkpoints.
 
 - If a turn waits for an effect, the result is a refusal.
-- Completed effects of an unfinished turn are not undone. Turns that undo effects are removed, as are dead letters of failed undo turns.
+- Completed effects of an unfinished turn are not undone. Turns that undo effects are removed, and so are the dead letters of failed undo
+  turns.
 - The keys of completed effects are kept, since these effects are part of the history that both fleets share.
-- An effect that a failed turn left does not count as an orphan. A later turn that requests the effect gets its result, and does not undo
-  the effect. Users cannot undo the effect in the fork.
+- A completed effect of a failed turn does not count as an orphan. A later turn that requests this effect gets its result and does not undo
+  the effect. In the fork, users cannot undo the effect.
 
-*Changes to fields.* Except for its large parts, a state is one record of plain MessagePack (`storage/capture/encoder.py`). The record is
-decoded without types, one value is replaced, and the record is encoded again. So arrays and histories in other fields are not read, and
-their bytes do not change. The path is followed through the declared types, and the new value is decoded from JSON as the declared type of
-the field. Finally the whole record is decoded as the declared type, as a host will do when it restores the state.
+*Changes to fields.* Apart from its large parts, a state is one MessagePack record without extensions (`storage/capture/encoder.py`). To
+change a field, the record is decoded without types, one value is replaced, and the record is encoded again. So arrays and histories in
+other fields are not read, and their bytes remain the same. The field's path is resolved through the declared types. The new value is
+decoded from JSON as the field's declared type. Finally the whole record is decoded as the declared type, as a host will do when it restores
+the state.
 """
 
 import dataclasses
@@ -55,15 +57,16 @@ REFUSAL = "effect {name} was open in the snapshot that this fork was made of: it
 
 
 def without_open_effects(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """Return the checkpoint that the fork starts from. If the agent has no effects and undoes none, this is an equal checkpoint."""
+    """Return the checkpoint from which the fork starts, in which no effect is open. If the agent has no effects and undoes none, the
+    checkpoint is returned with equal content."""
     return _without_turn(
         _without_failed_compensations(_without_undoing(_without_window(checkpoint))), checkpoint.effects
     )
 
 
 def has_open_effect(checkpoint: AgentCheckpoint) -> bool:
-    """Return whether the agent waits for an effect. The checkpoint may lack the effect's intent, which is added only after the segment that
-    requests the effect."""
+    """Return whether the agent is waiting for the result of an effect. The checkpoint may lack the effect's intent record, which is added
+    only after the segment that requests the effect."""
     turn = checkpoint.turn
     return turn is not None and turn.waits is not None and turn.waits.kind == EFFECT
 
@@ -78,8 +81,8 @@ def _without_window(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
 
 
 def _without_undoing(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """Remove waiting turns that undo effects. This also removes effects without keys, for which such a turn may be the only record in a
-    checkpoint."""
+    """Remove waiting turns that undo effects. Such turns may also undo effects without keys, which the checkpoint may record nowhere
+    else."""
     stash = [stashed for stashed in checkpoint.stash if not stashed.payload.startswith(UNDO)]
     return msgspec.structs.replace(checkpoint, saved_stash=stash or msgspec.UNSET)
 
@@ -130,14 +133,14 @@ class FieldSetting(msgspec.Struct, frozen=True):
 
 
 class SettingError(UsageError):
-    """A field does not exist, or cannot be set to the given value. Nothing was written."""
+    """Raised if a field does not exist or cannot be set to the given value. Nothing was written."""
 
 
 def find_agent(place: str, agents: Mapping[str, object]) -> tuple[str, str]:
-    """Split `AGENT.PATH` into the agent's id and the path. Since ids may contain dots, the longest id in `agents` is used.
+    """Split `AGENT.PATH` into the agent's id and the path. Because ids may contain dots, the longest matching id in `agents` is used.
 
     Raises:
-        SettingError: If `place` names an unknown agent, or no field.
+        SettingError: If `place` names an unknown agent or no field.
     """
     ends = [i for i, character in enumerate(place) if character in ".["]
     for end in reversed(ends):
@@ -151,12 +154,12 @@ def find_agent(place: str, agents: Mapping[str, object]) -> tuple[str, str]:
 def with_settings(
     plan: MigrationPlan | None, checkpoint: AgentCheckpoint, settings: list[FieldSetting]
 ) -> AgentCheckpoint:
-    """Return the checkpoint with these fields set, one after the other. The state is first migrated to the current version of its class.
+    """Return the checkpoint with these fields set, in the given order. The state is first migrated to the current version of its class.
 
-    `plan` is the migration plan for the state, or None if the agent is not born yet.
+    `plan` is the migration plan for the state, or None if the agent has not been created yet.
 
     Raises:
-        SettingError: If a field does not exist, a value does not have the field's type, or this state cannot be changed.
+        SettingError: If a field does not exist, a value has the wrong type, or the state cannot be changed.
         MigrationError: If the state cannot be migrated to the current version of its class.
     """
     first = settings[0].place
@@ -251,7 +254,7 @@ def _name(declared: Any) -> str:
 def _step(
     inner: object, declared: Any, key: object, where: str, setting: FieldSetting, *, is_last: bool
 ) -> tuple[object, Any]:
-    """Return the key or index in `inner` that the path's next step refers to, and the type declared for the value there."""
+    """Return the key or index in `inner` to which the path's next step refers, and the declared type of the value there."""
     declared = _bare(declared)
     origin = typing.get_origin(declared) or declared
     if isinstance(inner, dict) and origin in (dict, Mapping):
@@ -265,7 +268,7 @@ def _step(
 
 
 def _bare(declared: Any) -> Any:
-    """Remove annotations from a type, and None from a union that then contains only one type."""
+    """Remove annotations from a type. If a union then contains only one type other than None, return that type."""
     if typing.get_origin(declared) is typing.Annotated:
         return _bare(typing.get_args(declared)[0])
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
@@ -299,7 +302,7 @@ def _step_in_record(inner: Any, declared: Any, key: object, setting: FieldSettin
 
 
 def _fields(declared: Any) -> dict[Any, tuple[str, Any]]:
-    """Return a mapping from each field's name to the field's name in a record and the field's type."""
+    """Return, for each field's name, the field's name in an encoded record and the field's type."""
     origin = typing.get_origin(declared) or declared
     if issubclass(origin, msgspec.Struct):
         return {x.name: (x.encode_name, x.type) for x in msgspec.structs.fields(declared)}
@@ -320,19 +323,18 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     """The result of forking a snapshot.
 
     Attributes:
-        name: the fork's name.
-        store, cluster: location and id of the fork's store.
+        store, cluster: location of the fork's store, and the fork's cluster id.
         parent, parent_name: cluster id and name of the parent fleet.
-        epoch: number of the forked snapshot, which is the same in both stores.
+        epoch: number of the forked snapshot in both stores.
         root: digest of the fork's first snapshot.
-        agents, messages: number of agents, and number of messages in transit between them.
-        inputs_copied, inputs_dropped: number of inputs that were copied and dropped, out of those that the parent had acknowledged but its
-            agents had not consumed.
-        effects_refused: number of effects that agents wait for in the snapshot. These effects belong to the parent, so the fork's handlers
-            get a refusal as the result.
+        agents, messages: number of agents, and number of messages in transit.
+        inputs_copied, inputs_dropped: number of copied and of dropped inputs. Only inputs that the parent acknowledged and its agents did
+            not consume are counted.
+        effects_refused: number of effects that agents were waiting for in the snapshot. Because these effects belong to the parent, the
+            fork's handlers get a refusal as the result.
         changed: fields whose values were set, as `AGENT.PATH`.
-        not_begun: agents in the fleet definition that do not start, since they are not in the snapshot. They have stopped, or are new in
-            the definition.
+        not_begun: agents in the fleet definition that do not start because they are not in the snapshot. An agent is missing because it has
+            stopped in the parent, or because it is new in the definition.
         is_live: whether the fork may perform effects.
     """
 
@@ -357,10 +359,9 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a fork.
 
     Attributes:
-        name: the fork's name.
-        settings: mapping from fields, as `AGENT.FIELD`, to their new values, as JSON.
+        settings: new value as JSON for each field to set, which is named as `AGENT.FIELD`.
         fleet: fleet definition of the fork, or None for the parent's definition.
-        inputs: whether to copy or drop inputs that the agents have not consumed in the snapshot.
+        inputs: whether to copy or drop inputs that the agents had not consumed in the snapshot.
         is_live: whether the fork may perform effects.
     """
 
@@ -374,17 +375,17 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 def fork_snapshot(
     source: Store, epoch: int, to: str, request: ForkRequest, *, keys: Keys | None = None, begin_again: bool = False
 ) -> Fork:
-    """Fork a snapshot into a new store at the path or URL `to`. When the function returns, the new store is durable.
+    """Fork a snapshot into a new store at the path or URL `to`. The new store is durable when the function returns.
 
     Args:
         keys: keys for the new store, or None to take the keys from the environment variables.
-        begin_again: whether to first remove an unfinished fork at `to`. No other process may be writing there.
+        begin_again: whether to remove an unfinished fork at `to` first. No other process may be writing to `to`.
 
     Raises:
-        UsageError: If the request does not fit the snapshot, or `to` is not empty. Nothing was written.
+        UsageError: If the request is invalid for the snapshot, or `to` is not empty. Nothing was written.
         EncodingError: If a class is missing, or a state cannot be migrated to the version of its class. Nothing was written.
         NotFoundError: If the store does not contain the snapshot.
-        DamagedDataError: If data of the snapshot is damaged.
+        DamagedDataError: If the snapshot's data is damaged.
         StoreError: If reading or writing a store failed.
     """
     check_id(request.name, "fork")
@@ -486,7 +487,7 @@ class _CheckedFork:
     # ---- what the fork will hold --------------------------------------------------------------------------------------
 
     def order(self, *, created: str) -> ForkOrder:
-        """Return the order for the storage layer. Raise UsageError if inputs that must be copied have already been deleted."""
+        """Return the fork order for the storage layer. Raise UsageError if inputs to be copied have already been deleted."""
         metadata, fleet = self._manifest.metadata, self._request.fleet
         is_copied = self._request.inputs == "copy"
         return ForkOrder(

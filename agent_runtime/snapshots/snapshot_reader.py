@@ -1,11 +1,11 @@
 """Reads snapshots in a program or a notebook: `snapline.open_store(location).snapshot("latest").agents["a"].state`.
 
-The reader opens the store directly, without calling a coordinator, and the fleet may be running. It imports no code that a store names.
-Without a fleet, states and messages are plain values (`storage/capture/saved_value_formats.py`). With a fleet, they are objects of the
-fleet's classes. All data is checked against its digests before it is used (G11).
+The reader opens the store directly, without the coordinator. The fleet may be running. The reader imports no code that is named in a store.
+Without a fleet, states and messages are plain values (`storage/capture/saved_value_formats.py`). With a fleet, states and messages are
+objects of the fleet's classes. All data is checked against its digests before it is used (G11).
 
-Checkpoints and states are read on access, so a snapshot of ten thousand agents opens as quickly as a snapshot of two agents. A `SavedAgent`
-caches the data that it has read, but a `Snapshot` does not cache its agents.
+Checkpoints and states are read when they are accessed, so a snapshot of ten thousand agents opens as quickly as a snapshot of two agents. A
+`SavedAgent` caches the data that it has read, but a `Snapshot` does not cache its agents.
 """
 
 import functools
@@ -56,19 +56,19 @@ def open_store(
     store_keys: _Path | Sequence[_Path] = (),
     verify_keys: _Path | Sequence[_Path] = (),
 ) -> "SnapshotStore":
-    """Open a store for reading. Its fleet may be running. Read-only credentials are sufficient for a bucket.
+    """Open a store for reading. The store's fleet may be running. For a bucket, read-only credentials are sufficient.
 
     Args:
         location: path of a directory, or a URL such as `s3://bucket/prefix`. Credentials for a URL are taken from the environment.
-        fleet: fleet whose classes are used to decode states and messages. Without a fleet, they are decoded to plain dicts, lists and
-            arrays.
+        fleet: fleet whose classes are used to decode states and messages. Without a fleet, states and messages are decoded to plain dicts,
+            lists and arrays.
         store_keys: one or more key files of an encrypted store. The default is the key files in `SNAPLINE_STORE_KEY`.
-        verify_keys: files with the public keys whose signatures are trusted. The default is the files in `SNAPLINE_VERIFY_KEY`.
+        verify_keys: files with the trusted public keys. The default is the files in `SNAPLINE_VERIFY_KEY`.
 
     Raises:
         StoreMissingError: If there is no store at `location`.
         DamagedDataError: If the store's identity file is damaged.
-        StoreError: If the store cannot be read, or is encrypted and no key was given.
+        StoreError: If the store is unreadable, or if it is encrypted and no key was given.
         UsageError: If the URL scheme is unknown, or a key file is invalid.
     """
     keys = keys_from_environment()
@@ -83,7 +83,7 @@ def _paths(given: _Path | Sequence[_Path]) -> list[Path]:
 
 
 class SnapshotStore:
-    """A store that `open_store` has opened for reading. Iteration yields the store's snapshots, with the oldest first.
+    """A store that `open_store` has opened for reading. Iterating over the store yields its snapshots, oldest first.
 
     Attributes:
         location: path or URL of the store.
@@ -100,10 +100,10 @@ class SnapshotStore:
         return self._store.epochs()
 
     def snapshot(self, name: str | int = "latest") -> "Snapshot":
-        """Return the snapshot that `name` refers to: an epoch number, a tag, the first four or more digits of a root, or "latest".
+        """Return the snapshot with this name: an epoch number, a tag, at least the first four digits of a root digest, or "latest".
 
         Raises:
-            NotFoundError: If no snapshot, or more than one, has this name.
+            NotFoundError: If no snapshot or more than one snapshot has this name.
             DamagedDataError: If the snapshot's manifest is damaged.
         """
         return Snapshot(self._store, self._store.resolve(str(name)), self._fleet)
@@ -114,9 +114,10 @@ class SnapshotStore:
         """Yield the fleet's released outputs in order.
 
         Args:
-            topic: topic of the outputs, or "" for all topics of agents. `@effects` is the ledger of effects.
-            after: cursor of an output. Only later outputs are returned. With "" the outputs start with the oldest that is still stored.
-            message_type: class of the decoded messages. By default they are plain values.
+            topic: topic of the outputs, or "" for all topics of agents. The topic `@effects` contains the ledger of effects.
+            after: cursor of an output, or "" to start with the oldest output that is still stored. With a cursor, only later outputs are
+                returned.
+            message_type: class of the decoded messages. By default, messages are decoded to plain values.
 
         Raises:
             UsageError: If the cursor does not belong to this store.
@@ -129,7 +130,7 @@ class SnapshotStore:
             yield from read_batch(batch, topic, reader)
 
     def effects(self) -> list[Effect]:
-        """Return the effects of the fleet's agents with their fates, according to the outputs that are still stored.
+        """Return the effects of the fleet's agents with their outcomes, as far as the outputs are still stored.
 
         Raises:
             DamagedDataError: If a file is damaged.
@@ -158,11 +159,11 @@ class Snapshot:
         epoch: number of the epoch.
         root: digest of the epoch as hexadecimal text.
         created: time of creation in UTC, as text.
-        trigger: reason for which the snapshot was taken.
+        trigger: reason why the snapshot was taken.
         fleet, protocol: names of the fleet and its protocol.
-        plan: number of the plan (start or recovery) that the fleet was running when the snapshot was taken.
+        plan: number of the plan that the fleet was running when the snapshot was taken.
         hosts: names of the fleet's hosts.
-        agents: mapping from agent ids to `SavedAgent`. Each agent is read when it is accessed.
+        agents: the snapshot's agents by id. Each agent is read when it is accessed.
     """
 
     def __init__(self, store: Store, epoch: int, fleet: Fleet | None = None) -> None:
@@ -185,26 +186,26 @@ class Snapshot:
         live: bool = False,
         again: bool = False,
     ) -> Fork:
-        """Create a new fleet that starts from this snapshot, in a new store. When the method returns, the new store is durable.
+        """Create a new fleet in a new store, with this snapshot as its starting point. The new store is durable when the method returns.
 
-        The parent fleet may be running, and does not change. `snapline run --store` runs the fork. If `to` is the folder `store` of a data
-        directory, `--data-dir` works too.
+        The parent fleet may be running and is not changed. `snapline run --store` runs the fork. If `to` is the folder `store` of a data
+        directory, `snapline run --data-dir` works as well.
 
         Args:
             to: path or URL of the new store, which must not exist yet.
             name: name of the fork.
-            set: mapping from fields of states, such as `"agent.field.inner"`, to new values of the declared types, as for JSON. The store
-                must have been opened with the fleet.
-            inputs: whether to "copy" or "drop" inputs that the agents have not consumed.
+            set: new values for fields of states, by path such as `"agent.field.inner"`. Each value must have the declared type of its
+                field, as represented in JSON. To set fields, the store must have been opened with the fleet.
+            inputs: "copy" or "drop" for inputs that the agents have not consumed.
             live: whether the fork may perform effects.
-            again: whether to first remove an unfinished fork at `to`. No other process may be writing there.
+            again: whether to remove an unfinished fork at `to` first. No other process may be writing to `to`.
 
         Raises:
             UsageError: If a field does not exist or a value has the wrong type, `to` exists, or the fleet's protocol differs from the
                 snapshot's.
             EncodingError: If the store was opened with a fleet, and a class is missing or a state cannot be migrated to the version of its
                 class.
-            DamagedDataError: If data of the snapshot is damaged.
+            DamagedDataError: If the snapshot's data is damaged.
             StoreError: If reading or writing a store failed.
         """
         settings = {place: msgspec.json.encode(value) for place, value in (set or {}).items()}
@@ -213,8 +214,7 @@ class Snapshot:
 
     @functools.cached_property
     def channels(self) -> dict[tuple[str, str], tuple[TransitMessage, ...]]:
-        """Mapping from (sender, receiver) to the messages in transit on that channel, in order. Channels without messages in transit are
-        omitted."""
+        """Messages in transit by (sender, receiver), in order within each channel. A channel without messages in transit is omitted."""
         by_channel: dict[tuple[str, str], tuple[TransitMessage, ...]] = {}
         for agent in self.agents.values():
             by_channel |= {(sender, agent.agent): messages for sender, messages in agent.channels.items()}
@@ -228,7 +228,7 @@ class Snapshot:
 
     @functools.cached_property
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """The newest dead letters of each agent, with the oldest first."""
+        """The newest dead letters of each agent, oldest first."""
         return tuple(dead_letter for agent in self.agents.values() for dead_letter in agent.dead_letters)
 
     @functools.cached_property
@@ -252,18 +252,18 @@ class SavedAgent:
     """One agent as saved in a snapshot.
 
     Attributes:
-        agent: the agent's id.
         kind: class of the agent, as "module:Class".
-        host, incarnation: host on which the agent ran, and number of its incarnation.
+        host, incarnation: host on which the agent ran, and number of the agent's incarnation.
         number: number of the agent's checkpoint, counted over all its incarnations.
-        is_unborn: whether the creation message is still in transit. The agent then has no state yet.
+        is_unborn: whether the agent has not been created yet, because its creation message is still in transit. An unborn agent has no
+            state.
         is_started: whether `on_start` has run.
         is_leaving: whether the agent has called `ctx.stop()`.
-        state_type, state_version, state_fields: the name of the state's type, the state's version, and a mapping from fields to declared
-            types.
-        sent, received: mappings from each other agent to the sequence number of the last message sent to it, and of the last message
-            consumed from it.
-        dead_letter_count: total number of dead letters, without dead letters that a retry handled. `dead_letters` contains only the newest.
+        state_type, state_version, state_fields: name of the state's type, version of the state, and declared types of the state's fields.
+        sent, received: sequence number of the last message sent to each other agent, and of the last message consumed from each other
+            agent.
+        dead_letter_count: number of dead letters, excluding those that a retry has handled. `dead_letters` contains only the newest of
+            them.
     """
 
     def __init__(
@@ -290,14 +290,15 @@ class SavedAgent:
 
     @functools.cached_property
     def state(self) -> Any:
-        """State of the agent as an object of the class in the fleet, migrated if necessary. Without a fleet or the class, the state
-        consists of plain values.
+        """The agent's state as an object of the fleet's class, migrated if necessary. Without a fleet, or if the class is missing, the
+        state consists of plain values.
 
         The state is None if the agent is unborn.
 
         Raises:
-            DamagedDataError: If data of the state is damaged.
-            EncodingError: If the state does not decode as the type that its class declares. Then open the store without the fleet.
+            DamagedDataError: If the state's data is damaged.
+            EncodingError: If the state cannot be decoded as the type that its class declares. If this error occurs, open the store without
+                the fleet.
             UsageError: If the state contains an array or tensor, and NumPy or torch is not installed.
         """
         if self.is_unborn:
@@ -307,11 +308,11 @@ class SavedAgent:
         return restored(self._fleet, self._checkpoint, self._contents()).state
 
     def state_as(self, declared: type[_State], *, allow_pickle: bool = False) -> _State:
-        """Return the state as an object of `declared`, a struct or dataclass. With `allow_pickle`, pickles are loaded, which runs code from
-        them.
+        """Return the state as an object of `declared`, a struct or dataclass. If `allow_pickle` is set, pickles are loaded, which runs code
+        from them.
 
         Raises:
-            EncodingError: If the state does not decode as `declared`.
+            EncodingError: If the state cannot be decoded as `declared`.
             DamagedDataError, UsageError: For the same reasons as `state`.
         """
         decoder = state_decoder(declared, allow_pickle=allow_pickle)
@@ -319,7 +320,7 @@ class SavedAgent:
         return state
 
     def field(self, path: str) -> Any:
-        """Return one field, such as `"mind.notes[3].text"`, as a plain value. Large arrays in other fields are not read.
+        """Return one field of the state, such as `"mind.notes[3].text"`, as a plain value. Large arrays in other fields are not read.
 
         Raises:
             NotFoundError: If there is no such field. The message lists the fields that exist.
@@ -329,7 +330,7 @@ class SavedAgent:
 
     @functools.cached_property
     def channels(self) -> dict[str, tuple[TransitMessage, ...]]:
-        """Mapping from senders to their messages in transit to this agent, in order. Senders without messages in transit are omitted."""
+        """Messages in transit to this agent by sender, in order. A sender without messages in transit is omitted."""
         by_channel: dict[str, list[TransitMessage]] = {}
         for message in messages_to(self._checkpoint, self._decode):
             by_channel.setdefault(message.sender, []).append(message)
@@ -342,7 +343,7 @@ class SavedAgent:
 
     @functools.cached_property
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """The agent's newest dead letters, with the oldest first."""
+        """The agent's newest dead letters, oldest first."""
         return tuple(dead_letters(self._checkpoint, self._decode))
 
     @functools.cached_property
@@ -356,9 +357,9 @@ class SavedAgent:
         return tuple(pending_spawns(self._checkpoint))
 
     def describe(self, *, reads_parts: bool = True) -> object:
-        """Return the state for display, with the first values of arrays, and the first and last records of histories.
+        """Return the state in a form for display, with the first values of arrays and the first and last records of histories.
 
-        With `reads_parts=False`, large arrays and histories are not read, and only their type and size are shown.
+        With `reads_parts=False`, only the type and size of large arrays and histories are shown.
         """
         return describe_state(self._checkpoint, self._read_parts if reads_parts else None)
 
@@ -386,7 +387,8 @@ class _Agents(Mapping[str, SavedAgent]):
         self._read_parts = store.part_reader(manifest).read
 
     def __getitem__(self, agent: str) -> SavedAgent:
-        """Return an agent. Raise NotFoundError if the snapshot has no such agent, or DamagedDataError if its checkpoint is damaged."""
+        """Return an agent. Raise NotFoundError if the snapshot does not contain the agent, or DamagedDataError if the agent's checkpoint is
+        damaged."""
         line = self._lines.get(agent)
         if line is None:
             raise NotFoundError(

@@ -1,18 +1,18 @@
 """Lists the changes between two states, field by field, up to a limit.
 
-Both states are trees that contain plain values and saved arrays, histories and blobs (`saved_values.py`). The two trees are compared node
-by node: dicts by key, and lists and histories record by record.
+Both states are trees of plain values and of saved arrays, histories and blobs (`saved_values.py`). The two trees are compared node by node.
+Dicts are compared by key, and lists and histories record by record.
 
-Records are first paired with equal records of the other list, so that removing the first record does not make all later records "edited".
-If a record occurs several times, its first occurrences are paired, then its second occurrences, and so on. Then the longest subsequence of
-pairs with ascending positions is kept (as in patience diff, O(n log n)). Records between two pairs count as edited, inserted or dropped,
-and records after the last pair as edited, dropped or appended.
+Equal records of two lists are paired first, so that removing the first record does not mark all later records as edited. If equal records
+occur several times, the first occurrences are paired, then the second occurrences, and so on. Of the paired records, the longest
+subsequence with ascending positions is kept (as in patience diff, O(n log n)). Records between two pairs count as edited, inserted or
+dropped. Records after the last pair count as edited, dropped or appended.
 
-For a changed array, tensor or blob, the list shows the number, position and size of the changes. Arrays whose chunks have the same size are
-compared by the chunks' digests. Only chunks that differ are read, some MiB at a time. Elements are compared as bytes, so -0.0 differs from
-0.0, and a NaN equals itself. Without NumPy the largest change is not reported.
+For a changed array, tensor or blob, the result contains the number, position and size of the changes. Arrays whose chunks have the same
+size are compared by the chunks' digests. Only chunks that differ are read, a few MiB at a time. Elements are compared as bytes, so -0.0
+differs from 0.0, and a NaN equals an identical NaN. The largest change is not reported if NumPy is not installed.
 
-The output is bounded: at most `DIFFERENCES_MAX` changes are shown for each agent, and further changes are only counted. Long values are
+The output is bounded: at most `DIFFERENCES_MAX` changes are listed for each agent, and further changes are only counted. Long values are
 truncated.
 """
 
@@ -37,8 +37,9 @@ class ArrayDifference(msgspec.Struct):
     Attributes:
         elements: number of elements in each array.
         changed: number of elements that differ.
-        first, last: index in C order of the first and the last element that differs.
-        largest: largest absolute change of an element, or None if it is unknown (not numeric, no NumPy, or NaN).
+        first, last: indexes in C order of the first and the last element that differ.
+        largest: largest absolute change of an element, or None if it is unknown because the elements are not numeric, a NaN is involved, or
+            NumPy is missing.
     """
 
     elements: int
@@ -49,7 +50,7 @@ class ArrayDifference(msgspec.Struct):
 
 
 class BytesDifference(msgspec.Struct, frozen=True):
-    """A replacement of `removed` bytes at `offset` by `added` bytes. All bytes before and after it are equal."""
+    """A replacement of `removed` bytes at `offset` by `added` bytes. All bytes before and after the replaced bytes are equal."""
 
     offset: int
     removed: int
@@ -75,7 +76,7 @@ def compare_arrays(before: SavedArray, after: SavedArray) -> ArrayDifference:
 
 
 def compare_bytes(before: Content, after: Content) -> BytesDifference | None:
-    """Compare two blobs, and return None if they are equal. At most the first and the last differing chunks of each blob are read.
+    """Compare two blobs. Return None if they are equal. At most the first and the last differing chunks of each blob are read.
 
     Raises:
         DamagedDataError: If a chunk is damaged.
@@ -96,7 +97,7 @@ def compare_bytes(before: Content, after: Content) -> BytesDifference | None:
 def _narrowed(
     before: Content, after: Content, old: list[ChunkReference], new: list[ChunkReference], offset: int
 ) -> BytesDifference | None:
-    """Determine the exact position and size of the difference from the chunks at its two ends."""
+    """Determine the exact position and size of the difference from the first and the last chunk that differ."""
     sizes = [sum([chunk.size_bytes for chunk in side]) for side in (old, new)]
     if not old or not new:
         return BytesDifference(offset, *sizes)
@@ -123,7 +124,7 @@ def _compare_bytes(old: memoryview, new: memoryview) -> BytesDifference | None:
 
 
 def _common(first: Any, second: Any) -> int:
-    """Return the length of the common prefix of two sequences. A binary search is used, since comparing slices is fast."""
+    """Return the length of the common prefix of two sequences. A binary search is used, because comparing slices is fast."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -135,7 +136,7 @@ def _common(first: Any, second: Any) -> int:
 
 
 def _pairs(before: Content, after: Content, item_bytes: int) -> Iterator[tuple[int, memoryview, memoryview]]:
-    """Yield the offset, old bytes and new bytes of each range that may differ."""
+    """Yield the offset, the old bytes and the new bytes of each range of bytes that may differ."""
     old, new = before.part, after.part
     if old is None or new is None or not old.chunk_bytes or old.chunk_bytes != new.chunk_bytes:
         yield 0, before.whole(), after.whole()
@@ -155,7 +156,7 @@ def _pairs(before: Content, after: Content, item_bytes: int) -> Iterator[tuple[i
 
 
 def _batches(pairs: list[tuple[ChunkReference, ChunkReference]], most: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each run of consecutive pairs that differ. A run contains at most `most` pairs."""
+    """Yield the start and the end of each run of consecutive pairs that differ. A run contains at most `most` pairs."""
     first = 0
     while first < len(pairs):
         if pairs[first][0].digest == pairs[first][1].digest:
@@ -169,7 +170,7 @@ def _batches(pairs: list[tuple[ChunkReference, ChunkReference]], most: int) -> I
 
 
 def _compare(found: ArrayDifference, dtype: str, item_bytes: int, start: int, old: memoryview, new: memoryview) -> None:
-    """Add the differences between two runs of elements. `start` is the index of their first element."""
+    """Add the differences between two equally long runs of elements. `start` is the index of the first element in both runs."""
     if importlib.util.find_spec("numpy") is None:
         changed = [
             place
@@ -200,8 +201,8 @@ def _add(found: ArrayDifference, start: int, count: int, ends: tuple[int, int], 
 
 
 def _largest(dtype: str, old: Any, new: Any) -> int | float | None:
-    """Return the largest absolute change between two arrays of elements given as rows of bytes, or None if it is unknown. For integers it
-    is exact."""
+    """Return the largest absolute change between two arrays, whose elements are given as rows of bytes. Return None if it is unknown. For
+    integers, the result is exact."""
     import numpy
 
     before, after = _numbers(dtype, old), _numbers(dtype, new)
@@ -256,7 +257,7 @@ class StateChanges:
 
     Attributes:
         shown: the first changes, up to the limit.
-        more: number of further changes.
+        more: number of changes beyond the limit.
     """
 
     def __init__(self, most: int = DIFFERENCES_MAX) -> None:
@@ -268,7 +269,7 @@ class StateChanges:
         return bool(self.shown)
 
     def add(self, path: str, change: str, **fields: object) -> None:
-        """Add one change, or only count it if the limit is reached."""
+        """Add one change. If the limit is reached, only count the change."""
         if len(self.shown) < self._most:
             self.shown.append({"path": path, "change": change, **fields})
         else:
@@ -342,10 +343,10 @@ def _join(path: str, key: object) -> str:
 
 
 class _Alignment:
-    """Changes that convert one list to another, given as indexes into the two lists.
+    """The changes that turn one list into another, as indexes into the two lists.
 
     Attributes:
-        edited: pairs of the index in the old list and the index in the new list.
+        edited: pairs of an index in the old list and an index in the new list.
         dropped: indexes into the old list.
         inserted, appended: indexes into the new list.
     """
@@ -370,7 +371,7 @@ class _Alignment:
 
 
 def _paired(before: Sequence[bytes], after: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Return pairs of equal records with ascending positions. If no record occurs twice in a list, there is no larger set of such pairs."""
+    """Return pairs of equal records with ascending positions. If no record occurs twice in a list, no larger set of such pairs exists."""
     front = 0
     while front < min(len(before), len(after)) and before[front] == after[front]:
         front += 1
@@ -384,7 +385,7 @@ def _paired(before: Sequence[bytes], after: Sequence[bytes]) -> list[tuple[int, 
 
 
 def _longest_chain(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the longest subsequence of pairs whose first members increase."""
+    """Return the longest subsequence of pairs in which the first members increase."""
     ends: list[int] = []  # for each length, the smallest first member that can end a chain
     holders: list[int] = []
     previous: list[int] = []
@@ -404,7 +405,7 @@ def _longest_chain(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _compare_lists(
     before: Sequence[object], after: Sequence[object], changes: StateChanges, path: str, depth: int
 ) -> None:
-    """Compare two lists. Edited items are compared recursively, and inserted and dropped items are shown."""
+    """Compare two lists. Edited items are compared recursively. Inserted and dropped items are shown."""
     alignment = _Alignment(before, after)
     if not alignment.keeps_length:
         changes.add(path, "list", **_counts(alignment, before, after, with_edited=False))
@@ -465,7 +466,7 @@ def _compare_arrays(before: SavedArray, after: SavedArray, changes: StateChanges
 
 
 def _index(place: int, shape: Sequence[int]) -> list[int]:
-    """Convert an element's index in C order to its index along each axis."""
+    """Convert an element's index in C order to one index per axis."""
     index: list[int] = []
     for length in reversed(shape):
         place, rest = divmod(place, length)
@@ -498,8 +499,8 @@ def _is_same(before: object, after: object) -> bool:
 
 
 def _identity(value: object) -> bytes:
-    """Return bytes that are equal for equal values. Saved arrays, histories and blobs are represented by their digests, so their data is
-    not read."""
+    """Return a byte string that is equal for equal values. Saved arrays, histories and blobs are represented by their digests, so their
+    data is not read."""
     try:
         return _identity_encoder.encode(value)
     except TypeError:  # the encoder can sort only text keys

@@ -1,24 +1,25 @@
-"""Planned moves of agents, away from hosts that an operator drains or to hosts with fewer agents; and the measured load, by which agents
-that must move are placed.
+"""Planned moves of agents between hosts, and the measured load of hosts, by which plans place agents.
 
-*Moves.* Agents move by a recovery plan, as after a failure, but from an epoch that is begun for this plan. So no work is lost, and only
-turns taken while that epoch was being made are repeated. If agents checkpoint on their own, no such epoch is needed, because the plan makes
-an epoch of the live states.
+*Moves.* Agents move when an operator drains a host or requests that agents be spread evenly. Agents move by a recovery plan, as after a
+failure, but this plan starts from an epoch taken for the move. A move therefore loses no work, and only turns that run while its epoch is
+being taken are repeated. In autonomous protocols, a move needs no epoch of its own, because the plan itself stores the agents' live states
+as an epoch.
 
-Before the move, new effects are held and running effects end (`fleet_end.py`). Otherwise the plan would leave the effects in doubt.
+Before the move, hosts start no new effects and wait for running effects to end (`fleet_end.py`). If effects were still running, the plan
+would leave their outcome in doubt.
 
-The log records that a host is drained, and plans exclude the host as long as another host is attached. A request to spread agents evenly is
-volatile and applies to the current plan only: the operator checks the result, and repeats the request if needed.
+The log records which hosts are drained. Plans exclude a drained host as long as another host is attached. A request to spread agents
+evenly is not durable and applies to the current plan only. The operator checks the result and repeats the request if necessary.
 
-*Load* is the measured number of turns per agent and second on each host, taken from heartbeats. A plan weights agents by this load when it
-places those that must move. A host counts the turns that its agents have taken. The difference between two counts under one plan gives the
-average number of turns per agent and second. Counts are recorded only while the fleet runs, since no agent works otherwise. An idle agent
-uses memory, so its weight equals one turn per second. Invariants:
+*Load.* The load of a host is its measured number of turns per agent and second, taken from heartbeats. When a plan places agents that
+must move, it weights every agent by this load. Each host counts the turns that its agents take. Two counts under the same plan yield the
+average number of turns per agent and second. Counts are recorded only while the fleet is running, because agents take no turns otherwise.
+Because an idle agent still uses memory, it is weighted as if it took one turn per second. Invariants:
 
-1. Measurements belong to the current plan, because another plan places agents differently.
-2. If any host of the plan has not been measured, no measurement is used. Otherwise agents would move to the unmeasured hosts.
-3. This module makes no decision. Weights go into the plan's log entry, and every replica places agents by that entry alone. A new leader
-   has no measurements, so it places agents by their number per host.
+1. Measurements are discarded when the plan changes, because another plan places agents differently.
+2. If any host of the plan has not been measured, no measurement is used, because otherwise all agents would move to unmeasured hosts.
+3. Measurements alone decide nothing. The weights are written to the plan's log entry, from which every replica computes the same placement.
+   A new leader has no measurements yet, so it places agents by the number of agents per host.
 """
 
 from collections import Counter
@@ -38,7 +39,7 @@ REASON = "move"
 
 
 class _Moving(msgspec.Struct, frozen=True):
-    """The pending move. `begun` is the newest epoch begun when the move was first seen; the move starts from a later epoch."""
+    """The pending move. The move starts from a later epoch than `begun`, the newest epoch that had begun when the move was first needed."""
 
     plan: int
     begun: int
@@ -46,7 +47,7 @@ class _Moving(msgspec.Struct, frozen=True):
 
 
 class Moves:
-    """Operators' requests to move agents. This state is volatile, except for the drain marks in the log."""
+    """Operators' requests to move agents. Of this state, only the drain marks are durable, because they are in the log."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, quiescence: Quiescence) -> None:
         self._shared = shared
@@ -60,7 +61,7 @@ class Moves:
         """Cached result: ((plan, hosts), whether that plan's agents are spread unevenly over these hosts)."""
 
     def on_requested(self, event: MovesRequested) -> None:
-        """Handle an operator's request to move agents; the operator may repeat the request."""
+        """Handle an operator's request to move agents. The operator may repeat the request."""
         self._requests[event.request] = event
         if event.is_even:
             self._rebalanced_plan, self._unevenness = self._shared.state.plan_number, None
@@ -69,28 +70,28 @@ class Moves:
 
     @property
     def is_even(self) -> bool:
-        """Return whether the next plan spreads the agents evenly."""
+        """Return whether the next plan must spread the agents evenly."""
         return self._rebalanced_plan is not None and self._rebalanced_plan == self._shared.state.plan_number
 
     @property
     def is_moving(self) -> bool:
-        """Return whether agents are about to move. Periodic epochs do not begin while they are."""
+        """Return whether agents are about to move. No periodic epoch begins while agents are about to move."""
         return self._moving is not None
 
     @property
     def wants_epoch(self) -> bool:
-        """Return whether a move needs an epoch to start from, and no epoch is open."""
+        """Return whether a move is waiting for a new epoch to begin."""
         state, moving = self._shared.state, self._moving
         return moving is not None and not self._is_line_complete(moving) and not state.open_epochs()
 
     @property
     def reason(self) -> str:
-        """Return the reason to make a plan for the move now, or "" if no plan is needed yet."""
+        """Return why a plan is needed for the move now, or "" if none is needed yet."""
         moving = self._moving
         return moving.reason if moving is not None and self._is_line_complete(moving) else ""
 
     def usable(self, hosts: list[str]) -> list[str]:
-        """Return those of `hosts` that are not drained, or all of `hosts` if all are drained."""
+        """Return the hosts in `hosts` that are not drained, or all of them if every host is drained."""
         records = self._shared.state.image.hosts
         return [host for host in hosts if not records[host].is_drained] or hosts
 
@@ -103,7 +104,7 @@ class Moves:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Propose drain marks, answer requests whose marks are in the log, and check whether agents must move."""
+        """Propose drain marks, answer requests whose marks are in the log, and decide whether agents must move."""
         for request, wanted in list(self._requests.items()):
             self._follow(request, wanted)
         state = self._shared.state
@@ -121,7 +122,8 @@ class Moves:
             self._moving = _Moving(state.plan_number, state.image.begun, reason)
 
     def _must_complete(self) -> bool:
-        """Return whether the move must be completed. Autonomous agents may be frozen for it, and only a plan ends that freeze."""
+        """Return whether the pending move can no longer be cancelled. In autonomous protocols, agents may already be frozen for the move,
+        and only a plan ends that freeze."""
         state, moving = self._shared.state, self._moving
         is_wanted = moving is not None and moving.plan == state.plan_number
         return is_wanted and state.is_autonomous and state.phase == RUNNING
@@ -159,8 +161,8 @@ class Moves:
         return "agents are spread evenly" if self.is_even and self._is_uneven(usable) else ""
 
     def _is_uneven(self, hosts: list[str]) -> bool:
-        """Return whether a plan that spreads agents over these hosts would move any agent. The result is cached for the plan and these
-        hosts."""
+        """Return whether spreading the agents evenly over these hosts would move any agent. The result is cached for the current plan and
+        host list."""
         state, cached = self._shared.state, self._unevenness
         if cached is None or cached[0] != (state.plan_number, hosts):
             agents = [(agent, record.host) for agent, record in state.living_agents()]
@@ -172,8 +174,8 @@ class Moves:
         return cached[1]
 
     def _is_line_complete(self, moving: _Moving) -> bool:
-        """Return whether the epoch from which agents move is complete and no epoch is open, so that the plan loses no open epoch. In
-        autonomous protocols, return True."""
+        """Return whether the epoch for the move is complete and no other epoch is open, so that the plan loses no open epoch. In
+        autonomous protocols, this method always returns True."""
         state = self._shared.state
         return state.is_autonomous or (state.newest_complete() > moving.begun and not state.open_epochs())
 
@@ -190,14 +192,14 @@ per second; a weight fits into two bytes."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """The number of turns that a host had counted at one time."""
+    """A host's turn count at one point in time."""
 
     at_ns: int
     turns: int
 
 
 class _Measure(msgspec.Struct):
-    """A host's turn counts at the start of the current window, at the start of the next window, and now."""
+    """A host's turn counts at the start of the current measuring window, at the start of the next window, and at the last heartbeat."""
 
     first: _Mark
     second: _Mark
@@ -205,7 +207,7 @@ class _Measure(msgspec.Struct):
 
 
 class HostLoads:
-    """The measured load of hosts. This state need not be durable, because the next leader measures again."""
+    """The measured load of hosts. A new leader measures the loads again."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -214,7 +216,7 @@ class HostLoads:
         self._measures: dict[str, _Measure] = {}
 
     def on_heartbeat(self, session: HostSession) -> None:
-        """Record the number of turns from a host's heartbeat."""
+        """Record the turn count in a host's heartbeat."""
         state = self._shared.state
         if state.phase != RUNNING:
             return
@@ -230,8 +232,8 @@ class HostLoads:
             measure.first, measure.second = measure.second, mark
 
     def weights(self) -> tuple[int, ...]:
-        """Return the weight per agent for each host of the plan, in the plan's order. Return an empty tuple if weights are unknown or all
-        equal."""
+        """Return the weight of an agent on each host of the plan, in the plan's host order. Return an empty tuple if a weight is unknown
+        or all weights are equal."""
         state, plan = self._shared.state, self._shared.state.plan
         if plan is None or self._plan != plan.number:
             return ()
@@ -240,7 +242,7 @@ class HostLoads:
         return () if None in weights or len(set(weights)) == 1 else tuple([weight for weight in weights if weight])
 
     def _weight(self, host: str, agents: int) -> int | None:
-        """Return the weight per agent on a host, or None if the host was not measured for at least LEAST_NS."""
+        """Return the weight of an agent on this host, or None if the host has been measured for less than LEAST_NS."""
         measure = self._measures.get(host)
         passed_ns = measure.latest.at_ns - measure.first.at_ns if measure is not None else 0
         if measure is None or passed_ns < LEAST_NS:

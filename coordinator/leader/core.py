@@ -1,15 +1,16 @@
-"""The leader core makes all decisions of the coordinator and holds no state that must survive a leader.
+"""Core of the coordinator's leader. The leader core makes all decisions and holds no state that must survive a change of leader.
 
-Theory of operation. The replicated state (`fleet_state.py`) holds the agreed facts. This core holds work in progress: streams, reports,
-timers and pending proposals. After every event it compares the two and proposes the next operations. Safety does not depend on volatile
-state: a leader may die at any instruction, and the next leader starts from the replicated state alone, because
+Theory of operation. The replicated state (`fleet_state.py`) contains everything on which the replicas have agreed. The core contains only
+work in progress: streams, reports, timers and pending proposals. After every event, the core compares its work with the replicated state
+and proposes the next operations. Safety does not depend on volatile state. A leader may die at any instruction. The next leader starts
+from the replicated state alone, because
 
-- on every new stream, hosts resend all messages that have not been answered (reports, applied plans, requests, refusals);
-- directives are idempotent and are resent on every new stream;
-- the state machine refuses an operation that is late, duplicate or based on an older state.
+- on every new stream, hosts resend all unanswered messages (reports, applied plans, requests, refusals);
+- the leader resends its directives, which are idempotent, on every new stream;
+- the state machine refuses operations that are late, duplicate or based on an older state.
 
-The parts share a `LeaderState`, and `make_parts` connects them. Each part receives references to the parts that it calls, and no part knows
-its callers. After every event, each part compares the state with its own work, in this order:
+All parts of the leader core share one `LeaderState`, and `make_parts` connects the parts. Each part has references to the parts that it
+calls, and does not know its callers. After every event, the parts compare the replicated state with their own work, in this order:
 
     hosts/        attached, admitted, lost and evicted hosts; the fleet's definition
     modes/        how epochs are made (the fleet's protocol chooses the mode); the recovery line of fleets whose agents keep sender logs
@@ -25,22 +26,22 @@ On a new stream a host receives these messages, in this order:
   outputs;
 - BeginEpoch for open epochs (in protocols with sender logs, the requests of the current checkpoint round);
 - FreezeAgents or ThawAgents if agents checkpoint on their own;
-- Quiesce if inputs or effects are held; EvaluateStop if the leader asks this host; Finish if the fleet has ended.
+- Quiesce if inputs or effects are held; EvaluateStop if this host must evaluate the stop condition; Finish if the fleet has ended.
 
-Implements G4 and G9 together with the state machine, and G10 within the fault budget.
+This core and the state machine together provide G4 and G9, and G10 within the fault budget.
 
 The caller's duties:
-1. Pass `LeaderStarted` first, then events as they happen, and `TimerFired` when the clock passes `wakeup_ns`.
-2. Execute commands in order. Answer each of these commands with one event: `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`,
-   `ReleaseEpoch`, `CheckLine`, `ResolveSnapshot`, `MaterialiseLine` and `ScanCheckpoints`.
-3. Apply a committed operation to `state` before passing its `ProposalEnded`.
+1. Pass `LeaderStarted` first, then each event as it happens, and `TimerFired` when the clock passes `wakeup_ns`.
+2. Execute commands in order. Answer each of the following commands with exactly one event: `Propose`, `WriteProbe`, `WriteManifest`,
+   `PublishEpoch`, `ReleaseEpoch`, `CheckLine`, `ResolveSnapshot`, `MaterialiseLine` and `ScanCheckpoints`.
+3. Apply each committed operation to `state` before passing the corresponding `ProposalEnded`.
 
-*Host requests* create, retire or locate agents between epochs, or open a log for inputs. The checkpoint mode decides when an agent that has
-stopped may leave.
+*Host requests* create, retire or locate agents between epochs, or open a log for client inputs. The checkpoint mode decides when a
+stopped agent may be removed.
 
-The host numbers its requests, so a repeated request is applied only once: the request id in the log is (run of the host, action, number).
-Locations are read from the state without a proposal. A stale location is harmless: a host refuses messages to an agent that it does not
-run, and a later answer is newer.
+Each host numbers its requests, and the request id in the log is (run of the host, action, number). A repeated request is therefore applied
+only once. The leader looks up agents' locations in the state without a proposal. A stale location is harmless, because a host refuses
+messages to an agent that it does not run, and the sender then asks again.
 """
 
 from dataclasses import dataclass
@@ -146,7 +147,7 @@ BATCH_BYTES_MAX = 48 * 1024
 
 
 class HostRequests:
-    """Handles requests from hosts between epochs."""
+    """Handler of hosts' requests between epochs."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, modes: ModeChoice) -> None:
         self._shared = shared
@@ -154,7 +155,7 @@ class HostRequests:
         self._modes = modes
 
     def on_received(self, session: HostSession, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
-        """Handle a host's request to create, retire or locate agents; the host may repeat the request."""
+        """Handle a host's request to create, retire or locate agents. The host may repeat the request."""
         if isinstance(message, LocateAgents):
             self._shared.send((session.id,), self._locate(message))
             return
@@ -181,14 +182,14 @@ class HostRequests:
         self._shared.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
 
     def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
-        """Handle a host's request to open its log; the host may repeat the request."""
+        """Handle a host's request to open its log. The host may repeat the request."""
         kind = op.OpenHostLog(session.host, session.start, message.plan, message.key, message.newest)
         self._shared.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
 
     def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
-        """Allow the host to write its log, unless the request was refused, for example because the plan was replaced.
+        """Allow a host to write its log, unless its request was refused.
 
-        If the request was refused for that reason, the host receives the next plan instead.
+        If the request was refused because the plan was replaced, the host receives the next plan instead.
         """
         session = self._host_sessions.session_of(kind.host)
         if session is not None and session.start == kind.host_start and not result.is_refused:
@@ -197,11 +198,12 @@ class HostRequests:
             self._shared.send((session.id,), LogOpened(kind.plan, certificate, kind.newest))
 
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
-        """Answer the host after a creation or removal was committed or refused. `modes/checkpoint_modes.py` answers for removals that the
-        leader itself proposes.
+        """Answer the host's request to create or remove agents, after the operation was committed or refused. Removals that the leader
+        itself has proposed are answered by `modes/checkpoint_modes.py`.
 
-        Requests that were refused because their plan was replaced (OVER) get no answer. A lost host may return before the next plan, and
-        its agents may survive with their live states. For these agents, a refused creation would be lost permanently.
+        The host gets no answer if the request was refused because its plan was replaced (OVER). A lost host may rejoin before the next
+        plan, and its agents may keep their live states. If the host then got a refusal, its agents' requests to create other agents would
+        be lost permanently.
         """
         kind = proposal.kind
         assert isinstance(kind, op.CreateAgents | op.RemoveAgent)
@@ -254,15 +256,15 @@ HOST_REQUESTED_OPERATIONS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
-    """The part of the fleet's status that is not in the log, for `snapline status`. No decision depends on it.
+    """Information for `snapline status` that is not in the replicated log. No decision depends on this information.
 
     Attributes:
         triggers_skipped: number of epoch triggers skipped since this leader started.
         stored_log_bytes: size of the sender logs written to the store since the newest epoch.
-        stored_packs: number of packs with agents' own checkpoints that a recovery line may need.
-        concerns: what the fleet waits for or lacks, and since when. Example: one process cannot reach another.
-        heartbeats: host → its last heartbeat, for hosts that have a stream.
-        is_released: whether the outputs of all complete epochs have been released.
+        stored_packs: number of checkpoint packs in the store that a recovery line may need, without the epochs' packs.
+        concerns: problems of the fleet, such as missing hosts or broken links, and when they began.
+        heartbeats: last heartbeat of each host that has a stream.
+        is_released: whether the outputs of all complete epochs have been released to consumers.
     """
 
     triggers_skipped: int
@@ -275,12 +277,12 @@ class LeaderStatus(msgspec.Struct, frozen=True):
 
 
 class LeaderCore:
-    """Makes all decisions for the fleet while this process leads.
+    """Core that makes all decisions for the fleet while this process leads.
 
     Attributes:
         state: the replicated state; read only.
         parts: all parts of this leader; read only.
-        wakeup_ns: time of the next TimerFired.
+        wakeup_ns: time at which the next TimerFired event is due.
     """
 
     def __init__(self, state: FleetView, options: LeaderOptions) -> None:
@@ -291,7 +293,7 @@ class LeaderCore:
         self._concerns = Concerns(self.parts.shared, concern_sources(self.parts))
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Handle one event and return the commands to execute in order; `now_ns` is monotonic time."""
+        """Handle one event at the monotonic time `now_ns`, and return the commands to execute in order."""
         parts, shared = self.parts, self.parts.shared
         late_ns = now_ns - self.wakeup_ns
         shared.now, shared.out = now_ns, []
@@ -412,7 +414,7 @@ class LeaderCore:
         self._concerns.evaluate()
 
     def standing(self) -> LeaderStatus:
-        """Return the part of the fleet's current status that is not in the replicated state."""
+        """Return the current status information that is not in the replicated state."""
         parts = self.parts
         return LeaderStatus(
             parts.triggers.skipped,
@@ -485,7 +487,7 @@ class LeaderCore:
                 parts.failure_detector.on_leave(session, message)
 
     def _send_initial_directives(self) -> None:
-        """Send to each new stream the directives that the older streams have already received."""
+        """Send the current directives to each newly opened stream."""
         parts = self.parts
         for session in parts.host_sessions.take_newly_attached():
             sessions = (session.id,)
@@ -539,7 +541,7 @@ class LeaderCore:
 
 @dataclass(frozen=True)
 class Parts:
-    """All parts of one leader. The core dispatches events to the parts; tests inspect them."""
+    """All parts of one leader. The core dispatches events to these parts. Tests inspect them."""
 
     shared: LeaderState
     # hosts
@@ -589,7 +591,7 @@ class Parts:
 
 
 def concern_sources(parts: Parts) -> tuple[Source, ...]:
-    """Return the sources of concerns, in the order of display."""
+    """Return all sources of concerns, in display order."""
     return (
         parts.missing_hosts.concerns,
         parts.processes.concerns,

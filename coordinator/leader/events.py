@@ -17,11 +17,11 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderStarted(Event, frozen=True, gc=False):
-    """The first event. The state reflects the whole log, and this leader makes the decisions from now on."""
+    """The first event. Event: this process leads from now on, and its state reflects the whole log."""
 
 
 class MessageReceived(Event, frozen=True, gc=False):
-    """A message from a host. `session` numbers the stream; the first message on a stream is Join."""
+    """A message from a host. `session` is the number of the host's stream. The first message on each stream is Join."""
 
     session: int
     message: HostMessage
@@ -32,14 +32,14 @@ class StreamClosed(Event, frozen=True, gc=False):
 
 
 class ProposalEnded(Event, frozen=True, gc=False):
-    """The outcome of a `Propose` command. If the operation was committed, it has already been applied to the state."""
+    """The outcome of a `Propose` command. A committed operation has already been applied to the state when this event arrives."""
 
     token: int
     outcome: ProposalOutcome
 
 
 class ProbeWritten(Event, frozen=True, gc=False):
-    """The result of a `WriteProbe` command. If `error` is not empty, the probe could not be written."""
+    """The result of a `WriteProbe` command. A nonempty `error` means that the probe could not be written."""
 
     session: int
     path: str
@@ -50,8 +50,8 @@ class ProbeWritten(Event, frozen=True, gc=False):
 class ManifestWritten(Event, frozen=True, gc=False):
     """The result of a `WriteManifest` command.
 
-    If `error` is empty, the manifest is durable, and every pack was read back and compared with its report. If `damaged_base` is not 0, the
-    error was caused by the damaged manifest of that base epoch at `damaged_path`.
+    If `error` is empty, the manifest is durable, and every pack has been read back and matches its report. If `damaged_base` is not 0,
+    the cause of the error is that base epoch's manifest, which is damaged at `damaged_path`.
     """
 
     epoch: int
@@ -67,9 +67,10 @@ class EpochPublished(Event, frozen=True, gc=False):
     Attributes:
         error: why the ref is not durable; empty if it is durable.
         damaged_path: path of an existing ref that is damaged.
-        is_final: whether a retry is useless, because the store has another owner.
-        inputs: agent → the last input that the agent has consumed in the epoch.
-        outputs: agent → the last output that the agent has emitted in the epoch; None if another coordinator wrote the manifest.
+        is_final: whether every retry would fail, because the store has another owner.
+        inputs: for each agent, the number of the last input that it has consumed in the epoch.
+        outputs: for each agent, the number of the last output that it has emitted in the epoch; None if another coordinator wrote the
+            manifest.
     """
 
     epoch: int
@@ -85,10 +86,10 @@ class EpochReleased(Event, frozen=True, gc=False):
 
     Attributes:
         error: why the outputs may not be durable; empty if they are durable.
-        damaged_epoch, damaged_path: the damaged epoch that caused the error, which is the released epoch or an earlier one, and its damaged
-            file.
-        inputs: agent → the last input that the agent has consumed in the epoch.
-        outputs: agent → the last output that the agent has emitted in the epoch.
+        damaged_epoch, damaged_path: number and damaged file of the epoch that caused the error, which is the released epoch or an earlier
+            one.
+        inputs: for each agent, the number of the last input that it has consumed in the epoch.
+        outputs: for each agent, the number of the last output that it has emitted in the epoch.
     """
 
     epoch: int
@@ -102,7 +103,8 @@ class EpochReleased(Event, frozen=True, gc=False):
 class LineChecked(Event, frozen=True, gc=False):
     """The result of a `CheckLine` command.
 
-    If `damaged_path` is not empty, the epoch cannot be used. Otherwise, if `error` is not empty, the store could not be read at this time.
+    If `damaged_path` is not empty, the epoch is damaged and cannot be used. If only `error` is not empty, the store is currently
+    unreadable.
     """
 
     epoch: int
@@ -111,14 +113,14 @@ class LineChecked(Event, frozen=True, gc=False):
 
 
 class LineMaterialised(Event, frozen=True, gc=False):
-    """The result of a `MaterialiseLine` command. If `error` is empty, the recovery line is stored as an epoch with a durable pack and
-    manifest.
+    """The result of a `MaterialiseLine` command. If `error` is empty, the recovery line has been stored as an epoch, whose pack and
+    manifest are durable.
 
     Attributes:
-        unborn: agents of the line that have not been created yet.
-        finished: agents that have stopped and whose sent messages have all been received in this epoch.
+        unborn: agents of the recovery line that have not been created yet.
+        finished: stopped agents whose sent messages have all been received in this epoch.
         state_bytes, channel_state_bytes, channel_state_messages: same as in `WriteManifest`.
-        error: what failed. If `damaged_path` is empty, the store is currently unavailable, or the line cannot become an epoch.
+        error: what failed. If `error` is set and `damaged_path` is empty, the store is unavailable, or the line cannot become an epoch.
         damaged_path: a damaged checkpoint pack, or a damaged file of the base epoch.
         damaged_agent: agent whose checkpoint in that file is damaged; empty if the whole file is damaged.
     """
@@ -140,14 +142,13 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         number: the checkpoint's number, counted per agent over all its incarnations.
-        basis: "initial", "basic", "forced" or "tentative"; "coordinated" if hosts made the base epoch; "unborn" if the agent has not been
-            created in the base epoch, so that the number is 0 and no message has been sent or received.
-        epoch: the round of a tentative checkpoint; the base epoch's number for a checkpoint in the base epoch; otherwise 0.
-        pack: the pack that contains the checkpoint.
-        sent: receiver → the sequence number of the last message sent before the checkpoint, for all channels.
-        received: sender → the sequence number of the last message consumed before the checkpoint, for all channels.
-        turns: number of turns since the previous checkpoint.
-        log_bytes: size of the payloads in the checkpoint's sender log.
+        basis: "initial", "basic", "forced" or "tentative"; "coordinated" if hosts made the base epoch; "unborn" if the agent does not exist
+            yet in the base epoch (number 0, no messages).
+        epoch: for a tentative checkpoint, its round; for a checkpoint in the base epoch, that epoch's number; otherwise 0.
+        sent: for each receiver, the sequence number of the last message sent to it before the checkpoint.
+        received: for each sender, the sequence number of the last message consumed from it before the checkpoint.
+        turns: number of turns since the agent's previous checkpoint.
+        log_bytes: total payload size in the checkpoint's sender log.
     """
 
     agent: str
@@ -164,12 +165,12 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
 class CheckpointsScanned(Event, frozen=True, gc=False):
     """The result of a `ScanCheckpoints` command.
 
-    If `error` is not empty, the store could not be read. If `damaged_path` is not empty, that file of the base epoch is damaged.
+    If `error` is not empty, the store was unreadable. If `damaged_path` is not empty, it names a damaged file of the base epoch.
 
     Attributes:
-        base: one checkpoint of each agent in the base epoch, sorted by agent.
-        found: all checkpoints in the plan's checkpoint packs, sorted by agent, number and round. Damaged packs, and files that vanish
-            during the scan, are skipped.
+        base: each agent's checkpoint in the base epoch, sorted by agent.
+        found: all checkpoints in the plan's checkpoint packs, sorted by agent, number and round. Damaged packs, and files deleted during
+            the scan, are skipped.
     """
 
     plan: int
@@ -181,13 +182,14 @@ class CheckpointsScanned(Event, frozen=True, gc=False):
 
 
 class SnapshotRequested(Event, frozen=True, gc=False):
-    """A tool's request for a snapshot. The leader answers with an `AnswerSnapshot` that has the same number."""
+    """A tool's request for a snapshot. The leader answers with an `AnswerSnapshot` that has the same request number."""
 
     request: int
 
 
 class RestoreRequested(Event, frozen=True, gc=False):
-    """A request to restore an epoch, answered by `AnswerRestore`. The client chooses `token` and repeats it when it retries."""
+    """A client's request to restore an epoch, answered by `AnswerRestore`. The client chooses `token`, and uses the same token for each
+    retry."""
 
     request: int
     token: str
@@ -197,7 +199,7 @@ class RestoreRequested(Event, frozen=True, gc=False):
 
 
 class SnapshotResolved(Event, frozen=True, gc=False):
-    """The result of a `ResolveSnapshot` command: the epoch, or the reason why there is none."""
+    """The result of a `ResolveSnapshot` command, which is an epoch or the reason why there is none."""
 
     snapshot: str
     epoch: int
@@ -205,7 +207,7 @@ class SnapshotResolved(Event, frozen=True, gc=False):
 
 
 class HostExitReported(Event, frozen=True, gc=False):
-    """A launcher's report that this run of a host has ended. `died_in` lists the turns that were running when the host process died."""
+    """A launcher's report that the process of a host's run has ended. `died_in` lists the turns that were running when the process died."""
 
     host: str
     instance: str
@@ -214,9 +216,9 @@ class HostExitReported(Event, frozen=True, gc=False):
 
 
 class HostBusyReported(Event, frozen=True, gc=False):
-    """A host's report that its process is alive but `what` blocks its event loop, so far for `busy_ns`.
+    """A host's report that `what` has blocked its event loop for `busy_ns`, although its process is alive.
 
-    A separate thread of the host sends the report.
+    The report comes from a separate thread of the host.
     """
 
     host: str
@@ -226,14 +228,13 @@ class HostBusyReported(Event, frozen=True, gc=False):
 
 
 class ReplicaStatusChecked(Event, frozen=True, gc=False):
-    """The leading replica's check of itself and the other replicas, made twice a second.
+    """The leading replica's check of itself and the other replicas, which runs twice a second.
 
     Attributes:
-        replica: id of this replica.
-        missing: the replicas to which this replica has no connection.
-        count: number of all replicas.
-        certificate_left_ns: how long this replica's certificate remains valid. A value of 0 or less means that it has expired; None means
-            that it is not due for renewal.
+        missing: replicas to which this replica has no connection.
+        count: total number of replicas.
+        certificate_left_ns: how long this replica's certificate remains valid. A value of 0 or less means that the certificate has
+            expired; None means that it need not be renewed yet.
     """
 
     replica: str
@@ -243,16 +244,18 @@ class ReplicaStatusChecked(Event, frozen=True, gc=False):
 
 
 class OutputReadersChanged(Event, frozen=True, gc=False):
-    """The first consumer has begun to follow the outputs, or the last consumer has left."""
+    """Event: the first consumer has started to follow the outputs, or the last consumer has stopped."""
 
     is_watched: bool
 
 
 class LineRequested(Event, frozen=True, gc=False):
-    """A tool's query for the recovery line of an autonomous fleet. The leader answers with an `AnswerLine` that has the same number.
+    """A tool's query for the recovery line of an autonomous fleet. The leader answers with an `AnswerLine` that has the same request
+    number.
 
     Attributes:
-        failures: sets of agents that are assumed to fail together. The answer contains one line for each set.
+        failures: sets of agents; the agents in each set are assumed to fail together. The leader's answer contains one recovery line for
+            each set in `failures`.
     """
 
     request: int
@@ -260,14 +263,15 @@ class LineRequested(Event, frozen=True, gc=False):
 
 
 class TimerFired(Event, frozen=True, gc=False):
-    """The clock has passed `wakeup_ns`."""
+    """Event: the clock has passed `wakeup_ns`."""
 
 
 # ---- commands -----------------------------------------------------------------------------------------------------
 
 
 class Propose(Command, frozen=True, gc=False):
-    """Propose an operation to the log; answered by `ProposalEnded`. The pair (client, sequence) is the operation's request id."""
+    """Command: propose an operation to the log. The driver answers with `ProposalEnded`. The pair (client, sequence) is the operation's
+    request id."""
 
     token: int
     client: str
@@ -276,20 +280,20 @@ class Propose(Command, frozen=True, gc=False):
 
 
 class SendDirective(Command, frozen=True, gc=False):
-    """Send a directive to hosts. Sessions that were closed in the meantime are skipped."""
+    """Command: send a directive to hosts. Sessions that have been closed in the meantime are skipped."""
 
     sessions: tuple[int, ...]
     directive: Directive
 
 
 class CloseStream(Command, frozen=True, gc=False):
-    """End the stream after all messages queued for it have been sent."""
+    """Command: close the stream after sending all messages that are queued for it."""
 
     session: int
 
 
 class WriteProbe(Command, frozen=True, gc=False):
-    """Write a probe file into the store; answered by `ProbeWritten`."""
+    """Command: write a probe file into the store. The driver answers with `ProbeWritten`."""
 
     session: int
 
@@ -299,7 +303,7 @@ class RemoveProbe(Command, frozen=True, gc=False):
 
 
 class ManifestAgent(msgspec.Struct, frozen=True, gc=False):
-    """One agent of an epoch. `pack` is an index into the epoch's packs."""
+    """One agent's entry in an epoch. `pack` is an index into the list of the epoch's packs."""
 
     agent: str
     kind: str
@@ -310,13 +314,13 @@ class ManifestAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class WriteManifest(Command, frozen=True, gc=False):
-    """Read back each pack's index, compare it with the report, and write the manifest; answered by `ManifestWritten`.
+    """Command: read back each pack's index, compare it with the report, and write the manifest. The driver answers with `ManifestWritten`.
 
     Attributes:
-        bases: complete epoch whose chunks the packs may reuse → its root.
-        inputs: agent → the last external input that the agent has consumed.
-        outputs: agent → the last output that the agent has emitted.
-        durable_turns: agent → number of its durable turns that have ended.
+        bases: roots of the complete epochs whose chunks the packs may reuse, by epoch number.
+        inputs: for each agent, the number of the last external input that it has consumed.
+        outputs: for each agent, the number of the last output that it has emitted.
+        durable_turns: for each agent, the number of its durable turns that have ended.
     """
 
     epoch: int
@@ -336,20 +340,21 @@ class WriteManifest(Command, frozen=True, gc=False):
 
 
 class PublishEpoch(Command, frozen=True, gc=False):
-    """Write the ref of a complete epoch; answered by `EpochPublished`. The command may be repeated."""
+    """Command: write the ref of a complete epoch. The driver answers with `EpochPublished`. The command may be repeated."""
 
     epoch: int
     root: str
 
 
 class ReleaseEpoch(Command, frozen=True, gc=False):
-    """Write the outputs that agents have emitted since the previous epoch; answered by `EpochReleased`. The command may be repeated.
+    """Command: write the outputs that agents have emitted since the previous epoch. The driver answers with `EpochReleased`. The command
+    may be repeated.
 
     Attributes:
-        ancestors: earlier epochs, newest first, down to an epoch that is not condemned. The tuple is empty if only the initial states
-            precede this epoch.
-        is_fall_back: whether the fleet has abandoned complete epochs between the first ancestor and this epoch. Consumers of their outputs
-            must be notified, so a record is written even if there are no outputs.
+        ancestors: earlier epochs, newest first, ending with the first that is not condemned. The tuple is empty if only the initial states
+            precede the epoch.
+        is_fall_back: whether the fleet has abandoned any complete epochs between the first ancestor and this epoch. Consumers of the
+            abandoned outputs must be notified, so a record is written even if there are no new outputs.
     """
 
     epoch: int
@@ -359,13 +364,14 @@ class ReleaseEpoch(Command, frozen=True, gc=False):
 
 
 class ResolveSnapshot(Command, frozen=True, gc=False):
-    """Find the epoch with this tag or number; answered by `SnapshotResolved`."""
+    """Command: find the epoch with this tag or number. The driver answers with `SnapshotResolved`."""
 
     snapshot: str
 
 
 class CheckLine(Command, frozen=True, gc=False):
-    """Read the ref, manifest and pack indexes of an epoch, or every byte of the epoch if `is_whole`; answered by `LineChecked`."""
+    """Command: read an epoch's ref, manifest and pack indexes, or every byte of it if `is_whole` is set. The driver answers with
+    `LineChecked`."""
 
     epoch: int
     root: str
@@ -373,18 +379,18 @@ class CheckLine(Command, frozen=True, gc=False):
 
 
 class DeleteEpochs(Command, frozen=True, gc=False):
-    """Delete epochs that the log has forgotten from the store, in the background."""
+    """Command: delete forgotten epochs from the store, in the background."""
 
     epochs: tuple[int, ...]
 
 
 class SweepStore(Command, frozen=True, gc=False):
-    """Delete unreferenced data in the background, such as packs of aborted epochs, or epochs that were forgotten before a crash.
+    """Command: delete unreferenced data in the background, such as packs of aborted epochs, or epochs that were forgotten before a crash.
 
     Attributes:
-        kept: complete and condemned epochs.
-        undecided: epochs that are open in the log, or complete but not yet published.
-        begun: newest epoch whose data the sweep may delete. The limit prevents a late sweep from deleting newer data.
+        kept: the complete and condemned epochs, whose data must be kept.
+        undecided: epochs that are either open or complete but unpublished.
+        begun: the newest epoch whose data this sweep may delete. The limit `begun` prevents a delayed sweep from deleting newer data.
     """
 
     kept: tuple[int, ...]
@@ -393,13 +399,12 @@ class SweepStore(Command, frozen=True, gc=False):
 
 
 class SweepLogs(Command, frozen=True, gc=False):
-    """Delete in the background those batches of host logs that no epoch needs. A late sweep is harmless.
+    """Command: delete, in the background, all batches of host logs that no epoch needs. Running this sweep late is harmless.
 
     Attributes:
-        plan: number of the current plan.
-        epochs: epoch to which a recovery may return → its root.
-        left: agent that has left → the lowest epoch that no longer contains the agent.
-        settled_epoch: number of an epoch; from this epoch on, no turn that the plan has undone is run again.
+        epochs: roots of the epochs to which a recovery may return, by epoch number.
+        left: for each agent that has left, the lowest epoch that no longer contains it.
+        settled_epoch: number of an epoch from which on no turn undone by the plan will run again.
     """
 
     plan: int
@@ -409,14 +414,14 @@ class SweepLogs(Command, frozen=True, gc=False):
 
 
 class LineAgent(msgspec.Struct, frozen=True, gc=False):
-    """One agent of a recovery line that will be stored as an epoch.
+    """One agent's entry in a recovery line that will be stored as an epoch.
 
     Attributes:
-        number: number of the agent's checkpoint on the line.
-        base_number: number of the agent's checkpoint in the base epoch; -1 if the agent is unborn or there is no base epoch.
-        paths: the packs of its checkpoints base_number + 1 … number, in order. If the base epoch has no checkpoint of the agent, they start
-            at 0 for an agent of the fleet's definition, and at 1 for an agent created later. Empty if the line uses the checkpoint in the
-            base epoch or, without one, if the agent has not been created yet (number 0).
+        number: number of the agent's checkpoint on the recovery line.
+        base_number: number of the agent's checkpoint in the base epoch; -1 if the base epoch contains no checkpoint of the agent.
+        paths: the packs that contain the agent's checkpoints base_number + 1 to number, in order. Without a checkpoint in the base epoch,
+            the paths start at checkpoint 0 for agents in the fleet's definition, and at 1 for agents created later. The tuple is empty if
+            the line uses the checkpoint in the base epoch, or if the agent has not been created yet (number 0).
     """
 
     agent: str
@@ -429,15 +434,15 @@ class LineAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class MaterialiseLine(Command, frozen=True, gc=False):
-    """Store a recovery line as an epoch: read its checkpoints and their sender logs, then write one pack and a manifest.
+    """Command: store a recovery line as an epoch, by reading its checkpoints and sender logs and writing one pack and a manifest.
 
-    Answered by `LineMaterialised`. The command may be repeated; each repetition writes another pack and manifest.
+    Answered by `LineMaterialised`. The command may be repeated. Each repetition writes another pack and manifest.
 
     Attributes:
         base_epoch: the newest usable epoch; 0 if there is none.
         hosts: same as in `WriteManifest`.
-        packs: path → reported pack, for all paths in `agents`.
-        writer: writer id of the new pack.
+        packs: the reported packs by path, for all paths in `agents`.
+        writer: writer id for the new pack.
     """
 
     epoch: int
@@ -452,7 +457,7 @@ class MaterialiseLine(Command, frozen=True, gc=False):
 
 
 class ScanCheckpoints(Command, frozen=True, gc=False):
-    """List the checkpoints in the base epoch and in the packs of a plan; answered by `CheckpointsScanned`."""
+    """Command: list the checkpoints in the base epoch and in a plan's packs. The driver answers with `CheckpointsScanned`."""
 
     plan: int
     base_epoch: int
@@ -460,15 +465,15 @@ class ScanCheckpoints(Command, frozen=True, gc=False):
 
 
 class DeleteCheckpoints(Command, frozen=True, gc=False):
-    """Delete, in the background, checkpoint packs that no recovery line can need anymore."""
+    """Command: delete, in the background, checkpoint packs that no recovery line can need anymore."""
 
     paths: tuple[str, ...]
 
 
 class SweepCheckpoints(Command, frozen=True, gc=False):
-    """Delete, in the background, all checkpoint packs of older plans, except `kept`.
+    """Command: delete, in the background, all checkpoint packs of older plans except those in `kept`.
 
-    Packs of this plan and of later plans remain, because a host may be writing them.
+    Packs of this plan and later plans are not deleted, because a host may be writing them.
     """
 
     plan: int
@@ -476,7 +481,7 @@ class SweepCheckpoints(Command, frozen=True, gc=False):
 
 
 class AnswerTool(Command, frozen=True, gc=False):
-    """Base class of the leader's answers to requests from tools. Each request number gets exactly one answer."""
+    """Base class of the leader's answers to tools. Each request number gets exactly one answer."""
 
     request: int
 
@@ -489,19 +494,19 @@ class AnswerSnapshot(AnswerTool, frozen=True, gc=False):
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """The cost of a recovery line for an agent: the number of durable checkpoints lost, and the known number of turns undone."""
+    """What a recovery line costs one agent: the number of durable checkpoints lost, and the known number of turns undone."""
 
     checkpoints: int
     turns: int
 
 
 class RecoveryLineResult(msgspec.Struct, frozen=True, gc=False):
-    """The recovery line for one failure.
+    """The recovery line for one assumed failure.
 
     Attributes:
         failed: the agents that are assumed to fail.
-        line: agent → number of its checkpoint on the line; None if the agent keeps its live state.
-        costs: agent → cost, for agents that return to a checkpoint.
+        line: for each agent, the number of its checkpoint on the recovery line; None if it keeps its live state.
+        costs: the cost for each agent that returns to a checkpoint.
         in_transit: number of messages to deliver again; -1 if they were not counted.
     """
 
@@ -514,7 +519,8 @@ class RecoveryLineResult(msgspec.Struct, frozen=True, gc=False):
 class AnswerLine(AnswerTool, frozen=True, gc=False):
     """The answer to `LineRequested`, with one recovery line for each failure.
 
-    `silent` lists hosts that have not reported their live states. `refused` says why there is no answer; it is empty otherwise.
+    `silent` lists the hosts that have not reported their agents' live states. `refused` is the reason why there is no answer, or empty if
+    there is one.
     """
 
     lines: tuple[RecoveryLineResult, ...] = ()
@@ -523,8 +529,8 @@ class AnswerLine(AnswerTool, frozen=True, gc=False):
 
 
 class AnswerRestore(AnswerTool, frozen=True, gc=False):
-    """The answer to `RestoreRequested`. `plan` is the plan of the restore; `refused` says why there is none; with `may_pass`, a retry may
-    succeed."""
+    """The answer to `RestoreRequested`. `plan` is the number of the plan that executes the restore. `refused` says why there is no plan.
+    If `may_pass` is set, a retry may succeed."""
 
     request: int
     plan: int = 0
@@ -533,39 +539,40 @@ class AnswerRestore(AnswerTool, frozen=True, gc=False):
 
 
 class Note(Command, frozen=True, gc=False):
-    """Write `text` to the process's log. `level` is "info", "warning" or "error"."""
+    """Command: write `text` to the process's log. `level` is "info", "warning" or "error"."""
 
     level: str
     text: str
 
 
 class EndRun(Command, frozen=True, gc=False):
-    """End the coordinator's run, after the fleet has ended and the hosts were notified."""
+    """Command: end the coordinator's run, because the fleet has ended and the hosts have been notified."""
 
     exit_code: int
     reason: str
 
 
 class ForgetHostRequested(Event, frozen=True, gc=False):
-    """An operator's request to forget a host. The leader answers with an `AnswerForgetHost` that has the same number."""
+    """An operator's request to remove a host's record. The leader answers with an `AnswerForgetHost` that has the same request number."""
 
     request: int
     host: str
 
 
 class EndHostRequested(Event, frozen=True, gc=False):
-    """An operator's request to end the current run of a host."""
+    """An operator's request to end a host's current run."""
 
     host: str
 
 
 class MovesRequested(Event, frozen=True, gc=False):
-    """An operator's request to move agents. Once the hosts are marked, the leader answers with an `AnswerMoves` that has the same number.
+    """An operator's request to move agents. Once the log contains the drain marks, the leader answers with an `AnswerMoves` that has the
+    same request number.
 
     Attributes:
-        drained: hosts that agents must leave.
+        drained: hosts that all agents must leave.
         resumed: hosts that may receive agents again.
-        is_even: whether to spread the agents evenly over all hosts.
+        is_even: whether to spread agents evenly over all hosts.
     """
 
     request: int
@@ -575,8 +582,8 @@ class MovesRequested(Event, frozen=True, gc=False):
 
 
 class AnswerForgetHost(AnswerTool, frozen=True, gc=False):
-    """The answer to `ForgetHostRequested`. If `refused` is empty, the host's record is removed, or the host has returned; otherwise
-    `refused` says why the record is kept."""
+    """The answer to `ForgetHostRequested`. If `refused` is empty, the host's record has been removed, or the host has returned. If the
+    record is kept, `refused` says why."""
 
     refused: str = ""
 
@@ -584,7 +591,7 @@ class AnswerForgetHost(AnswerTool, frozen=True, gc=False):
 class AnswerMoves(AnswerTool, frozen=True, gc=False):
     """The answer to `MovesRequested`. If `refused` is empty, the drain marks are in the log.
 
-    `plan` is the current plan; `is_moving` says whether agents are about to move.
+    `plan` is the current plan, and `is_moving` tells whether agents are about to move.
     """
 
     refused: str = ""
@@ -593,4 +600,4 @@ class AnswerMoves(AnswerTool, frozen=True, gc=False):
 
 
 class CoordinatorStopRequested(Event, frozen=True, gc=False):
-    """A request to stop this coordinator after a last epoch (`fleet_end.py`)."""
+    """A request to stop this coordinator after it has taken a last epoch (`fleet_end.py`)."""

@@ -1,31 +1,33 @@
-"""The end of the fleet, by its stop condition or after a failure, and planned ends of single hosts and of this coordinator.
+"""How the fleet ends, by its stop condition or after a failure, and how single hosts and this coordinator stop as planned.
 
-*Holds.* Before the fleet or a host ends, or agents move, a hold stops hosts from accepting client inputs or from starting effects. Several
-parts request holds, each for its own reason. The union of the requested holds is sent whenever it changes, and to every new stream. A new
-plan ends all holds on the hosts, so holds that are still requested are sent again. A host answers as soon as it is not calling an effect.
-An effect with retries may take long: the leader stops waiting after QUIESCE_NS, and `status` names the hosts that still call effects.
+*Holds.* Before the fleet or a host ends, or agents move, a hold makes hosts refuse client inputs or stop starting effects. Several modules
+request holds, each for its own reason. All requested holds together are sent to every host whenever they change, and on every new stream.
+Because a new plan ends all holds on the hosts, holds that are still requested are then sent again. A host answers a hold as soon as none
+of its effects is running. Because an effect with retries may take long, the leader stops waiting after QUIESCE_NS, and `status` names hosts
+whose effects are still running.
 
-*Planned ends.* Before a host or this coordinator stops, it waits for a snapshot of all work done so far. First, effects are held, so that
-no effect is in doubt afterwards. Once effects are held, an epoch of all agents begins, even if agents checkpoint on their own. When the
-epoch is complete, the waiting hosts receive MayLeave. If a host does more work after that epoch, the work is lost with the host; but none
-of its answers was sent as final, and it called no effect. In a fleet that is not running, hosts may leave at once, because there is no work
-to lose. A failed epoch is retried; the waiting process limits its own wait.
+*Planned ends.* A host or coordinator that stops as planned first waits for a snapshot of all work done so far. Before the snapshot, hosts
+stop starting new effects, so that no effect is in doubt afterwards. Once no effect is running, an epoch of all agents begins, even if
+agents checkpoint on their own. When the epoch is complete, the waiting hosts receive MayLeave. Work that a host does after that epoch is
+lost, but by then no answer is sent as final and no effect is called. If the fleet is not running, hosts may leave at once, because there is
+no work to lose. If the epoch for a planned end fails, another epoch is begun. The process that waits for the epoch limits its own wait.
 
 *Stop condition.* Hosts evaluate `stop_when` on the newest complete epoch, one host at a time. `stop_when` is user code and may hang. If a
-host has not answered for ANSWER_NS, the leader asks the next host about the newest complete epoch at that time. A late answer still counts,
-because a slow predicate must also be able to end the fleet. A host is not asked again until its late answer has arrived. If no host is left
-to ask, the fleet continues, and `status` names the hosts whose answers are overdue. If too many processes died while evaluating
-`stop_when`, the fleet fails.
+host does not answer within ANSWER_NS, the leader asks another host about the epoch that is newest at that time. Late answers still count,
+because a slow predicate must also be able to end the fleet. A host with an outstanding answer is not asked again. When no host is left to
+ask, the fleet continues, and `status` names the hosts with overdue answers. If too many processes died while evaluating `stop_when`, the
+fleet fails.
 
-*The last epoch.* When the answer arrives, the fleet may have passed the evaluated epoch: later answers were sent as final, outputs were
-released, and effects were called. A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an
-external effect get TURNS_NS to end, because the agent's state contains the effect's result only after the turn. If the evaluated epoch is
-no longer the newest, or if it has open effects, the end is *decided*: hosts accept no more inputs, and new epochs begin. The new epochs are
-checked only for open effects, until an epoch has none. No epoch completes between the answer and the end: none begins during the check, and
-the log refuses to end the fleet in an epoch that is not the newest. A new plan starts from an older state, so it cancels the decision.
+*The last epoch.* When a host's answer arrives, the fleet may have continued: later answers were sent as final, outputs were released, and
+effects were called. A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an external
+effect may run for up to TURNS_NS more, because the agent's state contains the effect's result only after the turn. If the evaluated epoch
+is no longer the newest or has open effects, the end is *decided*: hosts accept no more inputs, and new epochs begin. The new epochs are
+checked only for open effects, until one of them has none. No epoch can complete between the final check and the end, because none begins
+during the check, and the log refuses to end the fleet in an older epoch. A new plan cancels the decision, because it starts from an older
+state.
 
-*Shutdown.* The end is proposed until it is in the log. Once the end is in the log, hosts receive Finish, and the run ends when they have
-left. A fleet that stops in an epoch ends only after the outputs of that epoch have been released.
+*Shutdown.* The leader proposes the end until it is in the log. Once the end is in the log, hosts receive Finish, and the leader's run ends
+when all hosts have left, or after SHUTDOWN_NS. A fleet that stops in an epoch ends only after that epoch's outputs have been released.
 """
 
 import msgspec
@@ -58,7 +60,7 @@ LEAVE_HOLD, END_HOLD = "leave", "end"
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """A hold under one plan, on inputs, effects or both."""
+    """A hold on inputs, effects or both, under one plan."""
 
     plan: int
     inputs: bool = False
@@ -66,8 +68,8 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class Quiescence:
-    """The requested holds, and the hosts that have answered them. This state need not be durable, because the streams of a new leader end
-    all holds."""
+    """The requested holds, and the hosts that have confirmed them. This state need not be durable, because hosts drop all holds when they
+    open a stream to a new leader."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -81,18 +83,18 @@ class Quiescence:
         """Sessions of hosts that have answered the current hold."""
 
     def want(self, reason: str, *, inputs: bool = False, effects: bool = False) -> None:
-        """Hold inputs, effects or both until `drop` is called with the same reason."""
+        """Request a hold on inputs, effects or both, until `drop` is called with the same reason."""
         self._requested_holds[reason] = inputs, effects
         self._send_holds()
 
     def drop(self, reason: str) -> None:
-        """Drop the holds that were requested for `reason`."""
+        """Drop the hold that was requested for `reason`."""
         if self._requested_holds.pop(reason, None) is not None:
             self._send_holds()
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether effects are held and either all hosts have reported that they call no effect or QUIESCE_NS has passed."""
+        """Return whether effects are held and either all hosts have reported that no effect is running, or QUIESCE_NS has passed."""
         if not self._held.effects or self._held.plan != self._shared.state.plan_number:
             return False
         return self._shared.now >= self._since_ns + QUIESCE_NS or not self._busy()
@@ -103,20 +105,20 @@ class Quiescence:
         return [host for host, session in sessions if session is not None and session.id not in self._quiet]
 
     def on_quiesced(self, session: HostSession, message: Quiesced) -> None:
-        """Record a host's report that it no longer calls effects."""
+        """Record a host's report that none of its effects is running."""
         if message.number == self._number:
             self._quiet[session.id] = None
 
     def shift(self, late_ns: int) -> None:
-        """Extend the wait by `late_ns`, the time during which this process did not run."""
+        """Extend the wait by `late_ns`, the time for which this process was suspended."""
         self._since_ns = min(self._since_ns + late_ns, self._shared.now)
 
     def evaluate(self) -> None:
-        """Send the current holds again if a new plan has ended them."""
+        """Send the current holds again if a new plan has ended them on the hosts."""
         self._send_holds()
 
     def directives_for(self) -> list[Quiesce]:
-        """Return the holds for a host that has just reconnected."""
+        """Return the current holds for a host that has just reconnected."""
         return [self._directive()] if self._held.inputs or self._held.effects else []
 
     def _send_holds(self) -> None:
@@ -140,7 +142,7 @@ class Quiescence:
         return Quiesce(self._number, self._held.inputs, self._held.effects)
 
     def concerns(self) -> list[Concern]:
-        """Return a concern that names the hosts whose effects are still running, once they have run for one second."""
+        """Return a concern that names the hosts whose effects have been running for over one second since the hold."""
         lasts_ns = self._shared.now - self._since_ns
         busy = self._busy() if self._held.effects and lasts_ns >= SECOND_NS else []
         if not busy:
@@ -153,15 +155,16 @@ class Quiescence:
 
 
 class _LastEpoch(msgspec.Struct, frozen=True):
-    """The least recent acceptable last epoch. An epoch begun after `begun` under this plan contains all work done until effects were
-    held."""
+    """Condition that the last epoch must meet: it began after `begun`, under this plan. An epoch that began after `begun` contains all
+    work done before effects were held."""
 
     plan: int
     begun: int
 
 
 class Departures:
-    """Processes that wait to leave. This state need not be durable, because hosts repeat their requests on every new stream."""
+    """Processes that are waiting to leave the fleet. This state need not be durable, because hosts repeat their requests on every new
+    stream."""
 
     def __init__(
         self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, quiescence: Quiescence
@@ -183,7 +186,7 @@ class Departures:
         """True if the last epoch that this coordinator waited for is complete, or if no epoch was needed."""
 
     def on_wanted(self, session: HostSession, message: WantLeave) -> None:
-        """Handle the request to leave from a host that must stop."""
+        """Handle a host's request to leave the fleet, because its process must stop."""
         self._shared.note("info", f"host {session.host} is to stop ({message.reason}): a snapshot is taken before")
         self._waiting[session.id] = None
 
@@ -192,19 +195,19 @@ class Departures:
         self._is_ending = True
 
     def on_present(self, epoch: int) -> None:
-        """Record the checkpoint mode's report that this epoch contains the fleet's whole current state."""
+        """Record that this epoch contains the fleet's whole current state, as reported by the checkpoint mode."""
         self._present = epoch
 
     @property
     def wants_epoch(self) -> bool:
-        """Return whether an epoch of all agents must begin now."""
+        """Return whether an epoch of all agents must begin now for a departure."""
         state, last = self._shared.state, self._last
         if last is None or last.plan != state.plan_number or self._shared.is_pending("begin"):
             return False
         return not self._present and max(state.newest_complete(), *state.open_epochs(), 0) <= last.begun
 
     def evaluate(self) -> None:
-        """Advance the departures by one step: hold effects, request an epoch, or send MayLeave."""
+        """Take the next step of the departures: hold effects, request an epoch, or send MayLeave."""
         state = self._shared.state
         for sessions in (self._waiting, self._may_leave_sent):
             for number in [number for number in sessions if self._host_sessions.session(number) is None]:
@@ -246,7 +249,7 @@ AGAIN_NS = SECOND_NS
 
 
 class StopQuery(msgspec.Struct):
-    """A query to one host about whether `stop_when` holds."""
+    """A query that asks one host whether `stop_when` holds."""
 
     host: str
     epoch: int
@@ -254,7 +257,7 @@ class StopQuery(msgspec.Struct):
 
 
 class StopDecision(msgspec.Struct, frozen=True):
-    """The decision that the fleet ends, based on an answer about `epoch`."""
+    """The decision to end the fleet, based on an answer about `epoch`."""
 
     plan: int
     epoch: int
@@ -264,7 +267,7 @@ class StopDecision(msgspec.Struct, frozen=True):
 
 
 class StopQuestion:
-    """Open queries about whether `stop_when` holds, and the decision to end the fleet. This state need not be durable, because a new leader
+    """Open queries about `stop_when`, and the decision to end the fleet. This state need not be durable, because a new leader
     asks again."""
 
     def __init__(
@@ -288,13 +291,13 @@ class StopQuestion:
         """Newest epoch for which a host has answered."""
 
     def shift(self, late_ns: int) -> None:
-        """Extend the deadlines of all queries by `late_ns`, the time during which this process did not run."""
+        """Extend the deadlines of all queries by `late_ns`, the time for which this process was suspended."""
         for asked in self._asked.values():
             asked.since_ns = min(asked.since_ns + late_ns, self._shared.now)
 
     @property
     def epochs_read(self) -> tuple[int, ...]:
-        """Return the epochs that hosts are evaluating, which must not be deleted."""
+        """Return the epochs on which hosts are evaluating `stop_when`, which must not be deleted."""
         return tuple([asked.epoch for asked in self._asked.values()])
 
     def on_stop_evaluated(self, session: HostSession, message: StopEvaluated) -> None:
@@ -323,7 +326,7 @@ class StopQuestion:
             self._shared.end(epoch, decided.outcome, reason if decided.outcome == "stopped" else decided.reason)
 
     def _decide(self, message: StopEvaluated) -> None:
-        """Decide the end of the fleet after the first answer in which `stop_when` holds or failed, or which names open effects."""
+        """Decide to end the fleet after the first answer that says that `stop_when` holds or failed, or that names open effects."""
         shared, epoch = self._shared, message.epoch
         if self._decided is not None or not (message.reached or message.error or message.open_effects):
             return
@@ -335,8 +338,7 @@ class StopQuestion:
 
     @property
     def wants_epoch(self) -> bool:
-        """Return whether the end is decided, and another epoch is needed because the newest epoch was checked and cannot be the last
-        epoch."""
+        """Return whether the end is decided but the newest epoch, which has been checked, cannot be the last."""
         state = self._shared.state
         is_looked_at = not self._asked and state.newest_complete() <= self._evaluated
         is_due = self._decided is not None and self._shared.now >= self._again_ns
@@ -344,9 +346,10 @@ class StopQuestion:
 
     @property
     def is_checking_candidate(self) -> bool:
-        """Return whether a candidate for the last epoch is being checked or will be checked soon. No other epoch begins during the check.
+        """Return whether a possible last epoch is being checked or will be checked soon. No other epoch may begin while a possible last
+        epoch is being checked.
 
-        An epoch that began now would replace the checked epoch as the newest, so with frequent snapshots the check would never succeed.
+        A new epoch would replace the checked epoch as the newest, so with frequent snapshots the check would never succeed.
         """
         if self._decided is None:
             return False
@@ -373,7 +376,7 @@ class StopQuestion:
                 self._shared.end(newest, "failed", f"{killer.sentence()}, and it is not asked again")
 
     def _follow_decision(self) -> None:
-        """Hold inputs after the end is decided, and cancel the decision under a new plan."""
+        """Hold inputs as long as the end is decided, and cancel the decision under a new plan."""
         decided, shared = self._decided, self._shared
         if decided is not None and decided.plan != shared.state.plan_number:
             self._decided, self._evaluated, self._open_effects = None, 0, ()
@@ -383,7 +386,7 @@ class StopQuestion:
             self._quiescence.want(END_HOLD, inputs=True)
 
     def _ask(self, epoch: int) -> None:
-        """Ask the first attached host whose previous answer is not outstanding."""
+        """Ask the first attached host that has no outstanding answer."""
         session = self._free_session()
         if session is not None:
             self._asked[session.id] = StopQuery(session.host, epoch, self._shared.now)
@@ -391,7 +394,7 @@ class StopQuestion:
             self._shared.send((session.id,), EvaluateStop(epoch, root, is_decided))
 
     def _free_session(self) -> HostSession | None:
-        """Return the session of the first attached host whose answer is not outstanding, or None if there is no such host."""
+        """Return the session of the first attached host without an outstanding answer, or None if there is none."""
         sessions = map(self._host_sessions.attached_session, self._host_sessions.attached())
         return next((session for session in sessions if session is not None and session.id not in self._asked), None)
 
@@ -399,7 +402,7 @@ class StopQuestion:
         return self._shared.now - asked.since_ns >= ANSWER_NS
 
     def concerns(self) -> list[Concern]:
-        """Return the hosts whose answers are overdue, and the open effects that delay the end."""
+        """Return concerns about hosts with overdue answers and about open effects that delay the end."""
         concerns = []
         for asked in self._asked.values():
             if self._is_overdue(asked):
@@ -421,7 +424,7 @@ SHUTDOWN_NS = 5 * SECOND_NS
 
 
 class Shutdown:
-    """Shuts down the fleet and ends this leader's run."""
+    """Shuts down the fleet, and then ends this leader's run."""
 
     def __init__(
         self,
@@ -441,16 +444,16 @@ class Shutdown:
         self._is_over = False
 
     def on_end_ended(self, result: OperationResult) -> None:
-        """Drop the requested end if EndFleet was refused, because its reason no longer holds."""
+        """Drop the requested end if EndFleet was refused because its reason no longer holds."""
         if result.is_refused:
             self._shared.ending = None
 
     def directives_for(self) -> list[Finish]:
-        """Return Finish, if it was already sent to other hosts, for a host that has just reconnected."""
+        """Return Finish for a host that has just reconnected, if other hosts have already received it."""
         return [] if self._finish_sent_ns is None else [self._finish()]
 
     def evaluate(self) -> None:
-        """Propose the end that a part has requested. Once the end is in the log, send Finish and end the run."""
+        """Propose the requested end of the fleet. Once the end is in the log, send Finish to the hosts and end the run."""
         shared, image = self._shared, self._shared.state.image
         if not image.outcome:
             if shared.ending is not None and not self._is_awaited(*shared.ending):
@@ -468,8 +471,7 @@ class Shutdown:
             shared.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
 
     def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
-        """Return whether the end must wait until all outputs of the fleet's last epoch are released, which applies only if the fleet
-        stops."""
+        """Return whether the end must wait for the release of the last epoch's outputs, which is only the case if the fleet stops."""
         return outcome == "stopped" and self._releases.has_unreleased_up_to(epoch)
 
     def _finish(self) -> Finish:

@@ -1,23 +1,23 @@
-"""Concerns of a fleet, which are problems shown to operators. This module collects all concerns, and raises those about processes, missing
-hosts and recovery objectives.
+"""A *concern* is a problem of the fleet that is shown to operators. This module collects all concerns, and itself raises those about
+processes, missing hosts and recovery objectives.
 
-Each part reports what it waits for; `Concerns` adds the start time and the remedy. No decision depends on a concern. Concerns about
-processes are coordinator replicas without a connection, expiring certificates, and logs that cannot be written. Hosts are missing if no
-host is attached, or if too few hosts are attached for the fleet to start.
+Each module reports its problems, and `Concerns` adds the start time and the remedy. No decision depends on a concern. Processes raise
+concerns about unreachable coordinator replicas, expiring certificates, and logs that cannot be written. A concern about missing hosts is
+raised if no host is attached, or if too few hosts are attached for the fleet to start.
 
-*Recovery objectives* are part of the fleet's definition: how much work a failure may undo (RPO), and how long a recovery may take (RTO).
-One log line is written when an objective is missed, and one when it is met again.
+*Recovery objectives* are part of the fleet's definition. Recovery objectives limit how much work a failure may undo (RPO) and how long a
+recovery may take (RTO). A log line is written when an objective is first missed, and another when it is met again.
 
-*Time.* Objectives use the wall-clock times in the replicated state, but this core has only a monotonic clock. Each applied operation
-carries the time of its proposal, so the offset between the clocks is known with an error of at most one log round trip. A new leader with
-an idle log underestimates the time until the first operation is applied.
+*Time.* Objectives are based on wall-clock times in the replicated state, but this core has only a monotonic clock. Because each applied
+operation contains the time of its proposal, the offset between the clocks is known to within one log round trip. Until it has applied its
+first operation, a new leader underestimates the durations that it compares with the objectives.
 
-*RPO* is missed when the work at risk (`FleetView.at_risk_ns`) exceeds the objective. The work at risk rises between two epochs and falls
-with each epoch. RPO is met again only when an epoch completes in time. Otherwise, a fleet whose epoch interval is slightly too long would
-log a warning at each epoch. The work at risk does not grow while the fleet is not running.
+The *RPO* is missed when the work at risk (`FleetView.at_risk_ns`) exceeds it. The work at risk grows between epochs, and shrinks when an
+epoch completes. The RPO counts as met again only when an epoch completes in time. If the RPO counted as met earlier, a fleet whose epoch
+interval is slightly too long would log a warning for every epoch. The work at risk does not grow while the fleet is not running.
 
-*RTO* is missed when a failure keeps the fleet from running for longer than allowed. RTO is met again when a later recovery is fast enough.
-Plans for restores or moves are not measured.
+The *RTO* is missed when a failure keeps the fleet from running for longer than the RTO. The RTO counts as met again when a later recovery
+is fast enough. Plans for restores and moves are not measured.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +45,7 @@ Source = Callable[[], Sequence[Concern]]
 
 
 class Concerns:
-    """The fleet's concerns. This state need not be durable, because a new leader collects them again."""
+    """The fleet's concerns. This state need not be durable, because a new leader collects the concerns again."""
 
     def __init__(self, shared: LeaderState, sources: Sequence[Source]) -> None:
         self._shared = shared
@@ -54,13 +54,13 @@ class Concerns:
         self._look_ns = 0
 
     def evaluate(self) -> None:
-        """Record which concerns are new and which have ended."""
+        """Record the concerns that are new or have ended."""
         if self._shared.now >= self._look_ns:
             self._look_ns = self._shared.now + LOOK_NS
             self.current()
 
     def current(self) -> tuple[Concern, ...]:
-        """Return the current concerns. A fleet that has ended has none."""
+        """Return the current concerns. If the fleet has ended, return no concerns."""
         now, known = self._shared.now, self._since_ns
         reported = () if self._shared.state.image.outcome else [x for source in self._sources for x in source()]
         concerns = []
@@ -73,8 +73,8 @@ class Concerns:
 
 
 def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Concern]:
-    """Return concerns for agents that are blocked inside a durable turn, as reported in heartbeats. There is one concern for each named
-    agent, and one per host for the number of further agents."""
+    """Return concerns about agents that heartbeats report as blocked inside a durable turn. There is one concern for each named agent, and
+    one per host for the number of its other blocked agents."""
     concerns: list[Concern] = []
     for host in host_sessions.attached():
         session = host_sessions.attached_session(host)
@@ -96,7 +96,7 @@ def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Co
 
 
 def aborted_epoch_concerns(shared: LeaderState, store: StoreWatch) -> list[Concern]:
-    """Return a concern if ABORTED_MIN consecutive epochs were aborted although the store is healthy, since no work is being saved."""
+    """Return a concern if ABORTED_MIN consecutive epochs were aborted although the store is healthy, because no work is being saved."""
     state = shared.state
     if state.phase != RUNNING or store.is_degraded:
         return []
@@ -118,7 +118,7 @@ DAY_NS = 86_400 * SECOND_NS
 
 
 class ProcessWatch:
-    """The latest reports of processes about themselves. This state need not be durable, because processes repeat their reports."""
+    """The processes' latest reports about themselves. This state need not be durable, because processes repeat their reports."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -128,12 +128,12 @@ class ProcessWatch:
         """Replica without a connection → time since which the replica has had none."""
 
     def on_replica_status_checked(self, event: ReplicaStatusChecked) -> None:
-        """Handle this replica's report about itself and the other replicas."""
+        """Handle this replica's check of itself and the other replicas."""
         self._status = event
         self._since_ns = {replica: self._since_ns.get(replica, self._shared.now) for replica in event.missing}
 
     def concerns(self) -> list[Concern]:
-        """Return the concerns about the replicas and about each attached host."""
+        """Return the concerns about the replicas and the attached hosts' processes."""
         concerns = self._of_replicas()
         own_ns = self._status.certificate_left_ns
         if own_ns is not None:
@@ -179,7 +179,7 @@ NAMED_MAX = 10
 
 
 class MissingHosts:
-    """Monitor of missing hosts. This state need not be durable, because a new leader gives the hosts time to reconnect."""
+    """Monitor of missing hosts. This state need not be durable, because a new leader first gives the hosts time to reconnect."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -187,7 +187,7 @@ class MissingHosts:
         self._since_ns: int | None = None
 
     def evaluate(self) -> None:
-        """Record the time since which hosts have been missing, or that none are missing."""
+        """Record since when hosts have been missing, or that none are missing."""
         are_missing = bool(self._text())
         self._since_ns = (self._since_ns or self._shared.now) if are_missing else None
 
@@ -223,7 +223,7 @@ RPO, RTO = "rpo", "rto"
 
 
 def objectives_missed(concerns: Iterable[Concern]) -> tuple[str, ...]:
-    """Return the recovery objectives about which there is a concern."""
+    """Return the recovery objectives that are currently missed."""
     kinds = [concern.kind for concern in concerns]
     return tuple([kind for kind in (RPO, RTO) if kind in kinds])
 
@@ -248,7 +248,7 @@ class Objectives:
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Check both objectives, and log each change between missed and met."""
+        """Check both objectives, and log every change between missed and met."""
         image = self._shared.state.image
         if not (image.rpo_ns or image.rto_ns) or not image.plans or image.outcome:
             return
@@ -304,8 +304,8 @@ class Objectives:
         return plan.done_ns - self._shared.state.recovery_began_ns(plan)
 
     def _recovering_ns(self) -> int | None:
-        """Return how long a failure has kept the fleet from running. Return None if the fleet runs, or if it does not run for a reason
-        other than a failure."""
+        """Return how long, in nanoseconds, a failure has kept the fleet from running. Return None if the fleet is running, or has stopped
+        running for another reason."""
         state, plan = self._shared.state, self._shared.state.plan
         began_ns = None
         if plan is not None and not plan.done_ns and plan.number > state.start_plan:

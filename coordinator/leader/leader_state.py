@@ -1,8 +1,8 @@
-"""State shared by the parts of the leader: the replicated state, the commands issued so far, and the pending proposals.
+"""State that all parts of the leader share: the replicated state, the commands issued for the current event, and the pending proposals.
 
-Each decision has a *key*, such as "plan" or "epoch/7", and at most one proposal per key is pending. The parts are level-triggered: after
-every event they compare the state with what they know and propose the missing operations. If a proposal is rejected, or refused because the
-state has changed, no special handling is needed: the next evaluation decides again.
+Each decision has a *key*, such as "plan" or "epoch/7", and at most one proposal per key is pending. After every event, the parts compare
+the state with what they know, and propose the missing operations. A rejected or refused proposal needs no special handling, because the
+next evaluation decides again.
 """
 
 from collections.abc import Callable
@@ -30,16 +30,16 @@ class LeaderOptions(msgspec.Struct, frozen=True):
     """Options of a leader.
 
     Attributes:
-        client: random name of this leader's run, used in request ids.
-        cluster: random id of the fleet's run, used until the replicated state contains an id.
-        hosts_expected: number of attached hosts at which the fleet starts.
-        rejoin_grace_ns: how long agents wait for their lost host before they move to other hosts.
+        client: random name of this leader's run, which is part of its request ids.
+        cluster: random id of the fleet, used until the replicated state contains one.
+        hosts_expected: number of attached hosts that the fleet needs to start.
+        rejoin_grace_ns: how long a lost host may take to rejoin before its agents move to other hosts.
         keep_epochs: number of complete epochs to keep, at least 2.
         heartbeat_ns: heartbeat interval requested from hosts.
-        exit_when_finished: whether the run ends when the fleet has ended.
+        exit_when_finished: whether the leader's run ends when the fleet has ended.
         may_begin_anew: whether the fleet may restart from its initial states if all snapshots are damaged.
-        certify: deterministic function that signs a host's public key for a log (`Store.certify_log`). None means that batches are not
-            signed.
+        certify: deterministic function that signs the public key with which a host signs its log (`Store.certify_log`). If `certify` is
+            None, log batches are not signed.
     """
 
     client: str
@@ -63,15 +63,16 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class LeaderState:
-    """State shared by the parts of one leader.
+    """State that the parts of one leader share.
 
     Attributes:
         state: the replicated state; read only.
-        now: time of the event being handled.
+        now: monotonic time of the event being handled.
         out: commands issued so far for this event.
-        ending: (epoch, outcome, reason) once a part decides that the fleet must end. The end is proposed until the fleet has ended.
-        damaged: damaged epoch → (path, reason). The leader proposes to condemn the epoch until the epoch is condemned in the replicated
-            state.
+        ending: (epoch, outcome, reason) once the leader has decided that the fleet must end, otherwise None. The leader proposes the end
+            in `ending` until the fleet has ended.
+        damaged: path and reason for each epoch that was found damaged. The leader proposes to condemn each damaged epoch until the
+            replicated state records it as condemned.
     """
 
     def __init__(self, state: FleetView, options: LeaderOptions) -> None:
@@ -88,7 +89,7 @@ class LeaderState:
         self._again: list[tuple[int, int]] = []
 
     def propose(self, key: str, kind: Kind, *, client: str = "", sequence: int = 0) -> bool:
-        """Propose `kind` unless a proposal with this key is pending or has just failed. Return whether the operation was proposed."""
+        """Propose `kind`, unless a proposal with the same key is pending or has just failed. Return whether the operation was proposed."""
         if key in self._keys or len(self._pending) >= PROPOSALS_MAX:
             return False
         if key in self._blocked:
@@ -112,10 +113,11 @@ class LeaderState:
         return len(self._pending) >= PROPOSALS_MAX
 
     def end_proposal(self, token: int, outcome: ProposalOutcome) -> tuple[Proposal, OperationResult | None] | None:
-        """Handle the outcome of a proposal. Return the proposal with its result; the result is None if the proposal was rejected.
+        """Handle the outcome of a proposal. Return the proposal with its result; the result is None if the leader's own proposal was
+        rejected.
 
-        If the outcome is unknown, or if a host's request was rejected, return None. The operation is then proposed again under the same
-        request id.
+        Return None if the outcome is unknown or a host's request was rejected, because the operation is then proposed again. After an
+        unknown outcome, the operation is proposed again under the same request id.
         """
         proposal = self._pending.get(token)
         if proposal is None:
@@ -132,7 +134,7 @@ class LeaderState:
         return proposal, outcome.result if isinstance(outcome, Committed) else None
 
     def propose_again(self) -> None:
-        """Repeat the proposals that `end_proposal` has queued, once RETRY_NS has passed."""
+        """Repeat the proposals queued by `end_proposal` once RETRY_NS has passed."""
         due = [token for at, token in self._again if at <= self.now]
         self._again = [(at, token) for at, token in self._again if at > self.now]
         for token in due:
@@ -151,12 +153,12 @@ class LeaderState:
         self.out.append(Note(level, text))
 
     def condemn(self, epoch: int, path: str, reason: str) -> None:
-        """Record that an epoch's data is damaged, so that no plan uses the epoch."""
+        """Record that an epoch's data is damaged, so that no plan starts from this epoch."""
         if epoch not in self.damaged:
             self.note("warning", f"epoch {epoch} is damaged and will not be used: {path}: {reason}")
             self.damaged[epoch] = (path, reason)
 
     def end(self, epoch: int, outcome: str, reason: str) -> None:
-        """Request the end of the fleet. If several parts request it, the first request determines the reason."""
+        """Request the end of the fleet. If several parts of the leader request the end, the first request counts."""
         if self.ending is None:
             self.ending = (epoch, outcome, reason)

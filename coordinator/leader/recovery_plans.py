@@ -1,51 +1,54 @@
-"""Recovery plans, which decide when the fleet starts or restarts, from which recovery line, and on which hosts.
+"""Recovery plans, which determine when the fleet starts or restarts, from which recovery line, and on which hosts.
 
 A recovery plan is needed
 
 - to start the fleet;
-- after the loss of a host that ran agents (`need` in the state);
-- after an agent failed, or a host could not apply the plan (both are volatile, because hosts repeat these reports);
+- after the loss of a host with agents (`need` in the state);
+- after an agent has failed, or a host could not apply the plan (the reports are volatile, because hosts repeat them);
 - for a restore or a move of agents (`agent_moves.py`).
 
-The leader then proceeds in this order:
+The leader makes a plan in these steps:
 
-1. Wait until every host with agents is attached, has left, or has been lost for longer than its grace period. A host whose stream is broken
-   either returns or counts as lost within two seconds. While no host is attached, the grace periods do not run. Otherwise the first host
-   that returns after a power failure would receive all agents. A host that was evicted because it blocked the fleet (`failure_detector.py`) is
-   neither awaited nor used; a drained host is not used.
-2. Choose the line: the newest epoch that is complete, not condemned, *and readable*. The ref, the manifest and the pack indexes are read
-   before the plan is committed. A damaged epoch is condemned, and the previous epoch is tried. If no epoch is left, the fleet starts from
-   its initial states; a fork has no initial states, so it ends as failed. In autonomous protocols the fleet is frozen first. If the
-   surviving states are newer than the newest epoch, they are stored as an epoch, which becomes the line. Surviving agents continue from
-   their live states. A restore names its epoch: no epoch is made, and no agent keeps a live state. For a restore, every byte of the epoch
-   is read: the plan makes later epochs void, so if damage were found only afterwards, all these epochs could be lost.
-3. Propose CommitPlan with the line and all attached hosts. The proposal is refused if the line has changed in the meantime.
-4. Send the plan to all hosts, and propose ConfirmPlan for each host that has applied it. When all hosts have applied it, the fleet runs.
-   Hosts that make no progress in time are evicted. If no host makes progress, a new plan is made for the same hosts.
+1. Wait until every host with agents is attached, has left, or has been lost for longer than the rejoin grace period. A host with a broken
+   stream either reconnects or counts as lost within two seconds. Grace periods do not run while no host is attached, because otherwise the
+   first host that returns after a power failure would receive all agents. A host evicted for blocking the fleet (`failure_detector.py`) is
+   neither awaited nor used, and a drained host is not used.
+2. Choose as recovery line the newest epoch that is complete, not condemned, *and readable*. Before the plan is committed, the epoch's ref,
+   manifest and pack indexes are read. If the epoch is damaged, it is condemned, and the previous epoch is tried. If no epoch is left, the
+   fleet starts from its initial states, or ends as failed if it is a fork, which has none. In autonomous protocols, the fleet is frozen
+   before the recovery line is chosen. If the surviving live states are newer than the newest epoch, they are stored as an epoch, which
+   becomes the recovery line. Surviving agents continue from their live states. For a restore, the given epoch is the recovery line: no
+   other epoch is made, and no agent keeps a live state. For a restore, every byte of the epoch is read first, because the plan makes later
+   epochs void, and damage found afterwards could cost them all.
+3. Propose CommitPlan with the recovery line and all attached hosts. The proposal is refused if the recovery line has changed in the
+   meantime.
+4. Send the plan to all hosts, and propose ConfirmPlan for each host that has applied it. The fleet runs when all hosts have applied the
+   plan. Hosts that make no progress in time are evicted. If no host makes progress, all hosts are kept and a new plan is made for them.
 
-After any failure during these steps, another plan follows, from the same line or an older one, so a recovery can be interrupted at any
-point (G10). Permanent errors end the fleet: hosts refuse plans three times for reasons other than damage, one agent fails repeatedly
-without a complete epoch in between, the store stays unreadable, or a fork has no readable epoch left.
+If anything fails while a plan is made or applied, another plan follows, from the same recovery line or an older one. A recovery can thus
+be interrupted at any point (G10). The fleet ends after a permanent error: hosts refuse plans three times for reasons other than damage, an
+agent fails repeatedly without a complete epoch in between, or a fork has no readable epoch left.
 
-*Time limits.* A host answers a plan with PlanApplied or PlanRefused. Until the host answers, its heartbeats report the progress of loading.
-A host without progress for ANSWER_NS counts as failed, and the next plan excludes it. If a host is silent but its stream is open, the host
-is busy, and the time of its silence does not count. If no host makes progress, the hosts are not the cause, so a new plan is made for all
-of them. In both cases the time limit doubles for the next plan, until a plan is applied, so that a fleet with one slow loading step also
-starts.
+*Time limits.* A host answers each plan with PlanApplied or PlanRefused. Until a host answers the plan, its heartbeats report how much it
+has loaded. A host that makes no progress for ANSWER_NS counts as failed, and the next plan excludes it. Time during which a host sends
+nothing on an open stream does not count, because the host is busy. If no host makes progress, the hosts are not to blame, so the new plan
+includes all of them. After each plan that was not applied in time, the time limit doubles, so that a fleet with one slow loading step can
+start too.
 
-*Restores* are operators' requests to return the fleet to an epoch. One restore at a time is active. The plan for a restore is made like any
-other plan, but from the requested epoch. The plan is committed together with the marks that make later epochs void (`state/fleet_view.py`).
-The client's token identifies the request. If the client repeats the request, to this leader or the next, it is the same restore, and the
-plan in the log is the answer. A leader that dies before it has written that log entry has changed nothing.
+*Restores* are operators' requests to return the fleet to an epoch. Only one restore is active at a time. The plan for a restore is made
+like any other plan, except that it starts from the requested epoch. The log entry of a restore's plan also makes all later epochs void
+(`state/fleet_view.py`). A restore request is identified by the client's token. If the client repeats a restore request, to this or a later
+leader, the answer is the plan that the log contains for the client's token. If a leader dies before the restore's plan is in the log,
+nothing has changed.
 
-*Rollbacks* are agents' requests to return the fleet to an epoch (`ctx.rollback`). Each rollback request becomes a restore. A second
-rollback for the same reason is refused until an operator intervenes. The requesting agent waits and loses nothing: its turn had no effect,
-and its message is kept. The agent's host repeats the request on every new stream, so the request survives a leader's death. A request
-belongs to one incarnation of its agent. The next plan, whatever its reason, ends both that incarnation and the request: the turn runs
-again, and may make the request again.
+*Rollbacks* are agents' requests to return the fleet to an epoch (`ctx.rollback`). Each rollback is executed as a restore. A second rollback
+for the same reason is refused until an operator has restored the fleet. The requesting agent waits and loses nothing, because its turn has
+had no effect and its message is kept. The agent's host resends the request on every new stream, so the request survives a change of leader.
+Each rollback request belongs to one incarnation of its agent. Every new plan ends the incarnation and its rollback request, so the turn
+runs again and may repeat the request.
 
-Agents that were rolled back do not remember the reason, so the log keeps it. Earlier requests count as long as their plans are kept.
-Requests before an operator's last restore do not count, because the operator has seen them.
+The log keeps the reason of each rollback, because agents that were rolled back do not remember it. Earlier rollback requests count as
+long as the log keeps their plans. Requests before an operator's last restore do not count, because the operator knows of them.
 """
 
 import msgspec
@@ -95,7 +98,7 @@ An operator's request must not be executed long after it was made."""
 
 
 class RestoreDemand(msgspec.Struct, frozen=True):
-    """The active restore. `agent` and `place` are the caller and the code location of `ctx.rollback`; both are empty for an operator's
+    """The active restore. `agent` and `place` are the agent and code location that called `ctx.rollback`; both are empty for an operator's
     restore."""
 
     token: str
@@ -108,7 +111,7 @@ class RestoreDemand(msgspec.Struct, frozen=True):
 
 
 class Restores:
-    """The active restore and the requests that wait for it. This state is volatile, except for the committed plan.
+    """The active restore, and the requests that are waiting for it. Of this state, only the committed plan is durable.
 
     Attributes:
         wanted: the active restore, until its plan is committed or refused.
@@ -123,7 +126,7 @@ class Restores:
         """Token of an agent's restore → the reason why the restore was refused."""
 
     def on_requested(self, event: RestoreRequested) -> None:
-        """Handle an operator's request to restore an epoch; the operator may repeat it."""
+        """Handle an operator's request to restore an epoch. The operator may repeat the request."""
         wanted = self.wanted
         if wanted is None:
             self.wanted = RestoreDemand(event.token, event.epoch, event.reason, event.drop_inputs, self._shared.now)
@@ -134,22 +137,22 @@ class Restores:
         self._requests.append(event.request)
 
     def want(self, wanted: RestoreDemand) -> None:
-        """Start an agent's restore, which `Rollbacks` requests. No other restore may be active."""
+        """Start a restore for an agent's rollback, which `Rollbacks` requests. The caller must ensure that no other restore is active."""
         assert self.wanted is None, self.wanted
         self.wanted = wanted
 
     def withdraw(self, token: str) -> None:
-        """Drop a restore whose requester, an incarnation of an agent, has ended."""
+        """Drop an agent's restore, because the incarnation that requested it has ended."""
         self._refused.pop(token, None)
         if self.wanted is not None and self.wanted.token == token:
             self.wanted = None
 
     def take_refusal(self, token: str) -> str:
-        """Remove and return the reason why an agent's restore was refused, or "" if it was not refused."""
+        """Remove and return the reason for which an agent's restore was refused, or "" if it was not refused."""
         return self._refused.pop(token, "")
 
     def evaluate(self) -> None:
-        """Answer the requests of the active restore if it is done or impossible."""
+        """Answer the waiting requests if the active restore is done or impossible."""
         wanted, state = self.wanted, self._shared.state
         if wanted is None:
             return
@@ -176,7 +179,7 @@ class Restores:
             self._shared.out.append(AnswerRestore(request, plan, refused, may_pass))
 
     def concerns(self) -> list[Concern]:
-        """Return a concern if the active restore has waited for SHOWN_NS or longer."""
+        """Return a concern if the active restore has been waiting for at least SHOWN_NS."""
         wanted = self.wanted
         lasts_ns = 0 if wanted is None else self._shared.now - wanted.asked_ns
         if wanted is None or lasts_ns < SHOWN_NS:
@@ -189,12 +192,12 @@ LAST = "last"
 
 
 class RollbackDemand(msgspec.Struct):
-    """A rollback request of one incarnation of an agent.
+    """A rollback request by one incarnation of an agent.
 
     Attributes:
-        said: the host's message with the request.
+        said: the host's message that contains the request.
         epoch: the epoch to restore; 0 until it is known.
-        refused: why the request was refused, for operators; "" if it was not refused.
+        refused: why the request was refused, as a text for operators; "" if it was not refused.
         received_ns: time when this leader first received the request.
     """
 
@@ -205,17 +208,17 @@ class RollbackDemand(msgspec.Struct):
 
     @property
     def token(self) -> str:
-        """Return the token of the restore. The token is the same for each repetition of the request."""
+        """Return the restore's token, which is the same each time the host repeats the request."""
         return f"{self.said.agent}@{self.said.incarnation}"
 
     @property
     def reason(self) -> str:
-        """Return the reason for the plan. The reason is the same for a repeated request from the same code location."""
+        """Return the plan's reason, which is the same for repeated requests with the same text from the same code location."""
         return op.clip(f"agent {self.said.agent} asked to go back, at {self.said.place}: {self.said.reason}")
 
 
 class Rollbacks:
-    """Open rollback requests. This state need not be durable, because hosts repeat the requests."""
+    """Open rollback requests. This state need not be durable, because hosts repeat rollback requests."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, restores: Restores) -> None:
         self._shared = shared
@@ -224,7 +227,7 @@ class Rollbacks:
         self._demands: dict[str, RollbackDemand] = {}
 
     def on_wanted(self, session: HostSession, message: WantRollback) -> None:
-        """Handle the rollback request of a turn; the host may repeat the request."""
+        """Handle a rollback request from a turn. The host may repeat the request."""
         record = self._shared.state.image.agents.get(message.agent)
         if record is None or record.host != session.host or not self._is_current(message):
             return
@@ -238,7 +241,7 @@ class Rollbacks:
             self._send_refusal(earlier)
 
     def on_resolved(self, event: SnapshotResolved) -> None:
-        """Record the epoch to restore, or refuse the request if there is no such epoch."""
+        """Record the epoch to restore, or refuse the request if that epoch does not exist."""
         for demand in self._demands.values():
             if demand.said.snapshot == event.snapshot and not demand.refused:
                 demand.epoch = event.epoch
@@ -246,7 +249,7 @@ class Rollbacks:
                     self._refuse(demand, event.error)
 
     def evaluate(self) -> None:
-        """Start one restore at a time, and drop requests whose incarnation or fleet has ended."""
+        """Start one restore at a time, and drop the requests of ended incarnations."""
         for agent, demand in list(self._demands.items()):
             if not self._is_current(demand.said) or self._shared.state.image.outcome:
                 del self._demands[agent]
@@ -293,7 +296,7 @@ class Rollbacks:
             self._shared.send((session.id,), RollbackRefused(request.agent, request.incarnation, demand.refused))
 
     def concerns(self) -> list[Concern]:
-        """Return a concern for each agent whose request was refused and which waits for an operator."""
+        """Return one concern for each agent whose request was refused and that is waiting for an operator."""
         now, refused = self._shared.now, [x for x in self._demands.values() if x.refused]
         return [Concern("rollback", (), now - x.received_ns, x.refused, (x.said.agent,)) for x in refused]
 
@@ -304,27 +307,27 @@ CHECK_LOG_TRIES = 30
 
 
 class LineUnread(msgspec.Struct, frozen=True):
-    """The recovery line has not been read. The next read may start at `not_before_ns`."""
+    """State in which the recovery line has not been read. The next read may start at or after `not_before_ns`."""
 
     not_before_ns: int = 0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """The epoch is being read. If `is_whole` is true, every byte of it is read."""
+    """State in which the epoch is being read. `is_whole` tells whether every byte of the epoch is read."""
 
     epoch: int
     is_whole: bool = False
 
 
 class Readable(msgspec.Struct, frozen=True):
-    """The epoch was read without damage. If `is_whole` is true, every byte of it was read."""
+    """State in which the epoch has been read without finding damage. `is_whole` tells whether every byte of the epoch was read."""
 
     epoch: int
     is_whole: bool = False
 
 
 class LineCheck:
-    """Checks whether a recovery line is readable, one line at a time. This state is volatile."""
+    """Checks whether recovery lines are readable, one at a time. This state is volatile."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -334,7 +337,7 @@ class LineCheck:
         self._reason = ""
 
     def is_readable(self, line: int, *, is_whole: bool = False) -> bool:
-        """Return whether the line is known to be readable. If that is unknown, start a read."""
+        """Return whether the recovery line is known to be readable. If the line has not been read yet, start to read it."""
         stage = self._stage
         if stage == Readable(line, is_whole):
             return True
@@ -365,14 +368,14 @@ class LineCheck:
             self._stage, self._tries = Readable(event.epoch, stage.is_whole), 0
 
     def concerns(self) -> list[Concern]:
-        """Return a concern if the recovery waits until the store is readable."""
+        """Return a concern if the recovery is waiting for the store to become readable."""
         if not self._tries:
             return []
         text = f"the recovery waits for the store: {self._reason}"
         return [Concern("store", (), self._shared.now - self._since_ns, text)]
 
     def on_plan_ended(self) -> None:
-        """Forget the result after CommitPlan, so that the next plan's line is read again."""
+        """Drop the result after CommitPlan, so that the next plan's recovery line is read again."""
         if isinstance(self._stage, Readable):
             self._stage = LineUnread()
 
@@ -391,7 +394,7 @@ LoadingProgress = tuple[int, int, int]
 
 
 class PlanAnswers:
-    """The hosts that have not answered the current plan, and how long they may take to answer. This state is volatile."""
+    """The hosts that have not answered the current plan, and their time limit. This state is volatile."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -401,20 +404,20 @@ class PlanAnswers:
         self._doublings = 0
 
     def shift(self, late_ns: int) -> None:
-        """Extend all waits by `late_ns`, the time during which this process did not run."""
+        """Extend all waits by `late_ns`, the time for which this process was suspended."""
         now = self._shared.now
         self._waits = {host: (place, min(since + late_ns, now)) for host, (place, since) in self._waits.items()}
 
     def applied(self) -> None:
-        """Drop all waits and reset the time limit after all hosts have applied the plan."""
+        """Drop all waits and reset the time limit, because all hosts have applied the plan."""
         self._waits, self._doublings = {}, 0
 
     def stop_waiting(self) -> None:
-        """Drop all waits, because another plan is needed anyway."""
+        """Drop all waits, because another plan is needed."""
         self._waits = {}
 
     def overdue(self, plan: PlanRecord, answered: list[str]) -> dict[str, str]:
-        """Return a mapping from each overdue host to a description of what it has not done."""
+        """Return the overdue hosts, each with a description of what it has not done."""
         late = {}
         for host in plan.hosts:
             session = self._host_sessions.attached_session(host)
@@ -432,12 +435,12 @@ class PlanAnswers:
         return late
 
     def give_up(self) -> None:
-        """Double the time limit of the next plan, because this plan is replaced or some hosts were evicted."""
+        """Double the next plan's time limit, because this plan is being replaced or some hosts were evicted."""
         self._doublings = min(self._doublings + 1, DOUBLINGS_MAX)
         self._waits = {}
 
     def concerns(self) -> list[Concern]:
-        """Return one concern for each host that has made no progress for SHOWN_NS."""
+        """Return one concern for each host that has made no progress for at least SHOWN_NS."""
         concerns = []
         for host, ((number, _, _), since_ns) in self._waits.items():
             lasts_ns = self._shared.now - since_ns
@@ -470,14 +473,14 @@ recur forever. The limit is high because one message may crash many agents, each
 
 
 class ReplacedPlan(msgspec.Struct, frozen=True):
-    """A plan that must be replaced, and the reason. This state need not be durable, because hosts repeat their reports."""
+    """A plan that must be replaced, with the reason. This state need not be durable, because hosts repeat the reports that caused it."""
 
     plan: int
     reason: str
 
 
 class Plans:
-    """Makes recovery plans. This state is volatile, except for the committed plans in the replicated state."""
+    """Makes recovery plans. Apart from the committed plans in the replicated state, this state is volatile."""
 
     def __init__(
         self,
@@ -525,7 +528,7 @@ class Plans:
             self._to_confirm[session.host] = None
 
     def on_refused(self, session: HostSession, message: PlanRefused) -> None:
-        """Handle a host's refusal of the current plan."""
+        """Handle a host's report that it cannot apply the current plan."""
         state, plan = self._shared.state, self._shared.state.plan
         if plan is None or message.plan != plan.number or message.host_start != session.start:
             return
@@ -543,7 +546,7 @@ class Plans:
             self._replaced = ReplacedPlan(plan.number, reason)
 
     def on_agent_failed(self, session: HostSession, message: AgentFailed) -> None:
-        """Handle the failure of an agent, after which the fleet returns to the recovery line."""
+        """Handle an agent's failure, after which the fleet returns to the recovery line."""
         plan, record = self._shared.state.plan, self._shared.state.image.agents.get(message.agent)
         if plan is None or record is None or record.host != session.host or record.left_plan is not None:
             return
@@ -562,18 +565,19 @@ class Plans:
             self._replaced = ReplacedPlan(plan.number, reason)
 
     def _newest_regular(self) -> int:
-        """Return the newest complete epoch that was not made for a recovery, or 0. Epochs made for a recovery do not show progress."""
+        """Return the newest complete epoch that was not made for a recovery, or 0 if there is none. Epochs made for a recovery do not
+        prove that agents make progress."""
         epochs = self._shared.state.image.epochs
         regular = [x for x in self._shared.state.complete_epochs() if epochs[x].trigger != RECOVERY_TRIGGER]
         return regular[-1] if regular else 0
 
     def on_plan_ended(self) -> None:
-        """Reset the line check and the checkpoint mode after CommitPlan, so that the next plan's line is read again."""
+        """Reset the line check and the checkpoint mode after CommitPlan, so that the next plan's recovery line is read again."""
         self._line_check.on_plan_ended()
         self._modes.mode.on_plan_ended()
 
     def on_confirmation_ended(self, kind: op.ConfirmPlan, result: OperationResult | None) -> None:
-        """Queue the host again if ConfirmPlan was not committed, or if the host has applied a different plan since."""
+        """Queue the host's confirmation again if ConfirmPlan was not committed, or if the host has since applied another plan."""
         is_written = result is not None and not result.is_refused
         if not is_written or self._applied.get(kind.host) != (kind.plan, kind.host_start):
             self._to_confirm[kind.host] = None
@@ -581,7 +585,8 @@ class Plans:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self, *, are_hosts_changed: bool) -> None:
-        """Start or restart the fleet and confirm plans. Check for lost and overdue hosts only if `are_hosts_changed`."""
+        """Start or restart the fleet if necessary, and confirm plans. Check for lost and overdue hosts only if `are_hosts_changed` is
+        set."""
         state = self._shared.state
         self._triggers.on_plan_demand_changed(is_wanted=state.plan is not None and bool(self._reason()))
         if are_hosts_changed:
@@ -664,7 +669,7 @@ class Plans:
             self._commit(line, hosts, reason)
 
     def _is_begin_anew_refused(self, line: int) -> bool:
-        """Return whether the fleet, which had snapshots, would restart from its initial states without an operator's consent."""
+        """Return whether the plan would restart a fleet with snapshots from its initial states without an operator's consent."""
         is_barred = not line and bool(self._shared.state.image.condemned) and not self._shared.options.may_begin_anew
         if is_barred and self._begin_anew_refused_ns is None:
             self._begin_anew_refused_ns = self._shared.now
@@ -674,13 +679,14 @@ class Plans:
         return is_barred
 
     def concerns(self) -> list[Concern]:
-        """Return a concern if the recovery waits for an operator's consent to begin anew."""
+        """Return a concern if the recovery is waiting for an operator's consent to restart from the initial states."""
         if self._begin_anew_refused_ns is None:
             return []
         return [Concern("store", (), self._shared.now - self._begin_anew_refused_ns, BEGIN_ANEW_REFUSED)]
 
     def _is_settled(self, host: str) -> bool:
-        """Return whether the agents of `host` can be placed now, so that a plan need not wait for the host."""
+        """Return whether the plan need not wait for `host`, because it is attached, evicted, gone, or lost for longer than its grace
+        period."""
         if self._host_sessions.attached_session(host) is not None or self._standby_hosts.is_evicted(host):
             return True
         record = self._shared.state.image.hosts[host]
@@ -702,7 +708,7 @@ class Plans:
             self._shared.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
 
     def _losses(self, line: int) -> LossReport:
-        """Return the work that the plan undoes. A restore rolls all agents back, because no agent was frozen before it."""
+        """Return what the plan loses. A restore rolls back all agents, because no agent was frozen before it."""
         if self._restores.wanted is not None:
             return LossReport(len(list(self._shared.state.living_agents())))
         return self._modes.mode.losses(line, self._applied)
@@ -723,7 +729,8 @@ class Plans:
         return record is not None and self._applied.get(host) == (plan.number, record.start)
 
     def _evict_overdue_hosts(self, plan: PlanRecord) -> None:
-        """Evict hosts that have not applied the plan in time. If no host has applied it, replace the plan instead."""
+        """Evict hosts that have made no progress in applying the plan within the time limit. If no host of the plan has made progress in
+        time, replace the plan instead."""
         answered = [host for host in plan.hosts if host in plan.confirmed or self._has_applied(plan, host)]
         late = self._answers.overdue(plan, answered)
         if not late:
@@ -744,9 +751,9 @@ class Plans:
             self._shared.send(self._host_sessions.all_sessions(), directive)
 
     def directive(self) -> Plan | None:
-        """Return the current plan as a directive for a new stream, or None while a new plan is needed.
+        """Return the current plan as a directive for a new stream, or None if a new plan is needed.
 
-        Without this rule, a restarted host would start agents under a plan that its earlier run has confirmed.
+        Sending the old plan would let a restarted host start agents under a plan that its earlier run has confirmed.
         """
         state = self._shared.state
         plan = state.plan

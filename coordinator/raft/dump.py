@@ -1,22 +1,22 @@
-"""The dump of one replica, which is the whole state in one file and replaces the log entries that it covers.
+"""The dump of one replica: a file that contains the whole state and replaces the log entries that it covers.
 
-A dump is what Raft calls a snapshot (Ongaro and Ousterhout, 2014, section 7). `DumpFile` replaces pysyncobj's `Serializer`, with the same
-methods, and fixes these faults (H5 of the Raft design; G8, G11):
+A dump is what Raft calls a snapshot (Ongaro and Ousterhout, 2014, section 7). `DumpFile` has the same methods as pysyncobj's `Serializer`,
+which it replaces, and adds these properties (H5 of the Raft design; G8, G11):
 
-- *Durable, then reported.* The bytes are synced before the rename, and the folder after it. Only then is SUCCESS reported, upon which
-  the library trims its log. The original does not sync to disk.
-- *Verified before use.* A digest covers every byte. This replica's dump is checked whenever it is read, even before it is sent. Damage
-  ends the process, whereas the original would start an empty replica. A dump from a leader is collected in memory. A received dump replaces
-  this replica's file only if it is whole, belongs to the same cluster, and is newer than the applied entries. Any other received dump is
-  ignored, and the leader sends it again.
-- *No pickle, no fork.* Dumps are not made in a child process, because its success would be noticed one tick after the rename, when the
-  library's log has already changed.
+- *Durable, then reported.* The file is synced before the rename, and its folder after the rename. SUCCESS is reported only after both
+  syncs, because the library then trims its log. The original `Serializer` does not sync to disk.
+- *Verified before use.* A digest covers every byte. This replica's dump is verified whenever it is read, even before it is sent. If the
+  dump is damaged, the process ends, whereas the original would start an empty replica. A dump that the leader sends is collected in memory.
+  A received dump replaces this replica's file only if it is complete, belongs to the same cluster, and is newer than the applied entries.
+  Any other received dump is ignored, and the leader sends it again.
+- *No pickle, no fork.* Dumps are not made in a child process, because the parent would notice the rename one tick late, when its log has
+  already changed.
 
-Any disk error, and any error of the function that encodes the state, ends the process (H3).
+The process ends on any disk error, and on any error of the function that encodes the state (H3).
 
-Journal and dump differ if the process dies between the rename and the library's trim, or after a received dump is installed but before the
-log behind it is changed. Such a difference is harmless: a dump is durable before the log is trimmed, so every entry is in the dump or in
-the journal. When the replica loads its files, it compares the dump with the journal (H6, in node.py).
+Journal and dump differ if the process dies after one of them has changed and before the other is adapted. A difference between journal and
+dump is harmless, because a dump is durable before the log is trimmed, so one of them contains every entry. On loading its files, the
+replica compares the dump with the journal (H6, in node.py).
 
 The file, version 1
 -------------------
@@ -30,7 +30,7 @@ The file, version 1
 32      SHA-256 of everything before
 ======  ==========================================================================================
 
-The first sixteen bytes and the last thirty-two have this meaning in all versions.
+In all versions, the first sixteen and the last thirty-two bytes have this meaning.
 """
 
 import logging
@@ -74,7 +74,7 @@ class _DumpHeader(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
 
 class Dump(msgspec.Struct, frozen=True, gc=False):
-    """The content of a dump file."""
+    """Content of a dump file."""
 
     cluster: str
     node: str
@@ -86,19 +86,18 @@ class Dump(msgspec.Struct, frozen=True, gc=False):
 
 
 class DumpFile:
-    """The dump of this replica, and dumps that are being sent to or received from other replicas. Used only on the tick thread.
+    """This replica's dump, and dumps that are being sent to or received from other replicas. Only the tick thread may use this object.
 
     Args:
-        fileName: path of the dump.
-        transmissionBatchSize: number of bytes per piece sent to a follower.
+        transmissionBatchSize: size, in bytes, of the pieces that are sent to a follower.
         tryUseFork: must be false, because this class never forks.
-        serializer: function that returns the state as bytes. If the function raises an exception, the process ends.
-        deserializer: not called, because `read` returns the state instead.
+        serializer: function that returns the encoded state. An exception raised by `serializer` ends the process.
+        deserializer: ignored, because `read` returns the state instead.
         serializeChecker: must be None, because a dump is complete when `serialize` returns.
-        cluster, node: owner of the dump. A file of another owner is refused.
-        applied: function that returns the index of the last applied entry. A received dump must end after it.
+        cluster, node: cluster and replica that own the dump. A dump of another owner is refused.
+        applied: function that returns the index of the last applied entry. A received dump that ends at or before that entry is refused.
         term: function that returns the current term. A received dump must not have a later term.
-        fail: function called with an error message on any failure. The function must not return.
+        fail: function that is called with an error message after any failure, and must not return.
     """
 
     def __init__(
@@ -139,11 +138,10 @@ class DumpFile:
     # ---- making -----------------------------------------------------------------------------------------------------
 
     def serialize(self, data: tuple[Any, Any, Any, Any], id: int) -> None:
-        """Make a dump of the current state. `checkSerializing` reports its `id` later.
+        """Write a dump of the current state. `checkSerializing` then reports the dump's `id`.
 
         Args:
             data: (unused, last applied entry, entry before it, nodes). Only the two entries are used.
-            id: id of the dump, chosen by the library.
         """
         if self._finished is not None:
             return
@@ -155,7 +153,7 @@ class DumpFile:
         self._finished = id
 
     def checkSerializing(self) -> tuple[int, int | None]:
-        """Return SUCCESS and the dump's id, once, after a dump is durable. The library then trims its log."""
+        """Return SUCCESS and the dump's id once after each dump has become durable. The library trims its log after SUCCESS."""
         if self._finished is None:
             return SERIALIZER_STATE.NOT_SERIALIZING, None
         finished, self._finished = self._finished, None
@@ -173,14 +171,14 @@ class DumpFile:
     def read(self) -> tuple[Entry, Entry, bytes]:
         """Return the last entry, the entry before it, and the state.
 
-        If the file is missing, damaged or from another replica, end the process.
+        End the process if the file is missing, damaged or from another replica.
         """
         dump = self._decoded(self._read_file())
         return dump.last, dump.previous, dump.state
 
     def deserialize(self) -> tuple[None, Entry, Entry, tuple[()]]:
-        """Return the last two log entries for the library. The attributes and nodes are empty, because the library must not install the
-        state."""
+        """Return the last two log entries for the library. The returned attributes and nodes are empty, because the library must not
+        install the state."""
         last, previous, _ = self.read()
         return None, last, previous, ()
 
@@ -205,8 +203,8 @@ class DumpFile:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     def getTransmissionData(self, transmissionID: Hashable) -> tuple[bytes, bool, bool] | None:
-        """Return the next piece for a follower, with (is first, is last). The last piece is empty. Return None if no dump can be sent
-        now."""
+        """Return (next piece of the dump, whether it is the first, whether it is the last) for a follower. The last piece is always empty.
+        Return None if no dump can be sent now."""
         if self._finished is not None:
             return None
         transfer = self._outgoing.get(transmissionID)
@@ -224,7 +222,8 @@ class DumpFile:
         return piece, sent == 0, not piece
 
     def cancelTransmisstion(self, id: Hashable) -> None:
-        """Drop the transfer to a follower that was lost. When the follower returns, it receives a dump from its beginning."""
+        """Stop the transfer to a follower whose connection was lost. When the follower reconnects, it receives the dump from the
+        beginning."""
         self._outgoing.pop(id, None)
 
     def _outgoing_bytes(self) -> bytes:
@@ -237,10 +236,10 @@ class DumpFile:
     # ---- receiving --------------------------------------------------------------------------------------------------
 
     def setTransmissionData(self, data: tuple[bytes, bool, bool] | None) -> bool:
-        """Add the next piece of a leader's dump. Return whether the dump is complete and has become this replica's file.
+        """Add the next piece of a dump that the leader sends. Return whether the dump is complete and has become this replica's file.
 
-        If the result is False after the last piece, the dump was ignored because it was incomplete, damaged, from another cluster or not
-        new.
+        If the result is False after the last piece, the dump was ignored because it was incomplete, damaged, too old or from another
+        cluster.
         """
         if data is None:
             return False
@@ -280,7 +279,7 @@ class DumpFile:
 
 
 def encode_dump(dump: Dump) -> list[bytes]:
-    """Return the bytes of the dump file, in pieces."""
+    """Encode a dump file, as a list of pieces."""
     header = msgspec.json.encode(
         _DumpHeader(dump.cluster, dump.node, _row(dump.last), _row(dump.previous), len(dump.state))
     )
@@ -326,6 +325,6 @@ def _row(entry: Entry) -> _DumpEntry:
 
 
 def _entry(entry: Any) -> Entry:  # Any: a tuple of the library
-    """Return the entry as a tuple like the library's, which compares it with its log and clears the log on any difference."""
+    """Convert the entry to a tuple, because the library compares it with its log and clears the log on any difference."""
     command, idx, term = entry
     return bytes(command), int(idx), int(term)

@@ -1,14 +1,15 @@
-"""Durable files, and the immediate end of the process (*fail-stop*) when memory and disk may differ (section H3 of the Raft design; G8,
+"""Durable file writes, and *fail-stop*: ending the process at once when memory and disk may differ (section H3 of the Raft design; G8,
 G11).
 
-*Files.* `replace_durably` is the usual Unix rename with two syncs: of the bytes before the rename, and of the folder after it. Without the
-second sync, the old file may reappear after a power failure. Readers see the old file or the new file, never a part of either. If a process
-dies and leaves a temporary file, the next call overwrites it.
+*Files.* `replace_durably` writes a temporary file, syncs it, renames it, and syncs the folder. Without the sync of the folder, the old
+file may reappear after a power failure. Readers always see either the old or the new file, never a mixture. If a crash leaves a temporary
+file behind, the next call overwrites that file.
 
-*Fail-stop.* After a failed write, a running replica may acknowledge entries or votes that are not on its disk. The replica cannot repair
-this. A failed commit must not be retried, since the kernel may have dropped the dirty pages and may report success for the next sync. On
-"disk full", SQLite drops the whole transaction, so memory is ahead of the file. Only a restart reads the actual content of the disk. The
-process ends by `os._exit`, because no handler, `finally` block or other thread may send anything that is not durable.
+*Fail-stop.* If a replica kept running after a failed write, it might acknowledge entries or votes that are not on its disk. A running
+replica cannot repair a difference between memory and disk. A failed commit must not be retried, because the kernel may have dropped the
+dirty pages and may report success for the next sync. If the disk is full, SQLite drops the whole transaction, so memory is ahead of the
+file. Only a restart reads what is really on the disk. The process ends by `os._exit`, so that no handler, `finally` block or other thread
+can send anything that is not durable.
 """
 
 import logging
@@ -28,7 +29,7 @@ _hook: Callable[[str], NoReturn] | None = None
 
 
 def fail_stop(reason: str) -> NoReturn:
-    """Log `reason` and end the process at once. `reason` is one sentence that names the problem and the next step."""
+    """Log `reason` and end the process at once. `reason` is a sentence that names the problem and the next step for the operator."""
     if _hook is not None:
         _hook(reason)
     try:
@@ -38,9 +39,9 @@ def fail_stop(reason: str) -> NoReturn:
 
 
 def set_fail_stop_hook(hook: Callable[[str], NoReturn] | None) -> None:
-    """Install a hook that `fail_stop` calls first. The hook must raise an exception, so that the process does not end.
+    """Install a hook that `fail_stop` calls before it ends the process. The hook must raise an exception, which keeps the process alive.
 
-    `None` removes the hook. For tests and simulations only.
+    `None` removes the hook. This function is only for tests and simulations.
     """
     global _hook
     _hook = hook
@@ -58,11 +59,12 @@ def make_folder(path: Path) -> None:
 
 
 def replace_durably(path: Path, pieces: Iterable[bytes], *, point: str) -> None:
-    """Replace the content of `path` with `pieces`. On return, the new content is durable. Failpoints are named `<point>.opened` and so on.
+    """Replace the content of `path` with `pieces`. The new content is durable when the function returns. The failpoints are named
+    `<point>.opened` and so on.
 
     Raises:
-        OSError: the disk could not be written. `path` contains either the old or the new content, and a power failure may change which of
-            them it contains. The caller must not continue after this error.
+        OSError: the disk could not be written. `path` then contains either the old or the new content, and a power failure may change
+            which one. The caller must end the process after this error.
     """
     temporary = path.with_name(path.name + ".tmp")
     handle = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)

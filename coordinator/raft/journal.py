@@ -1,40 +1,41 @@
-"""The Raft log, term and vote of one replica: a pysyncobj `Journal` that is stored in one SQLite file.
+"""Journal of one replica: its Raft log, term and vote, as a pysyncobj `Journal` that is stored in one SQLite file.
 
 Theory of operation (G8, G11; H1, H3 and H4 of the Raft design)
 ----------------------------------------------------------------
 Raft is safe only if three things are durable before any message that reveals them is sent: the term, the vote, and the acknowledged entries
-(Ongaro and Ousterhout, In Search of an Understandable Consensus Algorithm, 2014, figure 2, "persistent state on all servers"). The original
-pysyncobj syncs none of these to disk.
+(Ongaro and Ousterhout, In Search of an Understandable Consensus Algorithm, 2014, figure 2, "persistent state on all servers"). The
+original pysyncobj syncs neither term, vote nor entries to disk.
 
-*Memory first, then the file.* The library reads and changes a list in memory, without I/O. `sync` makes the file equal to the list in one
-transaction (*group commit*). So the file goes from one consistent state to the next, even if the process crashes. Up to index
-`_file_equal_until`, the file's rows equal the list. A commit deletes all rows that differ from the list and adds the missing rows.
+*Memory first, then the file.* The library reads and changes a list in memory without any I/O. `sync` writes all changes of the list to the
+file in one transaction (*group commit*). The file is therefore always consistent, even after a crash. Up to the index `_file_equal_until`,
+the rows of the file are known to equal the list. Each commit deletes all rows after `_file_equal_until`, and adds the missing rows.
 
-*Kept tail (H4).* For every AppendEntries the library cuts the log after `prevLogIdx` and adds the message's entries again, although most of
-these entries have not changed. If the cut were written, a crash at that moment would lose acknowledged entries. So `deleteEntriesFrom` only
-sets the tail aside. If `add` is called with the index and term of the tail's first entry, it takes that entry back. If the term differs,
-the conflict is real, and `add` drops the tail (receiver rule 3 of AppendEntries). `put_back` restores the remaining tail.
+*Kept tail (H4).* For every AppendEntries, the library cuts the log after `prevLogIdx` and adds the message's entries again, although most
+of them are unchanged. If the cut were written to disk, a crash at that moment would lose acknowledged entries. `deleteEntriesFrom`
+therefore only sets the cut entries aside, as the *tail*. If `add` is called with the index and term of the tail's first entry, it moves
+that entry back into the log. If the terms differ, the entries really conflict, and `add` drops the tail (receiver rule 3 of
+AppendEntries). `put_back` moves the rest of the tail back into the log.
 
 *Never written* are a gap in the log, a term that decreases, an entry of a term that has not begun, two commands with the same index and
-term, and two votes in one term. Each of these errors would break an assumption of Raft's proof. So the process ends instead, and a file
-that contains one of them is refused. A write error also ends the process (H3); nothing is retried.
+term, and two votes in one term. Each of these errors would break an assumption in Raft's proof. The process ends before it writes such an
+error, and refuses a file that contains one. A write error also ends the process (H3), without a retry.
 
 *The SQLite file.* Transactions are atomic, and digests detect damage. In WAL mode with synchronous=FULL, SQLite syncs its write-ahead log
-at every commit, so a committed transaction survives a power failure, and an uncommitted transaction leaves no trace. The journal calls
-`checkpoint` to copy the write-ahead log into the main file, because SQLite's automatic checkpoint, inside COMMIT, would hide its errors.
-The file is locked while it is open, because two processes with the same log would vote twice.
+at every commit, so exactly the committed transactions survive a power failure. The journal itself copies the write-ahead log into the main
+file (`checkpoint`), because SQLite would do so inside COMMIT and hide errors. While open, the file is locked, because two processes with
+the same log would vote twice.
 
-Rows are `log(idx, term, command, digest)` and `meta(key, value, digest)`, with the value as JSON. Digests are BLAKE2b-128. The digest of a
-log row covers index and term (eight bytes each, little-endian) and the command; the digest of a meta row covers the key, a zero byte and
-the value. One kind of damage is not detected: SQLite silently drops a damaged end of its write-ahead log.
+The tables are `log(idx, term, command, digest)` and `meta(key, value, digest)`; each value is JSON. Digests are BLAKE2b-128. The digest
+of a log row covers index and term (eight bytes each, little-endian) and the command. The digest of a meta row covers the key, a zero byte
+and the value. Only one kind of damage goes undetected: SQLite silently drops a damaged end of its write-ahead log.
 
-Errors while the file is opened are raised as `LogError` with advice; `write` and `checkpoint` raise SQLite's errors.
+Errors on opening the file are raised as `LogError` with advice. `write` and `checkpoint` raise SQLite's own errors.
 
 The caller's duties
 -------------------
-1. Call `sync` before sending any reply that reveals earlier changes, and before the leader counts itself. Safety depends on this rule.
-   (Changes of the term or vote are synced at once.)
-2. Call `put_back` after every message, even if handling the message failed.
+1. Call `sync` before sending any reply that reveals earlier changes, and before a leader counts its own confirmation. Safety depends on
+   this rule. (Changes to the term or vote are synced immediately.) Call `put_back` after every message, even if the message could not be
+   handled.
 3. Use the journal from only one thread at a time.
 """
 
@@ -77,14 +78,14 @@ ADVICE = (
 
 
 class ForeignLogError(LogError):
-    """The log is intact, but it belongs to another replica or set of replicas, or a newer log has replaced it. The cause is a wrong
-    --data-dir or --peers."""
+    """Error: the log is intact, but belongs to another replica or another set of replicas, or has been replaced by a newer log. The usual
+    cause is a wrong --data-dir or --peers."""
 
     exit_code = UsageError.exit_code
 
 
 class JournalContents(msgspec.Struct, frozen=True, gc=False):
-    """Content of the journal file at the time when it was opened."""
+    """Content of the journal file when it was opened."""
 
     entries: list[Entry]
     term: int
@@ -99,7 +100,7 @@ class JournalContents(msgspec.Struct, frozen=True, gc=False):
 
 
 def known_cluster(path: Path) -> str:
-    """Return the cluster of a journal, or "" if there is no journal or it cannot be read."""
+    """Return the cluster's name in a journal file, or "" if there is no readable journal."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             row = connection.execute("SELECT value FROM meta WHERE key = 'cluster'").fetchone()
@@ -109,14 +110,14 @@ def known_cluster(path: Path) -> str:
 
 
 class JournalFile:
-    """The SQLite file of a journal, kept open and locked. Any thread may use the file, but only one at a time."""
+    """The SQLite file of a journal, kept open and locked. Any thread may use the file, but only one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
 
     def open(self, *, cluster: str, node: str, members: str = "") -> JournalContents:
-        """Open or create the file, count the opening, read all contents, and record `members`, the ids of all replicas, if given.
+        """Open or create the file, count this opening, read the content, and record `members`, the ids of all replicas, if given.
 
         Raises:
             ForeignLogError: the file belongs to another cluster, node or set of members.
@@ -150,7 +151,7 @@ class JournalFile:
         first: int = 0,
         equal_until: int = 2**63 - 1,
     ) -> None:
-        """Delete the rows before `first` and after `equal_until`, and add `entries` and `facts`, in one transaction."""
+        """In one transaction, delete the rows before `first` and after `equal_until`, and add `entries` and `facts`."""
         connection = self._connected()
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("DELETE FROM log WHERE idx > ?", (equal_until,))
@@ -165,7 +166,7 @@ class JournalFile:
         failpoint("raft.journal.committed")
 
     def checkpoint(self) -> None:
-        """Copy the write-ahead log into the main file, so that SQLite can reuse the write-ahead log."""
+        """Copy SQLite's write-ahead log into the main file, so that its space can be reused."""
         self._connected().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     @property
@@ -195,7 +196,7 @@ class JournalFile:
         connection.execute("PRAGMA wal_autocheckpoint=0")
 
     def _create(self, cluster: str, node: str) -> bool:
-        """Create the tables and facts of a new file in one transaction. Return whether the file was new."""
+        """If the file is new, create its tables and facts in one transaction. Return whether the file was new."""
         connection = self._connected()
         connection.execute("BEGIN IMMEDIATE")
         is_new: bool = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
@@ -285,7 +286,7 @@ class JournalFile:
 
 
 def new_log_id() -> str:
-    """Return a random unique id for a log. Simulations replace this function."""
+    """Return a new random id for a log. Simulations replace this function."""
     return secrets.token_hex(16)
 
 
@@ -316,15 +317,16 @@ _PAGES_BYTES = 3 * 4096
 
 
 class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
-    """Raft log of `(command, index, term)` entries, with term, vote and commit index, stored in a file.
+    """Raft log of `(command, index, term)` entries with term, vote and commit index, stored in a file.
 
-    The constructor opens the file, as it does in pysyncobj's own journals.
+    The constructor opens the file, because pysyncobj's own journals do so too.
 
     Args:
-        path: path of the SQLite file, whose folder is created if it is missing.
-        cluster, node: owner of the log. A file of another owner is refused.
-        members: ids of all replicas, sorted and separated by commas. A file with other ids is refused. If empty, the ids are not checked.
-        fail: function called with an error message when memory and file may differ. The function must not return.
+        path: path of the SQLite file. The file's folder is created if missing.
+        cluster, node: cluster and replica that own the log. The file of another owner is refused.
+        members: ids of all replicas, sorted and separated by commas. A file that contains other ids is refused. If `members` is empty,
+            the ids are not checked.
+        fail: function that is called with an error message when memory and file may differ, and must not return.
 
     Raises:
         ForeignLogError: the file belongs to another cluster, node or set of members.
@@ -390,7 +392,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         return self._entries[item]
 
     def add(self, command: bytes, idx: int, term: int) -> None:
-        """Append an entry. If the same entry is the first one in the tail that was set aside, take the entry back from there."""
+        """Append an entry. If it is the first entry of the tail that was set aside, take it from there."""
         self._check()
         if self._tail:
             kept, kept_idx, kept_term = self._tail[0]
@@ -417,13 +419,13 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._is_changed = True
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
-        """Set aside the entries from this position on, until `add` or `put_back` restores them or `add` drops them."""
+        """Set aside all entries from this position on. `add` or `put_back` may restore them, and `add` may drop them."""
         self._check()
         self._tail.extendleft(reversed(self._entries[entryFrom:]))
         del self._entries[entryFrom:]
 
     def deleteEntriesTo(self, entryTo: int) -> None:
-        """Remove the entries before this position, because a dump covers them."""
+        """Remove all entries before this position, because a dump covers them."""
         self._check()
         count = len(self._entries[:entryTo])
         self.put_back()
@@ -433,13 +435,13 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._is_changed = True
 
     def put_back(self) -> None:
-        """Restore the remaining entries that were set aside, because the message did not contradict them."""
+        """Restore the entries that are still set aside, because the message did not contradict them."""
         if self._tail:
             self._entries.extend(self._tail)
             self._tail.clear()
 
     def _drop_tail(self) -> None:
-        """Drop the tail. A leader of a later term has different entries, so the entries in the tail were never committed."""
+        """Drop the tail. The entries in the tail were never committed, because a leader of a later term has other entries."""
         self.size_bytes -= sum(len(entry[0]) for entry in self._tail)
         self._tail.clear()
         self._is_changed = True
@@ -454,7 +456,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
     # ---- term, vote, commit index -----------------------------------------------------------------------------------
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        """Set the term and the vote. On return they are durable, together with all earlier changes."""
+        """Set the term and the vote. Both are durable on return, together with all earlier changes."""
         self._check()
         if term < self._term:
             self._stop(f"the term would go back from {self._term} to {term}")
@@ -467,7 +469,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._commit()
 
     def become_voter(self) -> None:
-        """Allow this log to vote from now on. On return the permission is durable, together with all earlier changes."""
+        """Permit this log to vote from now on. The permission is durable on return, together with all earlier changes."""
         self._check()
         self.is_voter = self._facts["voter"] = self._is_changed = True
         self._commit()
@@ -479,7 +481,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         return self._vote
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Set the commit index. The commit index is written only once a second, because an older value after a restart is harmless."""
+        """Set the commit index. The commit index is written only once per second, because an outdated value after a restart is harmless."""
         self._commit_index = raftCommitIndex
 
     def getRaftCommitIndex(self) -> int:
@@ -494,7 +496,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._commit()
 
     def onOneSecondTimer(self) -> None:
-        """Write the commit index and, if enough was written, checkpoint SQLite's write-ahead log."""
+        """Write the commit index and, if enough data was written, checkpoint SQLite's write-ahead log."""
         self._check()
         self.put_back()
         self._save_commit_index()
@@ -507,7 +509,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._log_bytes = 0
 
     def _destroy(self) -> None:
-        """Sync and close the file; after a failure, only close it. A repeated call has no effect."""
+        """Sync and close the file. After a failure, only close it. A repeated call has no effect."""
         try:
             if not self._failure and self._file.is_open:
                 self.sync()
@@ -515,7 +517,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file without a sync, as a crash would."""
+        """Close the file without a sync, to simulate a crash."""
         self._failure = self._failure or f"{self._path} is closed"
         self._file.close()
 
@@ -548,13 +550,13 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._is_changed = False
 
     def _rows_after(self, idx: int) -> list[Entry]:
-        """Return the entries with an index above `idx`, including those that are set aside."""
+        """Return all entries with an index above `idx`, including entries that are set aside."""
         begin = idx + 1 - self._entries[0][1] if self._entries else 0
         rows = self._entries[begin:]
         return rows + [entry for entry in self._tail if entry[1] > idx] if self._tail else rows
 
     def _end(self) -> int:
-        """Return the index of the last entry, including those that are set aside, or 0 if there are none."""
+        """Return the index of the last entry, including entries that are set aside, or 0 if there are no entries."""
         return self._tail[-1][1] if self._tail else self._entries[-1][1] if self._entries else 0
 
     def _check(self) -> None:

@@ -1,32 +1,35 @@
-"""Learners: a replica that has lost its log may not vote or confirm entries until it has caught up (G8).
+"""Learners, which are replicas that have lost their logs and may not vote or confirm entries until they have caught up (G8).
 
-Problem. A replica that has lost its disk has forgotten its votes and acknowledgements. As a voter, it could vote a second time in a term,
-or help to elect a candidate that lacks an entry that was committed with its help. Members are static, so the replica returns under its old
-id. The replica cannot distinguish a lost disk from the first start of a new cluster.
+Problem. *Problem.* A replica that has lost its disk no longer knows its votes and acknowledgements. As a voter, a replica without its log
+could vote twice in one term, or help to elect a leader that lacks an entry committed with the replica's confirmation. Because the set of
+members is static, the replica returns under its old id. From its folder alone, the replica cannot distinguish a lost disk from the first
+start of a new cluster.
 
-Detection. Every log has a random id. Before a log votes for the first time, it is *marked* outside its folder, in the store
-(`storage/disk/store_files.py`). A replica without any mark has never voted, and may vote. A replica that finds the mark of another log has
-lost its log, and starts as a *learner*. If an old disk returns after its successor has voted, it is refused.
+Detection. Every log has a random id. Before a log is first used for voting, it is *marked* outside its folder, in the store
+(`storage/disk/store_files.py`). A replica without any mark has never voted, so it may vote. If a replica finds the mark of a different
+log, it has lost its log and starts as a *learner*. An old log is refused if a newer log of the replica has already voted.
 
-Learning. A learner accepts entries and dumps, but it answers no vote request, starts no election and confirms nothing. For the other
-replicas a learner is like a crashed replica, and quorums keep their size. To become a voter again, the learner proposes a special entry
-(`LEARNER_REQUEST`, with its log's id and boot). The learner becomes a voter as soon as it applies its entry in the same term in which the
-entry was created.
+Learning. A learner accepts entries and dumps, but grants no votes, starts no election and confirms nothing. To the other replicas, a
+learner looks like a crashed replica, and the quorum size is unchanged. To become a voter again, the learner proposes a special entry
+(`LEARNER_REQUEST`), which contains its log's id and boot count. The learner becomes a voter when it applies this entry in the same term in
+which the entry was created.
 
-Proof. Call e the entry, t its term, and Q the majority that confirmed it. The learner is not in Q, and e is younger than the loss.
+Proof. Call e the entry, t its term, and Q the majority that confirmed it. The learner is not in Q, and e was created after the log was
+lost.
 1. *The learner has recovered what the lost log acknowledged.* Let x be an entry that the lost log confirmed in a term u. Then x was in a
-   leader's log before e existed. Members of that leader's majority other than the learner were at u by then, and one of them is in Q: so
-   u <= t. If u = t, x is before e in the same leader's log. If u < t and x was committed, the leader of t has x (leader completeness: that
-   leader was elected by logs, not by learners). The learner has everything up to e.
-2. *The learner does not vote a second time.* Below t the learner no longer votes. In t it votes for no candidate, because its log ends in
-   t and a candidate's log of t ends below. Suppose that the lost log voted for X in a later term. X made its request before e existed, with
-   a log that does not contain e. To win, X needs a member of Q other than the learner. If that member voted before it confirmed e, it was
-   already above t and could not confirm. If it voted afterwards, its log, which ends in a term not below t, is newer than X's log (in case
-   of equal terms, X's log would be a prefix without e).
-So e must be created after the loss (hence the boot), confirmed without the learner, and in the current term. A weaker condition, such as
-having reached the leader's commit index, is not enough, because a leader that was cut off reports an old commit index.
+   leader's log before e existed. The other members of that leader's majority were at term u by then, and one of them is in Q, so u <= t. If
+   u = t, then x precedes e in the same leader's log. If u < t and x was committed, the leader of t has x (leader completeness holds,
+   because logs elected that leader, not learners). Whether u = t or u < t, the learner has received every entry up to e.
+2. *The learner does not vote a second time.* In terms below t, the learner no longer votes. In term t, the learner votes for no candidate,
+   because its log already ends in t, and a candidate's log for term t ends in a lower term. Suppose that the lost log voted for a candidate
+   X in a term later than t. X requested that vote before e existed, so its log does not contain e. To win, X needs the vote of another
+   member of Q. If that member voted for X before it confirmed e, its term was already above t, so it could not confirm e. If that member
+   votes afterwards, it rejects X, because its own log ends in a term not below t and is newer than X's log. (If the terms are equal, X's
+   log is a prefix without e.)
+Therefore e must be created after the loss (hence the boot count), in the current term, and be confirmed without the learner. Reaching the
+leader's commit index is not enough, because a leader that is cut off reports an outdated index.
 
-If so many replicas are learners that the remaining ones are not a majority, no leader can be elected. `is_majority_lost` detects this.
+No leader can be elected if the replicas that are not learners form no majority. `is_majority_lost` detects this.
 """
 
 import re
@@ -47,7 +50,8 @@ _REQUEST = re.compile(rb"[0-9a-f]{1,32}/[0-9]{1,19}")
 
 
 class LogMarks(Protocol):
-    """Durable storage of log marks, outside the folder that may be lost. `Store` implements it. The methods may raise StoreError."""
+    """Durable storage of log marks, outside the replica's folder, which may be lost. `Store` implements it. The methods may raise
+    StoreError."""
 
     def log_marks(self) -> dict[str, list[LogMark]]:
         """Return the marks of each replica, oldest first."""
@@ -60,8 +64,8 @@ class Learner:
     """State of a learner that is about to become a voter again.
 
     Attributes:
-        request: the learner's request entry, which is unique.
-        applied_term: term of the request entry once it has been applied on this replica; 0 before that.
+        request: the learner's request entry, which is unique to this learner.
+        applied_term: term of the request entry, once this replica has applied the entry; 0 before that.
     """
 
     def __init__(self, request: bytes) -> None:
@@ -70,20 +74,21 @@ class Learner:
         self._asked_at = float("-inf")
 
     def is_asking_due(self, now_s: float) -> bool:
-        """Return whether the request must be proposed now, for the first time or again. If so, record the time."""
+        """Return whether the learner must now propose its request, for the first time or again. If the request is due, record the time of
+        the proposal."""
         if now_s < self._asked_at + LEARNER_REQUEST_INTERVAL_S:
             return False
         self._asked_at = now_s
         return True
 
     def on_request_applied(self, entry: bytes, term: int | None) -> None:
-        """Handle a request entry that was applied. The entry may come from any replica."""
+        """Handle an applied request entry, which may come from any replica."""
         if entry == self.request and term is not None:
             self.applied_term = term
 
 
 def begin(journal: SqliteJournal, marks: LogMarks, replica: str) -> Learner | None:
-    """Mark the log before the replica takes part. Return the state of a learner, or None if the replica may vote.
+    """Mark the log before the replica takes part. Return a Learner if the replica may not vote, otherwise None.
 
     Raises:
         ForeignLogError: a newer log of the replica has replaced this log.
@@ -100,13 +105,13 @@ def begin(journal: SqliteJournal, marks: LogMarks, replica: str) -> Learner | No
 
 
 def is_request(entry: bytes) -> bool:
-    """Return whether a learner may have created this entry."""
+    """Return whether this entry has the form of a learner's request."""
     return _REQUEST.fullmatch(entry) is not None
 
 
 def judge(log: str, is_voter: bool, marks: Sequence[LogMark], replica: str) -> tuple[bool, LogMark | None]:
-    """Return whether a log may vote, and the mark that must be added first, or None. Raise ForeignLogError if a newer log has replaced
-    it."""
+    """Return whether a log may vote, and the mark that must be added first, if any. Raise ForeignLogError if a newer log of the replica
+    has already voted."""
     if not marks:
         return True, LogMark(log, True)
     if marks[-1].log == log:
@@ -121,7 +126,7 @@ def judge(log: str, is_voter: bool, marks: Sequence[LogMark], replica: str) -> t
 
 
 def is_majority_lost(members: Iterable[str], marks: Mapping[str, Sequence[LogMark]]) -> list[str]:
-    """Return the replicas that have lost their logs if the remaining ones are not a majority, otherwise an empty list."""
+    """Return the replicas that have lost their logs, or an empty list if the remaining replicas still form a majority."""
     names = sorted(members)
     lost = [name for name in names if marks.get(name) and not marks[name][-1].is_voter]
     return lost if 2 * (len(names) - len(lost)) <= len(names) else []

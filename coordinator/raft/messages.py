@@ -1,12 +1,13 @@
-"""Wire format of Raft's messages, with the conversion between pysyncobj's dictionaries and protobuf.
+"""Wire format of Raft messages, and the conversion between pysyncobj's dictionaries and protobuf.
 
-The library distinguishes messages by their keys, and an absent key is not the same as None. An `append_entries` message with `prevLogIdx`
-(perhaps None) contains entries; one with `serialized` (perhaps None) contains a part of a dump. So the codec knows the set of keys
-(*shape*) of each message that the library sends. The codec preserves exactly which keys are present, and refuses other shapes on both
-sides. The encoding uses no pickle. `transmission` frames, which the library would unpickle, have no encoding.
+pysyncobj distinguishes messages by their keys, and treats an absent key differently from None. For example, an `append_entries` message
+with the key `prevLogIdx` contains entries, and one with `serialized` contains a piece of a dump; either value may be None. The codec
+therefore knows the *shape*, which is the set of keys, of each message that the library sends. The codec preserves exactly which keys are
+present. The codec refuses messages with any other shape, both when encoding and when decoding. The encoding uses no pickle. `transmission`
+frames cannot be encoded, because the library would unpickle them.
 
-A piece is one message, encoded as a batch that contains only this message. Protobuf merges concatenated messages, so a batch is the
-concatenation of its pieces. Each message is encoded only once, on the thread that created it.
+A *piece* is one message, encoded as a batch that contains only that message. Because protobuf merges concatenated messages, a batch is
+simply the concatenation of its pieces. Each message is encoded only once, on the thread that creates it.
 """
 
 from collections.abc import Sequence
@@ -51,7 +52,7 @@ _RESPONSE_KEYS = {"type", "request_id"}
 
 
 class Hello(NamedTuple):
-    """The first message of a stream."""
+    """First message of a Raft stream, which identifies the sender."""
 
     cluster: str
     node: str
@@ -62,7 +63,7 @@ class Hello(NamedTuple):
 
     @property
     def session(self) -> tuple[int, int]:
-        """Return a pair that grows with each stream of a replica, even across restarts, as long as the replica keeps the same log."""
+        """Return a pair that increases with each stream of a replica, even across restarts, as long as the replica keeps its log."""
         return self.boot, self.stream
 
 
@@ -70,16 +71,16 @@ class Hello(NamedTuple):
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """Return the hello as the first piece of a stream."""
+    """Encode the hello message as the first piece of a stream."""
     made = pb.RaftHello(**hello._asdict(), version=VERSION)
     return pb.RaftBatch(hello=made).SerializeToString()
 
 
 def encode_message(message: Message) -> bytes:
-    """Return `message` encoded as a piece.
+    """Encode `message` as a piece.
 
     Raises:
-        UsageError: the library created a message of a shape that this codec does not know, such as a `transmission` frame.
+        UsageError: this codec does not know the message's shape; it may be a `transmission` frame.
     """
     try:
         for key, value in message.items():
@@ -154,7 +155,7 @@ def _expect(message: Message, keys: set[str], optional: set[str] = frozenset()) 
 
 
 def _shape(message: Message) -> str:
-    """Describe a message by its keys and its small values, without its contents."""
+    """Describe a message for logs by its keys and small values."""
     return ", ".join(
         f"{key}={value if isinstance(value, int | str) else type(value).__name__}" for key, value in message.items()
     )
@@ -164,7 +165,7 @@ def _shape(message: Message) -> str:
 
 
 def decode_batch(data: bytes) -> tuple[Hello | None, list[Message]]:
-    """Return the batch's hello, or None if it has none, and the batch's messages in order.
+    """Return the hello message in the batch, or None if there is none, and all other messages in order.
 
     Raises:
         ProtocolError: the data is not a batch, or a message has an unknown or contradictory shape.
@@ -254,10 +255,10 @@ def _entries_from(
 
 
 def _check_entries(entries: Sequence[tuple[bytes, int, int]], previous: tuple[int, int] | None, term: int) -> None:
-    """Check that entries follow each other and `previous` without a gap, that their terms never decrease, and that no term exceeds the
+    """Check that the entries follow each other and `previous` without gaps, that their terms never decrease, and that no term exceeds the
     leader's.
 
-    The journal ends the process if it receives other entries, and a peer must not be able to cause that.
+    Without this check, a peer could end this process, because the journal ends the process if it receives other entries.
     """
     if previous is None:
         if entries:

@@ -1,35 +1,39 @@
-"""Hardened Raft replica: PySyncObj without the faults by which it lost acknowledged writes or executed foreign code (G8).
+"""Hardened Raft replica, which overrides the parts of PySyncObj that could lose acknowledged writes or execute foreign code (G8).
 
 Theory of operation
 -------------------
 Raft (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", USENIX ATC 2014, section 5) keeps one log on all
-replicas. An entry is committed once a majority holds it durably, and committed entries are applied in order. From time to time a dump of
-the state replaces old entries (section 7). `pysyncobj` implements this; `SafeSyncObj` overrides the places where the library departs from
-the paper or from durability. The following list contains the rules and how they are enforced:
+replicas. An entry is committed once a majority has stored it durably, and committed entries are applied in order. From time to time, a
+dump of the state replaces the oldest entries (section 7). `pysyncobj` implements this algorithm, and `SafeSyncObj` overrides the places
+where the library departs from the paper or is not durable. `SafeSyncObj` enforces these rules:
 
-H2.  A replica answers, votes or counts itself only after its log, term and vote are durable. Every tick begins with `sync_journal()`.
-     The transport calls `sync_journal()` after handling messages and before sending the answers. A new leader calls `sync_journal()` before
-it counts its first entry. H4.  Entries are cut from the log only if a leader's entry contradicts them (figure 2, AppendEntries 3). The
-library cuts all entries behind a matching entry and adds them again; `SqliteJournal` sets them aside and puts them back. H6.  After a
-restart, dump and journal may differ if the process died between writing the two files. The journal is kept if it contains the dump's last
-entry, replaced if it does not, and refused if there is a gap. H7.  The commit index moves only over entries that were compared with the
-leader's. H8.  A follower whose log contradicts its leader's log repeats the conflicting position until the logs agree, whatever it answers
-about later entries. H9.  An answer counts only in the term in which it was given. H10, H11.  If an apply function or a callback raises an
-exception, this causes an alarm, never an endless retry. H12, H13.  Nothing is unpickled. An entry is an operation (0), the library's no-op
-(1) or a learner's request (4). The library's no-op is never accepted as a proposal.
+- H2. A replica answers, votes or counts its own confirmation only after its log, term and vote are durable. Every tick begins with
+  `sync_journal()`. The transport calls `sync_journal()` between handling messages and sending the answers. A new leader calls
+  `sync_journal()` before it counts its own confirmation of its first entry.
+- H4. Entries are removed from the log only if a leader's entry contradicts them (figure 2, AppendEntries 3). The library removes all
+  entries after a matching entry and adds them again. `SqliteJournal` instead sets unchanged entries aside and then puts them back.
+- H6. After a restart, the dump and the journal may differ if the process died between writing the two files. The journal is kept if it
+  contains the dump's last entry, replaced if it does not, and refused if there is a gap.
+- H7. The commit index advances only over entries that were compared with the leader's entries.
+- H8. A follower whose log contradicts its leader's log repeats the conflicting position until the logs agree, even when it answers about
+  later entries.
+- H9. An answer counts only in the term in which it was given.
+- H10, H11. If an apply function or a callback raises an exception, an alarm is raised, and the call is never retried endlessly.
+- H12, H13. Nothing is unpickled. An entry is an operation (0), the library's no-op (1) or a learner's request (4). The library's no-op is
+  never accepted as a proposal.
 
-This module also fixes the following faults of the library. Comments in the code explain each of them:
+This module also fixes the following faults of the library, each explained by a comment in the code:
 
-- a follower that had installed a dump acknowledged its own later entries, although these had not been compared with the leader's;
-- a vote that arrived twice was counted twice;
+- after installing a dump, a follower acknowledged its own later entries, although these had not been compared with the leader's;
+- duplicate votes were counted twice;
 - the commit index could decrease;
-- proposals waited forever if their answer could no longer arrive, because the connection to the leader broke or a dump covers them;
-- for a tenth of a second, a leader that had just made a dump reported that it had none.
+- proposals waited forever if the connection to the leader broke or a dump covered them, so that no answer could arrive;
+- a leader that had just made a dump reported for a tenth of a second that it had none.
 
-The implementation departs from the paper in one respect: members are static. Pre-vote is not used.
+The implementation differs from the paper in one respect: the set of members is static. Pre-vote is not used.
 
-Everything runs on the tick thread. `propose` and `barrier` may also be called from one other thread; before `set_wake_scheduler` is called,
-from any thread.
+Everything runs on the tick thread. `propose` and `barrier` may also be called from one other thread, or from any thread before
+`set_wake_scheduler` is called.
 """
 
 import copy
@@ -61,22 +65,21 @@ from snapline.storage.disk.store_files import LogMark
 
 
 class Machine(Protocol):
-    """Interface that this module requires from the replicated state machine. The state machine's methods are called only on the tick
-    thread."""
+    """Interface that this module requires from the replicated state machine. These methods are called only on the tick thread."""
 
     def apply(self, entry: bytes) -> object:
-        """Apply a committed entry; the result must be deterministic. If the entry is unknown, raise LogError, after which the process must
-        end; raise no other exception."""
+        """Apply a committed entry. The result must be deterministic. If the entry is invalid, raise LogError, after which the process
+        must end. Raise no other exception."""
 
     def freeze(self) -> bytes:
-        """Return the whole state as bytes."""
+        """Encode the whole state."""
 
     def restore(self, image: bytes) -> None:
-        """Replace the state with an image that `freeze` returned."""
+        """Replace the state with an encoded state that `freeze` has returned."""
 
 
 class ApplyFailed:
-    """The result of an entry for which `apply` raised an exception. The result is equal on every replica if the state machine is
+    """Result of an entry for which `apply` raised an exception. The result is the same on every replica if the state machine is
     deterministic."""
 
     def __init__(self, error: Exception) -> None:
@@ -112,7 +115,7 @@ Message = dict[str, Any]  # Any: fields of many types, checked by the transport'
 
 
 class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
-    """The hardened replica. The owner of a replica calls `doTick(seconds)` in a loop on one thread, and finally `destroy()`."""
+    """The hardened replica. The owner of a replica calls `doTick(seconds)` in a loop on one thread, and `destroy()` at the end."""
 
     def __init__(
         self,
@@ -127,23 +130,24 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         marks: LogMarks,
         on_alarm: Callable[[str], None],
     ) -> None:
-        """Open the files of this replica, or create them. The first tick loads the dump.
+        """Open or create this replica's files. The first tick loads the dump.
 
         Args:
-            self_node: id and address of this replica.
+            self_node: this replica's id and address.
             others: all other replicas.
-            conf: settings from `raft_configuration`. File names and state functions are added to a copy.
-            transport_class: function that is called with (this object, self_node, set of the others); see pysyncobj.transport.Transport.
-            machine: the replicated state machine.
-            folder: folder used by this replica alone; created if it is missing.
-            cluster: name of the cluster. Files of another cluster are refused.
-            marks: storage of the log marks, outside the folder.
-            on_alarm: function that is called on the tick thread with a message for operators. The function must return at once.
+            conf: settings from `raft_configuration`. A copy of the configuration is used, to which file names and state functions are
+                added.
+            transport_class: function that creates the transport, called with (this object, self_node, set of the other nodes); see
+                pysyncobj.transport.Transport.
+            folder: folder that only this replica uses; created if missing.
+            cluster: name of the cluster that owns the files. Files that belong to another cluster are refused.
+            marks: storage of the log marks, outside the replica's folder.
+            on_alarm: function that is called on the tick thread with a message for operators, and must return at once.
 
         Raises:
-            LogError: the library's release has not been reviewed, or a newer log has replaced this replica's log. Damaged files end the
-                process instead.
-            StoreError: the marks cannot be read or written.
+            LogError: the installed release of the library has not been reviewed, or a newer log has replaced this replica's log. If a file
+                is damaged, the constructor ends the process.
+            StoreError: the log marks cannot be read or written.
         """
         check_release()
         forbid_pickle()
@@ -189,8 +193,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         return DumpFile(*settings, cluster=self._cluster, node=self._name, applied=applied, term=term)
 
     def _check_folder_complete(self) -> None:
-        """Check H6 for missing files. A replica without its journal has forgotten its votes; a replica without its dump has lost the
-        entries that the dump replaced."""
+        """End the process if one of the two files is missing (H6). Without its journal, a replica has forgotten its votes. Without its
+        dump, it has lost the entries that the dump replaced."""
         entries, dump = self._SyncObj__raftLog, Path(self.conf.fullDumpFile)
         if entries.is_new and dump.exists():
             fail_stop(f"{self.conf.journalFile} is missing beside {dump}: {ADVICE}")
@@ -200,8 +204,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     # ---- for the driver ---------------------------------------------------------------------------------------------
 
     def propose(self, entry: bytes, callback: Callback | None) -> None:
-        """Propose `entry` to be committed and applied. `callback` receives the result. See the module's docstring for the threads that may
-        call it.
+        """Propose an entry, to be committed and applied. `callback` receives the result. The module's docstring says which threads may
+        call this method.
 
         Raises:
             UsageError: the entry is empty.
@@ -216,16 +220,17 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._queue(entry, callback, _OPERATION)
 
     def barrier(self, callback: Callback) -> None:
-        """Propose an empty entry. When `callback` receives SUCCESS, this replica's state contains everything acknowledged before the call.
+        """Propose an empty entry. When `callback` receives SUCCESS, this replica's state reflects everything that was acknowledged before
+        the call.
 
-        Read the state inside `callback`, which runs on the tick thread. See the module's docstring for the threads that may call this
+        The state must be read inside `callback`, which runs on the tick thread. The module's docstring says which threads may call this
         method.
         """
         self._queue(b"", callback, _OPERATION)
 
     def set_wake_scheduler(self, later: Callable[[Callable[[], None]], object]) -> None:
-        """Use `later(call)` on the proposer's thread to wake the tick thread, so that one tick syncs all proposals made before `call`
-        runs."""
+        """Schedule the wake-up of the tick thread with `later(call)` on the proposer's thread, so that one tick syncs all proposals made
+        before `call` runs."""
         self._SyncObj__pipeNotifier.later = later
 
     def sync_journal(self) -> None:
@@ -234,12 +239,12 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
 
     @property
     def is_learner(self) -> bool:
-        """Return whether the replica has lost its log and may not vote yet."""
+        """Return whether the replica has lost its log and may not vote until it has caught up."""
         return self._learner is not None
 
     @property
     def is_leader(self) -> bool:
-        """Return whether this replica believes that it leads. There may already be a newer leader."""
+        """Return whether this replica believes that it leads. A newer leader may already exist."""
         return bool(self._isLeader())
 
     # ---- ticking ----------------------------------------------------------------------------------------------------
@@ -252,7 +257,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         super()._onTick(timeToWait)
 
     def _learn(self, learner: Learner) -> None:
-        """Request to become a voter again, or become a voter if the request was applied. A learner starts no election."""
+        """Request to become a voter again, or become one if the request has been applied. A learner starts no election."""
         self._SyncObj__raftElectionDeadline = float("inf")
         if learner.applied_term and learner.applied_term == self.raftCurrentTerm:
             self._become_voter(learner)
@@ -281,20 +286,20 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             self.forceLogCompaction()
 
     def _SyncObj__tryLogCompaction(self) -> None:
-        """Compact the log twice: the first call makes a dump if one is due, and the second call trims the journal at once instead of a tick
-        later.
+        """Run the library's log compaction twice: the first call makes a dump if one is due, and the second trims the journal at once
+        instead of a tick later.
 
-        Without the second call, the library would run in a busy loop for 0.1 s in that tick, and every follower that needs the dump would
-        be told that there is none.
+        Without the second call, the library would run in a busy loop for 0.1 s during that tick, and would tell followers that there is no
+        dump.
         """
         SyncObj._SyncObj__tryLogCompaction(self)
         SyncObj._SyncObj__tryLogCompaction(self)
 
     def _checkCommandsToApply(self) -> None:
-        """Create entries from the waiting commands and send them in one message, whereas the library would send one message per entry.
+        """Create entries from the waiting commands and send them in one message, because the library would send one message per entry.
 
-        The followers and this replica write the entries at the same time. H2 still holds, because the leader counts itself only afterwards
-        (Ongaro's thesis, 2014, section 10.2.1).
+        The followers and this replica write the entries to disk at the same time. H2 still holds, because the leader counts its own
+        confirmation only after its write (Ongaro's thesis, 2014, section 10.2.1).
         """
         self.on_applied()
         before = self._SyncObj__getCurrentLogIndex()
@@ -329,7 +334,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     # ---- proposing and applying -------------------------------------------------------------------------------------
 
     def _applyCommand(self, command: bytes, callback: Any, commandType: int | None = None) -> None:
-        """Queue a command under rules H11 and H13. `callback` is a callable, None, or the (node, request id) of a forwarded command."""
+        """Queue a command under rules H11 and H13. `callback` is a callable, None, or the pair (node, request id) of a forwarded
+        command."""
         kind = command[:1] if commandType is None else bytes([commandType])
         is_ours = kind == bytes([_OPERATION]) or (
             kind == bytes([LEARNER_REQUEST]) and is_request(command.removeprefix(kind))
@@ -340,8 +346,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._queue(command, callback, commandType)
 
     def _queue(self, command: bytes, callback: Any, kind: int | None) -> None:
-        """Queue a command for the next tick. `callback` is the same as in `_applyCommand`. If `kind` is None, the command's first byte is
-        its kind."""
+        """Queue a command for the next tick. `callback` is the same as in `_applyCommand`. If `kind` is None, the first byte of the
+        command is its kind."""
         if callable(callback):
             callback = self._guarded(callback)
         if self._is_closed:
@@ -366,7 +372,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             log.exception("the alarm raised")
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> object:
-        """Apply a command under rules H10 and H12. The library would instead unpickle a method's number and arguments."""
+        """Apply a command under rules H10 and H12. The library itself would unpickle a method's number and arguments."""
         if command[:1] == bytes([_NO_OP]) or command == bytes([_OPERATION]):
             return None
         if command[:1] == bytes([LEARNER_REQUEST]):
@@ -400,7 +406,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             self._check_committed(node, commit_index, commit_term)
 
     def _filter_message(self, node: RaftNode, message: Message) -> Message | None:
-        """Return the message in a form that the library may process, or None if the message must be dropped."""
+        """Return the message, changed if necessary so that the library may process it, or None if it must be dropped."""
         if message.get("term", 0) > self.raftCurrentTerm + TERM_JUMP_MAX:
             self._alarm(
                 f"{node.id} speaks of term {message['term']}, this is {self.raftCurrentTerm}: its message is dropped"
@@ -446,7 +452,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     _SyncObj__pipeNotifier: Any
 
     def _check_committed(self, node: RaftNode, index: int, term: int | None) -> None:
-        """Keep the commit index and the committed entries. The library would decrease the index when an AppendEntries reaches back."""
+        """Ensure that the commit index does not decrease and that committed entries do not change. The library would decrease the commit
+        index when an AppendEntries starts at an earlier entry."""
         first = self._SyncObj__raftLog[0][1]
         if index >= first and self._term_at(index) != term:
             fail_stop(
@@ -464,7 +471,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _SyncObj__sendNextNodeIdx(
         self, node: RaftNode, reset: bool = False, nextNodeIdx: int | None = None, success: bool = False
     ) -> None:
-        """Answer an AppendEntries under rules H8 and H9, or confirm an installed dump. Only the latter is a success without an index."""
+        """Answer an AppendEntries under rules H8 and H9, or confirm an installed dump. A success without an index confirms a dump."""
         if success:
             self._hint = None
             if nextNodeIdx is None:
@@ -482,8 +489,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._SyncObj__transport.send(node, answer)
 
     def _next_index_hint(self, conflict: int | None) -> int | None:
-        """Return the index from which the leader should continue, or None for the end of the log. After a conflict, continue at the first
-        entry of the conflicting term (section 5.3 of the paper)."""
+        """Return the index from which the leader should resend entries, or None for the end of the log. After a conflict, the leader
+        should resend from the first entry of the conflicting term (section 5.3 of the paper)."""
         now = library.monotonicTime()
         hint = None
         if self._hint is not None and now - self._hint[1] < HINT_PERIODS * self.conf.appendEntriesPeriod:
@@ -495,7 +502,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         return None if hint is None else min(hint, self._SyncObj__getCurrentLogIndex() + 1)
 
     def _first_of_term(self, index: int) -> int:
-        """Return the index of the first uncommitted entry that has the same term as entry `index`."""
+        """Return the index of the first uncommitted entry with the same term as the entry at `index`."""
         term, lowest = self._term_at(index), self._SyncObj__raftCommitIndex + 1
         while index > lowest and self._term_at(index - 1) == term:
             index -= 1
@@ -511,7 +518,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
         """Load a dump under rule H6.
 
-        `clearJournal` is true if the leader sent the dump, and false if the replica loads its own dump at the start.
+        `clearJournal` is true if the leader sent the dump, and false if the replica loads its own dump when it starts.
         """
         last, prev, image = self._SyncObj__serializer.read()
         entries = self._SyncObj__raftLog
@@ -533,7 +540,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._answer_proposals_covered_by_dump(last[1])
 
     def _answer_proposals_covered_by_dump(self, last: int) -> None:
-        """Answer this replica's proposals that the dump covers. It is unknown whether these proposals were committed or replaced."""
+        """Answer this replica's waiting proposals that the dump covers. The outcome of these proposals is unknown, because they may have
+        been committed or replaced."""
         waiting = self._SyncObj__commandsWaitingCommit
         for index in sorted(index for index in waiting if index <= last):
             for _, callback in waiting.pop(index):

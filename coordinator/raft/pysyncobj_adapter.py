@@ -1,10 +1,10 @@
-"""Adaptation of PySyncObj: its settings, the hooks that connect the hardened node to it, a check of its version, and the wake-up pipe.
+"""Adaptation of PySyncObj: the settings, the hooks for the hardened node, the version check, and the wake-up pipe.
 
-The timings are based on measurements with three replicas on one busy machine (fsync: median 4 ms, maximum 716 ms). The sizes are design
-choices. `SafeSyncObj` adds the file names and the state functions.
+The timing settings are based on measurements with three replicas on one busy machine (fsync: median 4 ms, maximum 716 ms). The size
+limits are design choices. `SafeSyncObj` adds the file names and the state functions to the settings.
 
-The node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it works only with that release. The version and
-the names are checked at the start. The tests also compare the hash of every file in the library.
+Because the node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, it works only with that release. The
+library's version, and the names that the node uses, are checked at start-up. The tests also compare the hash of every file in the library.
 """
 
 import logging
@@ -69,14 +69,15 @@ def raft_configuration(
     heartbeat_s: float = HEARTBEAT_S,
     fallback_s: float = FALLBACK_S,
 ) -> SyncObjConf:
-    """Return the settings of one replica.
+    """Return one replica's settings for the library.
 
     Args:
-        rank: the replica's position in the sorted list of members, counted from 0.
-        compaction_entries: number of entries in the journal beyond which the replica of rank 0 makes a dump.
-        batch_bytes: size, in bytes, of one AppendEntries and of one piece of a dump; changed only in tests. An entry must be smaller.
-        election_s: shortest and longest time, in seconds, to wait for a leader.
-        heartbeat_s: period of AppendEntries, in seconds.
+        rank: position of the replica in the sorted list of members, counted from 0.
+        compaction_entries: number of journal entries beyond which the replica of rank 0 makes a dump.
+        batch_bytes: maximum size, in bytes, of one AppendEntries and of one piece of a dump. Only tests change it. Every entry must be
+            smaller than this size.
+        election_s: range, in seconds, of the election timeout.
+        heartbeat_s: interval, in seconds, between AppendEntries messages.
         fallback_s: same as FALLBACK_S.
     """
     return SyncObjConf(
@@ -105,16 +106,12 @@ def raft_configuration(
 class RaftNode(Node):  # type: ignore[misc]  # as above: its base is Any
     """A replica with its permanent id and its address.
 
-    The library iterates over sets of nodes. The hash of a node is equal in every process, so a seed reproduces a run.
+    Because the library iterates over sets of nodes, a node's hash is the same in every process, so that a seed reproduces a run.
     """
 
     def __init__(self, id: str, address: str) -> None:
-        """Create a replica with an id and an address.
-
-        Args:
-            id: the replica's name in the static list of members, such as `"c1"`. Equal ids identify the same replica.
-            address: `host:port` of the replica's gRPC server.
-        """
+        """Args: id: name of the replica in the static list of members, such as `"c1"`. Two nodes with the same id are the same replica.
+        address: `host:port` of the replica's gRPC server."""
         super().__init__(id, address=address)
         self._hash = zlib.crc32(id.encode())
 
@@ -203,7 +200,7 @@ _swap_lock = threading.Lock()
 
 
 def check_release() -> None:
-    """Check that the installed release of the library is the one that was reviewed.
+    """Check that the installed release of the library is the reviewed one.
 
     Raises:
         LogError: the library has another version or lacks a required name.
@@ -218,7 +215,7 @@ def check_release() -> None:
 
 
 def missing_names() -> list[str]:
-    """Return the names that the hooks require but that the installed library does not have."""
+    """Return the names that the hooks need and that the installed library lacks."""
     set_by = {
         **dict.fromkeys(ATTRIBUTES, library.SyncObj.__init__.__code__.co_names),
         **dict.fromkeys(NOTIFIER_ATTRIBUTES, pipe_notifier.PipeNotifier.__init__.__code__.co_names),
@@ -232,8 +229,8 @@ def missing_names() -> list[str]:
 def replaced_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) -> Iterator[None]:
     """Make SyncObj's constructor use `SqliteJournal` and `DumpFile` instead of the library's classes (H1, H5).
 
-    The constructor looks up both classes in the globals of its module. These globals are replaced only during one constructor call, by one
-    thread at a time, so the library itself stays unchanged.
+    The constructor looks up both classes in the globals of its module. Only one constructor call at a time sees the replaced globals, so
+    the library itself remains unchanged.
     """
     with _swap_lock:
         before = library.createJournal, library.Serializer
@@ -245,9 +242,9 @@ def replaced_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) ->
 
 
 def forbid_pickle() -> None:
-    """Make the library unable to unpickle anything, in the whole process (H12).
+    """Prevent the library from unpickling anything in this process (H12).
 
-    This program pickles nothing, so bytes that reach one of the library's `load` functions are an attack.
+    Because this program pickles nothing, any bytes that reach the library's `load` functions must be an attack.
     """
     library_pickle.load = library_pickle.loads = _refuse
 
@@ -257,14 +254,14 @@ def _refuse(*_: object) -> NoReturn:
 
 
 class FalseAlarmFilter(logging.Filter):
-    """Log filter that drops one of the library's messages, which is wrong with this journal.
+    """Log filter that drops a library message that is false with this journal.
 
-    "truncating already-applied log entries" is logged whenever an AppendEntries reaches back. With the kept tail (H4), applied entries are
-    never cut, and `SafeSyncObj` ends the process if a leader contradicts them.
+    The library logs "truncating already-applied log entries" whenever an AppendEntries starts at an earlier entry. This journal never
+    cuts applied entries (H4), and `SafeSyncObj` ends the process if a leader contradicts them.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to keep the log record."""
+        """Return whether the log record is kept."""
         return not str(record.msg).startswith("truncating already-applied")
 
 
@@ -277,15 +274,14 @@ def drop_false_alarms() -> None:
 
 
 class WakeUp:
-    """The library's notifier, except that it writes one byte for all proposals made until commands are taken. The original writes one byte
-    per proposal.
+    """Replacement for the library's notifier that writes one byte for all proposals made before the commands are taken, instead of one per
+    proposal.
 
-    Each write is a system call that releases the interpreter lock. With the original, the tick would then take and sync only the proposals
-    made so far.
+    Each write is a system call that releases the interpreter lock, after which a tick would take and sync only the proposals made so far.
 
     Attributes:
-        later: function that schedules a call after the proposer's current work. If `later` is None, or on the tick thread, the byte is
-            written at once.
+        later: function that schedules a call to run after the proposer's current work. The byte is written at once if `later` is None or
+            `notify` runs on the tick thread.
     """
 
     def __init__(self, pipe: Any) -> None:
@@ -299,8 +295,8 @@ class WakeUp:
     def notify(self) -> None:
         """Wake the tick thread.
 
-        Call this method after queueing a command, from the tick thread or from the thread of `later`. If `is_woken` is set, the tick has
-        not taken the commands yet, so no byte is needed.
+        This method must be called after each queued command, from the tick thread or from the thread of `later`. If `is_woken` is set, no
+        byte is needed, because the tick has not yet taken the earlier commands.
         """
         if self.is_woken:
             return
@@ -317,7 +313,7 @@ class WakeUp:
                     self.pipe.notify()
 
     def close(self, poller: Any) -> None:
-        """Close the pipe. The library would leak its two file descriptors for each replica that ends."""
+        """Close the pipe. The library's own notifier leaks two file descriptors for each replica that ends."""
         with self._closing:
             self._is_closed = True
             poller.unsubscribe(self.pipe._PipeNotifier__pipeR)

@@ -1,28 +1,28 @@
-"""A replica of the log, and its driver: a thread that runs Raft's ticks, with an asyncio interface for proposals and reads.
+"""A replica of the log and its driver, which runs Raft's ticks on a thread and offers an asyncio interface for proposals and reads.
 
 Theory of operation
 -------------------
-A `Replica` consists of streams on the event loop, a Raft node on a separate thread, and a driver that connects the two.
+A `Replica` consists of streams on the event loop, a Raft node on a separate thread, and a driver that connects them.
 
-pysyncobj is single-threaded; only proposing is safe from other threads. So one thread creates, ticks and destroys the node. Other calls
-(status, transfer of leadership) are posted to that thread through the inbox. Answers return in one queue, and one signal makes the loop
-empty the queue.
+pysyncobj is single-threaded, except that other threads may propose entries. One thread therefore creates, ticks and destroys the node.
+Other calls (status, leadership transfer) are posted to the tick thread through the inbox. Answers come back through one queue, and a
+single signal makes the event loop empty the queue.
 
-*Proposals.* A callback may never be called, because the frame with the proposal or its answer may be lost. So each proposal has a deadline,
-after which its outcome is *unknown*; its caller then proposes the same request again. At most `IN_FLIGHT_MAX` proposals are in flight.
-Further proposals are rejected at once, so memory is bounded.
+*Proposals.* The library may never call a proposal's callback, because the frame with the proposal or its answer may be lost. Each proposal
+therefore has a deadline. At its deadline, a proposal's outcome is *unknown*, and the caller proposes the same request again. Memory is
+bounded, because at most `IN_FLIGHT_MAX` proposals may be in flight. Further proposals are rejected at once.
 
-*Reads (linearizable, Herlihy and Wing 1990).* There are no leases, so a leader that is cut off may still answer for a while after its
+*Reads (linearizable, Herlihy and Wing 1990).* Because there are no leases, a leader that is cut off may still answer for a while after its
 successor was elected. Therefore a read waits until an empty entry (a barrier), proposed after the read began, is applied on this replica.
-At that moment this replica has applied everything acknowledged before the read, and the tick thread builds the reply. Readers share
-barriers. A reader that arrives while a barrier is in flight waits for the next barrier, since the first may have been proposed before the
-read.
+When the barrier is applied, this replica has applied everything acknowledged before the read, and the tick thread builds the reply.
+Readers share barriers. A reader that arrives while a barrier is in flight waits for the next one, because the first may have been proposed
+before the read.
 
-*Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` consecutive failed ticks the process ends, since the node's
-memory may be corrupt.
+*Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` consecutive failed ticks, the process ends, because the
+node's memory may be corrupt.
 
-An outcome is *committed*, *rejected* or *unknown*. A proposal in flight gets its outcome from the library's callback. If the callback is
-not called before the time-out, the outcome is *unknown*.
+An outcome is *committed*, *rejected* or *unknown*. The outcome of a proposal in flight comes from the library's callback. If the callback
+is not called before the time-out, the outcome is *unknown*.
 """
 
 import asyncio
@@ -54,20 +54,20 @@ from snapline.telemetry.metrics import Distribution
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of an entry that is in the log permanently and has been applied on this replica."""
+    """Outcome: the entry is in the log permanently and has been applied on this replica."""
 
     result: object
     """The value that the machine's `apply` returned on this replica."""
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of an entry that is not in the log, and that this attempt will not add."""
+    """Outcome: the entry is not in the log, and this attempt will not add it."""
 
     reason: str
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of an entry that may be in the log, now or later. The caller proposes the same request again; the state detects
+    """Outcome: the entry may be in the log, now or later. The caller must propose the same request again, and the state machine ignores
     duplicates."""
 
     reason: str
@@ -90,7 +90,7 @@ _UNKNOWN = {
 
 
 def outcome_of(result: object, code: int | None) -> Outcome:
-    """Convert the arguments of the library's callback to an outcome. Only codes that mean "not appended" become rejections."""
+    """Convert the arguments of the library's callback into an outcome. Only codes that mean "not appended" count as rejections."""
     if code == FAIL_REASON.SUCCESS:
         return Committed(result)
     reason = _REJECTED.get(code)
@@ -103,9 +103,9 @@ ValueT = TypeVar("ValueT")
 
 
 class Pending:
-    """Futures of one event loop, each of which receives the outcome of its proposal, or *unknown* after a time-out.
+    """Futures of pending proposals on one event loop. Each future receives its proposal's outcome, or *unknown* after a time-out.
 
-    All futures share one timer, because a separate timer for each would take a seventh of the CPU time of a proposal.
+    All futures share one timer, because one timer per future would use a seventh of the CPU time of a proposal.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -119,7 +119,7 @@ class Pending:
         return len(self._deadlines)
 
     def add(self, timeout_s: float) -> "asyncio.Future[Outcome]":
-        """Return a future for one more proposal. The caller must call `discard` once the future has its outcome."""
+        """Return a future for a new proposal. The caller must call `discard` when the future has its outcome."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
         at_s = self._loop.time() + timeout_s
         self._deadlines[future] = at_s, timeout_s
@@ -132,7 +132,7 @@ class Pending:
         del self._deadlines[future]
 
     def give_up(self, reason: str) -> None:
-        """Set the outcome of all futures to unknown."""
+        """Set the outcome of all pending proposals to unknown."""
         for future in self._deadlines:
             settle(future, Unknown(reason))
 
@@ -169,7 +169,7 @@ LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 
 
 class Counters:
-    """Counters of one replica since its start. `commits_s` counts commits by their duration in seconds."""
+    """Counters of one replica since it started. `commits_s` is a histogram of commit durations in seconds."""
 
     def __init__(self) -> None:
         self.proposals = self.committed = self.rejected = self.unknown = 0
@@ -220,10 +220,11 @@ T = TypeVar("T")
 
 
 class RaftDriver:
-    """Asyncio driver of one replica. Create it, `start` it, and use it from one event loop.
+    """Asyncio driver of one replica. The driver must be created, started with `start`, and used on one event loop.
 
     Attributes:
-        standing: the current term and leader, as far as this replica knows. The object is immutable and replaced when they change.
+        standing: current term and leader, as far as this replica knows. The object `standing` is immutable and is replaced when the term
+            or leader changes.
         counters: counters of this replica; read only.
         failure: the error that ended the tick thread; None if the thread has not failed.
     """
@@ -238,9 +239,9 @@ class RaftDriver:
         """Create the driver. Nothing runs before `start`.
 
         Args:
-            make_node: function that creates the node, called on the tick thread. The node's transport must empty `inbox`.
-            inbox: inbox of the node's streams.
-            on_standing: function called on the loop when `standing` has changed. The function must not block.
+            make_node: function that creates the Raft node; called on the tick thread. The transport of this node must empty `inbox`.
+            inbox: queue of calls for the tick thread, shared with the node's streams.
+            on_standing: function that is called on the event loop when `standing` has changed, and must not block.
         """
         self.standing = Standing()
         self.counters = Counters()
@@ -263,7 +264,7 @@ class RaftDriver:
         """Create the node and start the thread that ticks it.
 
         Raises:
-            LogError: the files of this replica cannot be trusted or read.
+            LogError: this replica's files are unreadable or cannot be trusted.
         """
         started: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="raft-tick", daemon=True)
@@ -271,7 +272,7 @@ class RaftDriver:
         await started
 
     async def stop(self) -> None:
-        """End the replica. The outcome of unanswered proposals is then unknown. A repeated call has no effect."""
+        """End the replica. After this call, proposals without an answer have the outcome unknown. A repeated call has no effect."""
         self._is_stopping = True
         self._inbox.wake()
         if self._thread is not None:
@@ -284,8 +285,8 @@ class RaftDriver:
         """Propose `entry`, and wait until it is committed and applied on this replica.
 
         Args:
-            entry: 1 to ENTRY_BYTES_MAX bytes that the machine's `apply` can handle.
-            timeout_s: time, in seconds, after which the outcome is unknown.
+            entry: 1 to ENTRY_BYTES_MAX bytes, in a form that the state machine's `apply` accepts.
+            timeout_s: time, in seconds, after which the outcome counts as unknown.
 
         Raises:
             UsageError: the entry is empty, or too large (MessageTooLargeError).
@@ -314,16 +315,17 @@ class RaftDriver:
         return outcome
 
     def _answer(self, future: "asyncio.Future[Outcome]", result: object, code: int | None) -> None:
-        """Pass the outcome to the waiting proposer. The library calls this on the tick thread or on the proposer's thread."""
+        """Pass the outcome of a proposal to its waiting proposer. The library calls this function on the tick thread or on the proposer's
+        thread."""
         self.call_on_loop(partial(settle, future, outcome_of(result, code)))
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     async def read(self, build: Callable[[], T], *, timeout_s: float = READ_S) -> T:
-        """Return the value of `build()`, which is called on the tick thread once the state contains everything acknowledged before this
+        """Return the result of `build()`, called on the tick thread once the state reflects everything that was acknowledged before this
         call.
 
-        `build` must return an immutable value and must not change the state. An exception that it raises is raised by this method.
+        `build` must return an immutable value and must not change the state. An exception raised by `build` is raised by this method.
 
         Raises:
             CoordinatorUnavailableError: no majority answered in time.
@@ -344,22 +346,22 @@ class RaftDriver:
         )
 
     async def wait_ready(self, *, timeout_s: float = READ_S) -> None:
-        """Wait until a barrier that this replica has proposed succeeds. Raise the same errors as `read`."""
+        """Wait until a barrier that this replica has proposed succeeds. Raises the same errors as `read`."""
         await self.read(lambda: None, timeout_s=timeout_s)
 
     # ---- for operators ----------------------------------------------------------------------------------------------
 
     async def status(self, *, timeout_s: float = STATUS_S) -> ReplicaStatus:
-        """Return this replica's status. Raise CoordinatorUnavailableError if the tick thread does not answer in time."""
+        """Return this replica's status. Raises CoordinatorUnavailableError if the tick thread does not answer in time."""
         return await self._on_tick_thread(self._status, timeout_s)
 
     async def transfer_leadership(self, to: str | None = None, *, timeout_s: float = TRANSFER_S) -> str:
-        """Transfer the leadership to another replica, and return the new leader. If `to` is None, choose the replica with the longest log.
+        """Transfer leadership to another replica, and return the new leader. If `to` is None, choose the replica with the longest log.
 
         Raises:
-            UsageError: this replica does not lead, or `to` does not name another replica.
-            CoordinatorUnavailableError: no replica is up to date, the time limit has passed, or another replica won the
-                election. Try again.
+            UsageError: this replica does not lead, or `to` is not another replica.
+            CoordinatorUnavailableError: no other replica is up to date, the time limit has passed, or a different replica won the election.
+                Try again.
         """
         deadline_s = self._loop.time() + timeout_s
         before = self.standing
@@ -381,11 +383,11 @@ class RaftDriver:
 
     @property
     def is_learner(self) -> bool:
-        """Return whether this replica has lost its log and may not vote yet. The value may be slightly stale."""
+        """Return whether this replica has lost its log and may not vote until it has caught up. The answer may be slightly outdated."""
         return self._node is not None and self._node.is_learner
 
     def metrics(self) -> dict[str, float]:
-        """Return counters and gauges by name, with times in seconds. Values that concern the journal may be slightly stale."""
+        """Return counters and gauges by name, with times in seconds. Values about the journal may be slightly outdated."""
         counters, standing = self.counters, self.standing
         journal = self._node._SyncObj__raftLog if self._node is not None else None
         values = {
@@ -420,10 +422,11 @@ class RaftDriver:
     # ---- between the threads ----------------------------------------------------------------------------------------
 
     def call_on_loop(self, call: Callable[[], None]) -> None:
-        """Run `call` on the loop, from any thread. Calls run in order, and one signal wakes the loop for all waiting calls.
+        """Schedule `call` on the event loop. This method may be called from any thread. Calls run in order, and a single signal wakes the
+        loop for all waiting calls.
 
-        A signal is a system call that releases the interpreter lock, so the loop might run after the first of many answers. Therefore a
-        tick sends one signal for the entries that it has applied, before it waits for the disk, and another at its end.
+        Because a signal is a system call that releases the interpreter lock, the loop might run after the first of many answers. A tick
+        therefore sends one signal for the entries that it has applied, before it waits for the disk, and another at its end.
         """
         self._answers.append(call)
         if threading.get_ident() != self._ticking:
@@ -543,7 +546,7 @@ class RaftDriver:
         )
 
     def _transfer(self, to: str | None) -> bool:
-        """Ask another replica to start an election. Return False if no suitable replica is up to date."""
+        """Ask another replica to start an election. Return False if no other suitable replica is up to date."""
         node = self._node
         assert node is not None
         if not node.is_leader:
@@ -557,7 +560,7 @@ class RaftDriver:
 
 
 class _Barrier:
-    """The readers that wait for the barrier in flight, and the readers that wait for the next barrier."""
+    """Readers that wait for the barrier in flight, and readers that wait for the next one."""
 
     def __init__(self, driver: RaftDriver) -> None:
         self._driver = driver
@@ -566,13 +569,13 @@ class _Barrier:
         self._task: asyncio.Task[None] | None = None
 
     def join(self, build: Callable[[], T], future: "asyncio.Future[T]") -> None:
-        """Add a reader to the next barrier. Runs on the event loop."""
+        """Add a reader, which waits for the next barrier. This method runs on the event loop."""
         self._next.append(_Reader(build, future))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._serve())
 
     def give_up(self, reason: str) -> None:
-        """Fail all waiting readers. Runs on the event loop."""
+        """Fail all waiting readers. This method runs on the event loop."""
         for reader in self._next + self._under_way:
             settle_error(reader.future, CoordinatorUnavailableError(reason))
         self._next = self._under_way = []
@@ -610,7 +613,7 @@ class _Barrier:
 
 
 class _Reader:
-    """A reader that waits for a barrier."""
+    """A reader that is waiting for a barrier."""
 
     __slots__ = ("_build", "future")
 
@@ -619,7 +622,7 @@ class _Reader:
         self._build: Callable[[], Any] = build
 
     def build_reply(self, driver: RaftDriver) -> None:
-        """Build the reply and pass it to the reader. Runs on the tick thread."""
+        """Build the reply and pass it to the reader. This method runs on the tick thread."""
         if self.future.done():
             return
         try:
@@ -633,12 +636,12 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         node: id of the replica, which is one of `members`.
-        members: id → "host:port" for all replicas. The mapping is the same on every replica and never changes.
-        folder: folder for the replica's files, on a local disk and used by this replica alone.
-        cluster: name of the cluster. Files and replicas of another cluster are refused.
-        marks: storage of the log marks, shared by all replicas and outside their folders.
-        security: certificates for the role coordinator, or loopback only.
-        configuration: settings of the library; None means `raft_configuration` with this replica's rank.
+        members: the "host:port" address of each replica, by id. All replicas have the same mapping, which never changes.
+        folder: folder for this replica's files, on a local disk and not shared with other replicas.
+        cluster: name of the cluster that owns the log. Files and replicas that belong to another cluster are refused.
+        marks: storage of the log marks, which all replicas share, outside their folders.
+        security: certificates for the role `coordinator`, or loopback connections only.
+        configuration: settings for pysyncobj; None means `raft_configuration` with this replica's rank.
     """
 
     node: str
@@ -651,11 +654,12 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica:
-    """A replica of the coordinator's log. Create it on the event loop that serves requests, and `start` it once its server is bound.
+    """A replica of the coordinator's log. A replica must be created on the event loop that serves requests, and started once its server is
+    bound.
 
     Attributes:
-        driver: the driver, for proposals, reads and status.
-        streams: the Raft streams, which must be added to the server.
+        driver: the driver, through which callers propose, read and get the status.
+        streams: the Raft streams, which the caller must add to the server.
     """
 
     def __init__(
@@ -669,13 +673,13 @@ class Replica:
         """Create the replica. Nothing runs before `start`.
 
         Args:
-            options: options of the replica.
-            machine: the replicated state machine, which is called only on the tick thread.
-            on_alarm: function called on the tick thread with a sentence for operators. The function must return at once.
+            options: settings of this replica.
+            machine: the replicated state machine, whose methods are called only on the tick thread.
+            on_alarm: function that is called on the tick thread with a message for operators, and must return at once.
             on_standing: same as in `RaftDriver`.
 
         Raises:
-            UsageError: the members are inconsistent.
+            UsageError: the members in `options` are inconsistent.
         """
         if options.node not in options.members:
             raise UsageError(f"{options.node} is not among the members {', '.join(sorted(options.members))}")
@@ -701,20 +705,20 @@ class Replica:
         self.driver = RaftDriver(self._make_node, self.streams.inbox, on_standing=on_standing)
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Accept the other replicas' streams on `server`, which has not been started yet."""
+        """Add the Raft streams to `server`, which has not been started yet."""
         self.streams.add_to_server(server)
 
     async def start(self) -> None:
-        """Open the files and join the cluster. Raise LogError if the files are damaged or cannot be read."""
+        """Open the files and join the cluster. Raises LogError if the files are damaged or unreadable."""
         await self.driver.start()
 
     async def stop(self) -> None:
-        """End the replica; its files remain. A repeated call has no effect."""
+        """End the replica, but keep its files. A repeated call has no effect."""
         await self.driver.stop()
         await self.streams.stop()
 
     def metrics(self) -> dict[str, float]:
-        """Return counters and gauges by name, for Prometheus, with times in seconds."""
+        """Return counters and gauges by name for Prometheus, with times in seconds."""
         streams = self.streams
         return self.driver.metrics() | {
             "raft_streams_opened_total": float(streams.opened),

@@ -1,29 +1,31 @@
-"""gRPC streams that carry Raft messages between replicas; this module runs on the event loop.
+"""gRPC streams that carry Raft messages between replicas. This module runs on the event loop.
 
 Theory of operation
 -------------------
 `rpc Replicate(stream RaftBatch) returns (RaftDone)`: each pair of replicas has one stream per direction, on the same port as all other
-services. The sender dials. The receiver accepts by sending its initial metadata, and only then does the sender count the receiver as
-connected. gRPC preserves the order and does not resend anything. Messages in flight are lost with their stream, and Raft resends them.
+services. The sender dials. The receiver accepts the stream by sending its initial metadata, and only then does the sender consider the
+receiver connected. gRPC preserves the order of messages but never resends them. Messages in flight are lost when their stream breaks, and
+Raft resends them.
 
-The certificate identifies the caller before a frame is read: it must have the role coordinator and an id from the static list. The hello
-must contain the same name. Without certificates (on loopback, or with the user's `--insecure`) the receiver dials back
-(`security/dial_back.py`): it calls the replica's advertised address and asks whether that replica is the caller. The receiver changes
-nothing before the replica confirms.
+Before any frame is read, the caller is identified by its certificate, which must have the role `coordinator` and an id in the static list
+of members. The caller's hello message must contain the same name as its certificate. Without certificates (on loopback, or with
+`--insecure`), the receiver dials back (`security/dial_back.py`): it calls the advertised address of the named replica and asks whether that
+replica is the caller. The receiver changes no state before the named replica confirms that it is the caller.
 
-A session is a pair (boot, stream). `boot` counts the starts of this replica and is durable; `stream` counts how often the replica has
-dialled since its last start. A newer session of a peer ends the older one, an older session is refused, and a session is used only once. No
-clock is involved. If a peer's log has changed, its sessions are not compared, because a replica that has lost its disk counts from one
+A *session* is the pair (boot, stream). `boot` is a durable count of this replica's starts, and `stream` counts how often it has dialled
+since its last start. A newer session of a peer ends the older one, an older session is refused, and no session is used twice. No clock is
+involved. Sessions of a peer with a new log are not compared with earlier ones, because a replica that has lost its disk counts from one
 again.
 
-*Inbox.* The event loop hands calls to the tick thread, and wakes it through a pipe on which the library's poller waits. A producer appends
-its item. Then, unless the inbox is marked as woken, the producer sets the mark and writes a byte. The tick thread (1) empties the pipe, (2)
-clears the mark, and (3) takes the items. So if a producer finds the mark set, the tick thread takes its item. If the mark were cleared
-after the items are taken, or the pipe emptied after the mark is cleared, a wake-up could be lost.
+*Inbox.* The event loop queues calls for the tick thread, and wakes it through a pipe that the library polls. A producer first appends its
+item to the queue. Then, if the inbox is not marked as woken, the producer marks it and writes a byte to the pipe. The tick thread (1)
+empties the pipe, (2) clears the mark, and (3) takes the items. Therefore, if a producer finds the inbox marked, the tick thread will still
+take its item. A wake-up could be lost if the tick thread cleared the mark after taking the items, or emptied the pipe after clearing the
+mark.
 
-Bounds. A batch ends at 1 MiB or 1,024 messages. When 4,096 messages or 32 MiB from one peer are waiting in the inbox, that peer's stream is
-no longer read. If a stream is not read, gRPC's window fills, and finally the peer's outbox. A stream whose outbox exceeds 64 MiB is ended.
-That limit must exceed the largest dump, which a leader sends without waiting for answers.
+Bounds. A batch contains at most 1 MiB or 1,024 messages. While 4,096 messages or 32 MiB from one peer are waiting in the inbox, that
+peer's stream is not read. When a stream is not read, first gRPC's window fills up, and then the peer's outbox. A stream is ended when its
+outbox exceeds 64 MiB. The outbox limit must exceed the size of the largest dump, which a leader sends without waiting for answers.
 """
 
 import asyncio
@@ -54,8 +56,8 @@ Item = Callable[[], None]
 
 
 class Inbox:
-    """Queue of calls for the tick thread. Any thread may add calls; the tick thread takes them in order. The producers limit the size of
-    the queue."""
+    """Queue of calls for the tick thread. Any thread may add calls. The tick thread executes them in order. The producers must limit the
+    size of the queue."""
 
     def __init__(self) -> None:
         self._items: deque[Item] = deque()
@@ -67,7 +69,7 @@ class Inbox:
         os.set_blocking(self._write_end, False)
 
     def put(self, item: Item) -> None:
-        """Queue `item` for the tick thread. If the inbox is closed, the item is dropped."""
+        """Queue `item` for the tick thread. If the inbox is closed, drop the item."""
         self._items.append(item)
         self.wake()
 
@@ -83,7 +85,7 @@ class Inbox:
                     os.write(self._write_end, b"w")
 
     def take(self) -> list[Item]:
-        """Take and return all items. Runs on the tick thread."""
+        """Remove and return all items. This method runs on the tick thread."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.descriptor, 4096)
         self._is_woken = False
@@ -94,7 +96,7 @@ class Inbox:
         return items
 
     def close(self) -> None:
-        """Drop all items, including items that are added later. A repeated call has no effect."""
+        """Drop all items, and all items that are added later. A repeated call has no effect."""
         with self._closing:
             if not self._is_closed:
                 self._is_closed = True
@@ -108,8 +110,8 @@ ROLE = "coordinator"
 
 
 class DialledChannel:
-    """The channel to one peer. The channel is kept while dials fail, so that gRPC's backoff grows, and replaced when certificates
-    change."""
+    """The gRPC channel to one peer. The channel is kept while dials fail, so that gRPC's backoff grows. The channel is replaced when
+    certificates change."""
 
     def __init__(self, security: Security, node: RaftNode) -> None:
         self._security = security
@@ -120,7 +122,7 @@ class DialledChannel:
 
     @property
     def is_old(self) -> bool:
-        """Return whether the channel must be replaced because its certificate was renewed or the channel has reached its maximum age."""
+        """Return whether the channel must be replaced, because its certificate was renewed or it has reached its maximum age."""
         age_s = asyncio.get_running_loop().time() - self._made_s
         return self._generation != self._security.generation or age_s > LINK_AGE_S_MAX
 
@@ -179,7 +181,7 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class TickSide(Protocol):
-    """Interface that `PeerStreams` requires from the transport, which receives stream events through the inbox."""
+    """Interface of the transport as used by `PeerStreams`: it receives stream events through the inbox."""
 
     def opened(self, stream: "OutgoingStream") -> None: ...
     def closed(self, stream: "OutgoingStream") -> None: ...
@@ -187,9 +189,10 @@ class TickSide(Protocol):
 
 
 class OutgoingStream:
-    """Stream of this replica to one peer, with an outbox that the tick thread fills and the event loop empties.
+    """This replica's stream to one peer, with an outbox that the tick thread fills and the event loop empties.
 
-    The tick thread counts the bytes that it pushes, and the event loop those that it takes. The difference is the size of the outbox.
+    The tick thread counts the bytes that it adds, and the event loop counts the bytes that it removes. The difference between the two
+    counts is the size of the outbox.
     """
 
     def __init__(self, peer: str, session: tuple[int, int], loop: asyncio.AbstractEventLoop) -> None:
@@ -210,7 +213,7 @@ class OutgoingStream:
         return self._pushed_bytes - self._taken_bytes
 
     def push(self, piece: bytes) -> bool:
-        """Queue a piece. Return False if the outbox is full. Runs on the tick thread."""
+        """Queue a piece. Return False if the outbox is full. This method runs on the tick thread."""
         if self.waiting_bytes + len(piece) > OUTBOX_BYTES_MAX:
             return False
         self._pieces.append(piece)
@@ -222,7 +225,7 @@ class OutgoingStream:
         return True
 
     async def take(self) -> bytes:
-        """Wait for the next batch and return it. Runs on the event loop."""
+        """Wait for the next batch and return it. This method runs on the event loop."""
         while not self._pieces:
             self._waiter.clear()
             await self._waiter.wait()
@@ -235,7 +238,7 @@ class OutgoingStream:
         return b"".join(taken)
 
     def end(self, why: str) -> None:
-        """Mark the stream as ended, with the reason. Runs on the event loop. A repeated call has no effect."""
+        """Mark the stream as ended, with the reason. This method runs on the event loop. A repeated call has no effect."""
         self.is_live = False
         self._pieces.clear()
         if not self.ended.done():
@@ -247,7 +250,7 @@ class OutgoingStream:
 
 
 class IncomingStream:
-    """A peer's stream to this replica, with counts of its messages that are waiting for the tick thread."""
+    """A peer's stream to this replica, with counts of the messages that are waiting for the tick thread."""
 
     def __init__(self, peer: str, session: tuple[int, int], loop: asyncio.AbstractEventLoop) -> None:
         self.peer = peer
@@ -262,16 +265,16 @@ class IncomingStream:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Return the number and the total bytes of the messages that wait for the tick thread."""
+        """Return the number and total size, in bytes, of the messages that are waiting for the tick thread."""
         return self._arrived[0] - self._handled[0], self._arrived[1] - self._handled[1]
 
     def arrived(self, messages: int, size_bytes: int) -> None:
-        """Count messages that are put into the inbox. Runs on the event loop."""
+        """Count messages that have been added to the inbox. This method runs on the event loop."""
         self._arrived[0] += messages
         self._arrived[1] += size_bytes
 
     def handled(self, messages: int, size_bytes: int) -> None:
-        """Count messages that the tick thread has handled. Runs on the tick thread."""
+        """Count messages that the tick thread has handled. This method runs on the tick thread."""
         self._handled[0] += messages
         self._handled[1] += size_bytes
         if self._is_full and self._has_room():
@@ -279,7 +282,7 @@ class IncomingStream:
             call_soon(self._loop, self._room.set)
 
     async def room(self) -> None:
-        """Wait until more messages may be read from the stream. Runs on the event loop."""
+        """Wait until the inbox has room for more messages from this stream. This method runs on the event loop."""
         while not self._has_room():
             self._room.clear()
             self._is_full = True
@@ -290,7 +293,7 @@ class IncomingStream:
             await self._room.wait()
 
     def end(self, why: str) -> None:
-        """Mark the stream as ended, with the reason. Runs on the event loop. A repeated call has no effect."""
+        """Mark the stream as ended, with the reason. This method runs on the event loop. A repeated call has no effect."""
         self.is_live = False
         if not self.ended.done():
             self.ended.set_result(why)
@@ -304,9 +307,9 @@ class Refusals:
     """Reasons why other replicas refuse this replica's streams.
 
     Attributes:
-        accepted: replicas that have ever accepted a stream. If these replicas refuse a stream later, the refusal may be temporary.
-        denials: replica → why it permanently refused this replica's last stream; "" if it did not.
-        other_transports: replica → message that the two replicas differ in their use of TLS; "" if they do not.
+        accepted: replicas that have accepted a stream before, so a later refusal by them may be temporary.
+        denials: for each replica, why it permanently refused this replica's last stream; "" if it did not.
+        other_transports: for each replica, a message if it and this replica differ in their use of TLS; "" if they do not.
     """
 
     def __init__(self) -> None:
@@ -315,16 +318,16 @@ class Refusals:
         self.other_transports: dict[str, str] = {}
 
     def final(self) -> dict[str, str]:
-        """Map each replica that has never accepted a stream, and refuses streams permanently, to its reason."""
+        """Return the replicas that have never accepted a stream and refuse them permanently, each with the reason."""
         reasons = {**self.other_transports, **{peer: why for peer, why in self.denials.items() if why}}
         return {peer: why for peer, why in reasons.items() if why and peer not in self.accepted}
 
 
 class PeerStreams:
-    """All Raft streams of one replica. Methods run on the event loop, unless their docstring says that they run on the tick thread.
+    """All Raft streams of one replica. Methods run on the event loop unless their docstrings name the tick thread.
 
     Attributes:
-        inbox: calls for the tick thread.
+        inbox: queue of calls for the tick thread.
         opened: number of this replica's streams that peers have accepted so far.
         refused: number of peers' streams that this replica has refused so far.
         refusals: reasons why peers refuse this replica's streams.
@@ -333,7 +336,8 @@ class PeerStreams:
     def __init__(
         self, *, node: str, others: Iterable[RaftNode], cluster: str, security: Security, address: str = ""
     ) -> None:
-        """Configure the streams. `address` is this replica's address in its own list of members. Nothing is dialled before `attach`."""
+        """Configure the streams. `address` is this replica's address in its own list of members. No peer is dialled before `attach` is
+        called."""
         self.inbox = Inbox()
         self.opened = 0
         self.refused = 0
@@ -367,28 +371,28 @@ class PeerStreams:
     # ---- for the tick thread ----------------------------------------------------------------------------------------
 
     def attach(self, tick_side: TickSide, *, boot: int, log_id: str, nodes: list[RaftNode]) -> None:
-        """Start to dial peers and to accept streams. Runs on the tick thread."""
+        """Start to dial peers and to accept streams. This method runs on the tick thread."""
         self._tick_side = tick_side
         call_soon(self._loop, partial(self._begin, self._hello._replace(boot=boot, log=log_id), nodes))
 
     def detach(self) -> None:
-        """End every stream, because the node is being destroyed. Runs on the tick thread."""
+        """End all streams, because the node is being destroyed. This method runs on the tick thread."""
         call_soon(self._loop, self._shut)
 
     def end(self, stream: OutgoingStream, why: str) -> None:
-        """End a stream. The stream's peer is then dialled again. Runs on the tick thread."""
+        """End a stream. A peer whose stream has ended is then dialled again. This method runs on the tick thread."""
         call_soon(self._loop, partial(stream.end, why))
 
     # ---- on the loop ------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """End every stream, and wait until all have ended."""
+        """End all streams, and wait until they have ended."""
         self._shut()
         await asyncio.gather(*self._dialling, return_exceptions=True)
         self.inbox.close()
 
     def cut(self, peer: str) -> None:
-        """End the streams from and to a peer, as a broken connection would. For tests and fault injection."""
+        """End the streams from and to a peer, to simulate a broken connection. This method is for tests and fault injection only."""
         for stream in (self._incoming.get(peer), self._outgoing.get(peer)):
             if stream is not None:
                 stream.end("cut")
@@ -439,7 +443,8 @@ class PeerStreams:
             await self._refuse(context, grpc.StatusCode.ABORTED, f"session {hello.session} was superseded")
 
     def _certificate_refusal(self, context: _Context) -> str | None:
-        """Return why the caller's certificate is rejected, or None if it is accepted. The check takes place before any frame is read."""
+        """Return why the caller's certificate is rejected, or None if it is accepted. The certificate is checked before any frame is
+        read."""
         if not self._security.is_tls:
             return None
         identity = self._security.identity(context)
@@ -475,7 +480,7 @@ class PeerStreams:
             self._complaints.say(sentence)
 
     async def _read_hello(self, context: _Context) -> Hello | str:
-        """Read the hello and return it, or return the reason why it is invalid."""
+        """Read the hello message, and return it or the reason why it is invalid."""
         data = await read_first(context, CONNECT_S_MAX)
         if data is None:
             return "no hello came"
@@ -541,7 +546,7 @@ class PeerStreams:
             await channel.close()
 
     async def _watch_transport(self, node: RaftNode) -> None:
-        """Until the peer has accepted a stream, check whether it uses TLS, because gRPC reports only that the peer is unreachable."""
+        """Check whether the peer uses TLS until it has accepted a stream, because gRPC itself reports only that the peer is unreachable."""
         while not self._is_stopped and node.id not in self.refusals.accepted:
             why = await transport_mismatch(self._security, node.address)
             self.refusals.other_transports[node.id] = why or ""
@@ -550,7 +555,7 @@ class PeerStreams:
             await asyncio.sleep(TRANSPORT_CHECK_S)
 
     async def _dial_once(self, node: RaftNode, hello: Hello, channel: "DialledChannel") -> bool:
-        """Dial a peer and run the stream until it ends. Return whether the peer accepted the stream."""
+        """Dial a peer, and run the stream until it ends. Return whether the peer accepted the stream."""
         with self._outgoing_calls.new() as metadata:
             open_stream: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = (await channel.fresh()).stream_unary(
                 f"/{SERVICE}/{METHOD}"
@@ -607,7 +612,7 @@ async def _is_accepted(call: "grpc.aio.StreamUnaryCall[bytes, bytes]", hello: He
 async def _run_outgoing(
     stream: OutgoingStream, call: "grpc.aio.StreamUnaryCall[bytes, bytes]", channel: DialledChannel
 ) -> None:
-    """Write batches until the stream ends or needs a new certificate."""
+    """Write batches to the stream until it ends or needs a new certificate."""
     tasks: set[asyncio.Future[Any]] = {
         asyncio.create_task(_write_all(stream, call.write)),
         asyncio.ensure_future(call.code()),
@@ -632,6 +637,7 @@ async def _write_all(stream: OutgoingStream, write: Callable[[bytes], Awaitable[
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Run `call` on the loop, from any thread. If the loop is closed, the process is ending, so the call is dropped."""
+    """Schedule `call` on the event loop. This function may be called from any thread. If the loop is closed, drop the call, because the
+    process is ending."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)

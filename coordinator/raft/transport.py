@@ -1,20 +1,21 @@
-"""Raft's transport over gRPC. This module is the part on the tick thread, which connects pysyncobj to the streams.
+"""Raft's transport over gRPC. This module runs on the tick thread and connects pysyncobj to the streams.
 
 Theory of operation
 -------------------
-The library is single-threaded: all of it runs on the tick thread. The streams run on the event loop (`raft_streams.py`). Only two
-structures connect them: the `Inbox`, which carries calls from the loop to the tick thread, and an outbox per stream, which carries messages
-from the tick thread to the loop.
+pysyncobj is single-threaded and runs entirely on the tick thread. The streams run on the event loop (`raft_streams.py`). The two threads
+share only two structures: the `Inbox`, with calls for the tick thread, and one outbox per stream, with messages for the loop.
 
-1. **Sync before reply (H2).** Messages that the library sends while it handles received messages are held back until the journal is synced
-   once for all of them. The most important of these is `next_node_idx`, which confirms entries. If the sync fails, nothing is sent.
-2. **A peer is connected** while it accepts this replica's stream. The library's list of peers and this module's list change in
-   the same call, on this thread, because the library calls `send` in a loop while it believes that a peer is connected.
-3. **Messages are lost with their stream.** The queue to the peer is dropped when the outgoing stream ends, and messages in the inbox are
-   dropped when the peer's stream ends. The library resends the messages that it needs, but it must never see old and new messages mixed.
+1. **Sync before reply (H2).** While received messages are handled, all messages that the library sends are held back until one sync of the
+   journal. The most important of the held messages is `next_node_idx`, which confirms entries. If the sync fails, none of the held messages
+   is sent.
+2. **A peer is connected** while it accepts this replica's stream. The library's list of peers and this module's list change in the same
+   call on the tick thread, because the library calls `send` in a loop for each connected peer.
+3. **Messages are lost with their stream.** When a stream to a peer ends, its outbox is dropped. When a stream from a peer ends, its
+   messages in the inbox are dropped. The library resends the messages that it still needs, but it must never receive a mixture of old and
+   new messages.
 
-Bounds. A stream is ended if its outbox exceeds `OUTBOX_BYTES_MAX`. A frame that says "my dump cannot be sent yet" is forwarded only once
-per period, since the library sends such frames in a busy loop. When an inbox is full, the streams stop reading.
+Bounds. A stream is ended when its outbox exceeds `OUTBOX_BYTES_MAX`. A frame that says "my dump cannot be sent yet" is forwarded only
+once per period, because the library sends such frames in a busy loop. While the inbox is full, no streams are read.
 """
 
 import logging
@@ -37,18 +38,18 @@ an election."""
 
 
 class TickedNode(Protocol):
-    """Interface that the transport requires from the node that it serves."""
+    """Interface of the Raft node as used by the transport."""
 
     _poller: Any
     _SyncObj__raftLog: Any
     """The node's journal. The journal's `boot` is a durable count of how often the journal with the id `log_id` has been opened."""
 
     def sync_journal(self) -> None:
-        """Make everything durable that a reply may reveal. If that fails, end the process."""
+        """Make everything durable that a reply could reveal. If the sync fails, end the process."""
 
 
 class _Peer:
-    """The tick thread's state for one peer replica."""
+    """State that the tick thread keeps about one peer replica."""
 
     __slots__ = ("empty_dump_s", "node", "stream")
 
@@ -60,9 +61,9 @@ class _Peer:
 
 
 class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
-    """Carries messages between the node and its streams. All methods run on the tick thread.
+    """Transport that carries messages between the node and its streams. All methods run on the tick thread.
 
-    Pass `functools.partial(GrpcTransport, streams=…)` to the library as `transportClass`.
+    The library's parameter `transportClass` must be `functools.partial(GrpcTransport, streams=…)`.
     """
 
     def __init__(
@@ -74,14 +75,13 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
         streams: PeerStreams,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start to connect. The node's constructor calls this constructor.
+        """Start to connect to the peers. The node's constructor calls this constructor.
 
         Args:
-            node: the node that sends and receives messages.
-            self_node: id and address of this replica.
-            others: all other replicas, which never change.
-            streams: the streams on the event loop.
-            clock: function that returns the time in seconds; replaced in tests.
+            self_node: this replica's id and address.
+            others: all other replicas; this set never changes.
+            streams: the gRPC streams, which run on the event loop.
+            clock: function that returns the time in seconds; tests replace it.
         """
         super().__init__(node, self_node, others)
         self._node = node
@@ -101,7 +101,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
     # ---- called by the library --------------------------------------------------------------------------------------
 
     def send(self, node: RaftNode, message: Message) -> bool:
-        """Encode and queue `message`. Return False if `node` is not connected, so that the message is dropped."""
+        """Encode and queue `message`. Return False, so that the message is dropped, if `node` is not connected."""
         peer = self._peers.get(node.id)
         if peer is None or peer.stream is None:
             return False
@@ -151,7 +151,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
             self._disconnect(peer)
 
     def received(self, stream: IncomingStream, messages: list[Message], size_bytes: int) -> None:
-        """Handle a received batch. If its stream has ended, drop the batch."""
+        """Handle a received batch. If the batch's stream has ended, drop the batch."""
         peer = self._peers.get(stream.peer)
         failure: Exception | None = None
         for message in messages:
@@ -169,7 +169,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _drain(self, _descriptor: int, _events: int) -> None:
-        """Run all waiting calls, sync the journal, and then send the replies (theory of operation, 1)."""
+        """Run all waiting calls, sync the journal, and then send the held replies (rule 1 of the module docstring)."""
         failure: Exception | None = None
         self._held = []
         try:

@@ -1,47 +1,50 @@
-"""Backups of the coordinator's state, new replicas restored from backups, and the first log of a fork's coordinator.
+"""Backups of the coordinator's state, restoring replicas from backups, and creating the first log of a fork's coordinator.
 
 Theory of operation (G8, G9, G11)
 ---------------------------------
-As long as a majority of the replicas survives, no backup is needed. A backup serves if all replicas' disks are lost. Decisions made after
-the backup are then unknown, but the store and the hosts reflect them. Lost decisions have two consequences.
+No backup is needed as long as a majority of the replicas survives. A backup is needed if the disks of all replicas are lost. Decisions made
+after the backup are then lost, although the store and the hosts still reflect them. Losing decisions has two consequences: numbers must
+not be reused, and the store is newer than the backup.
 
-*No number is reused (G9).* Plans, epochs, host starts and ordinals continue far above all numbers in the backup and the store. The distance
-also covers numbers that appear in neither of them: a million consecutive plans or epochs that left nothing in the store, or, for ordinals,
-four thousand created agents.
+*No number is reused (G9).* The numbers of plans, epochs, host starts and ordinals continue far above all numbers in the backup and the
+store. The gap also covers numbers that appear neither in the backup nor in the store: a million plans or epochs that left nothing in the
+store, or four thousand ordinals.
 
-*The store is newer than the backup.* Refs are written only after an epoch is complete in the log. So the newest epochs that are missing in
-the backup are *adopted*, with their agents. Otherwise the fleet would return to an epoch from the time of the backup, which retention may
-have deleted. An agent is a member of an interval of epochs. If the manifests contradict this, adoption begins after the contradiction.
-(Example: an agent was created, undone and created again, with a damaged epoch in between.) In autonomous protocols, an agent that the
-backup does not know cannot be adopted, because no manifest contains its index in the checkpoints' vectors. Epochs that are no longer in the
-store are dropped; damaged epochs are condemned.
+*The store is newer than the backup.* A ref is written only after its epoch is complete in the log. The newest epochs that are missing from
+the backup are therefore *adopted*, together with their agents. If they were not adopted, the fleet would return to an epoch from the time
+of the backup, which the retention policy may have deleted. Each agent is a member of all epochs in one interval. If the manifests
+contradict this rule, only the epochs after the contradiction are adopted. (This happens, for example, if an agent was created, undone and
+created again, with a damaged epoch in between.) In autonomous protocols, an agent unknown to the backup cannot be adopted, because no
+manifest contains its index in the checkpoints' vectors. Epochs that are no longer in the store are dropped, and damaged epochs are
+condemned.
 
-The result is a fleet that needs a recovery plan. The fleet's open epochs are aborted, and the first leader recovers the fleet from its
+The restored fleet needs a recovery plan. The restored fleet's open epochs are aborted, and the first leader recovers the fleet from its
 recovery line.
 
-*Replicas are equal.* The new state depends only on the backup and the store, so replicas that are restored one by one are equal. If the
-store has changed in between, because a replica was started too early, the replicas differ, but Raft compares entries only by index and
-term. So the dump's term contains a digest of the state: replicas that differ contradict each other, and end (H3).
+*Replicas are equal.* Replicas that are restored one after another have equal states, because the new state depends only on the backup and
+the store. Restored replicas differ if the store changes between their restores, because a replica was started too early. Raft would not
+notice different states, because it compares entries only by index and term. The dump's term therefore contains a digest of the state.
+Replicas with different states therefore contradict each other, and end (H3).
 
-The dump is written before the journal, because a replica that finds a dump but no journal refuses to start.
+The dump is written before the journal, because a replica with a dump but no journal refuses to start.
 
-Two things are not restored. Ids of agents that were created and left after the backup may be reused. Hosts that joined after the backup,
-and that appear in no manifest and no name of a host log, begin with start 1.
+Some information is not restored: all users' tokens are dropped. The ids of agents that were created and left after the backup may be
+reused. Hosts that joined after the backup, and that appear in no manifest or host log's name, begin with start number 1.
 
-*The first log of a fork's coordinator.* A fork is a store with one snapshot and a record (`storage/transfer/forking.py`), on which no
-coordinator has run yet. The fork's first plan must start from that snapshot, with the agents of the snapshot, and with numbers above those
-of the parent.
+*The first log of a fork's coordinator.* A fork is a store with one snapshot and a fork record (`storage/transfer/forking.py`), for which
+no coordinator has run yet. The fork's first plan must start from that snapshot, with the snapshot's agents, and with numbers above those
+of the parent fleet.
 
-So if a replica has never had a log (the store has no mark of it), it creates a log before it takes part. The log's state depends only on
-the record and the manifest, as after a restore from a backup, so all replicas create equal logs at any time. The fleet is not defined in
-this log yet. The first host defines it, and must have the definition for which the fork was made. A replica that had a log and lost it
-becomes a learner, as in any fleet.
+A replica that has never had a log (the store has no mark of it) therefore creates a log before it takes part. All replicas create equal
+logs, whenever they start, because the state in the log depends only on the fork record and the manifest. The new log does not contain the
+fleet's definition. The first host defines the fleet, and must have the definition for which the fork was made. A replica that has lost
+its log becomes a learner, as in any fleet.
 
-The log is created in a scratch folder and then moved. The journal is moved last, because the journal marks a valid log. After a crash, the
-log is created again.
+The log is created in a temporary folder and then moved into place. The journal is moved last, because a log is valid only if it has a
+journal. If a crash interrupts the creation of the log, the log is created again.
 
-A replica that starts for the first time after the snapshot was deleted creates no log. By then a majority has a log, which the replica
-receives.
+If a replica first starts after the snapshot has been deleted, it creates no log. Such a replica receives the log from the other replicas,
+a majority of which must have it by then.
 """
 
 import functools
@@ -104,7 +107,7 @@ _NO_OP = b"\x01"
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a backup file, encoded in MessagePack within a record of kind `BKUP` (storage/disk/record.py).
+    """Content of a backup file, encoded in MessagePack within a record of kind `BKUP` (storage/disk/record.py).
 
     Attributes:
         cluster: id of the store, which is also the name of the Raft cluster.
@@ -119,9 +122,9 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     """The result of restoring a backup.
 
     Attributes:
-        state: the new image, in which all numbers exceed those found in the backup and the store.
-        adopted: epochs that were missing in the backup and were added from the store.
-        skipped: unusable epoch in the store → reason.
+        state: the new replicated state, whose numbers all exceed those found in the backup and the store.
+        adopted: epochs that were missing from the backup and were added from the store.
+        skipped: for each unusable epoch in the store, the reason.
     """
 
     state: bytes
@@ -142,14 +145,14 @@ class _Epoch(msgspec.Struct, frozen=True):
 
 
 class _ContradictionError(Exception):
-    """No history of creations and removals can explain the agents of two epochs."""
+    """Error: no sequence of creations and removals explains the agents in two epochs."""
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------
 
 
 def write_backup(path: Path, image: bytes, cluster: str) -> Backup:
-    """Write a new backup file. On return, the file is durable.
+    """Write a new backup file. The file is durable when the function returns.
 
     Raises:
         LogError: this release cannot read `image`.
@@ -165,8 +168,8 @@ def read_backup(path: Path) -> Backup:
     """Read a backup file.
 
     Raises:
-        DamagedDataError: the file is not a backup, or it is damaged.
-        StoreError: a later version has written the file.
+        DamagedDataError: the file is damaged, or is not a backup.
+        StoreError: the file was written by a later release.
         NotFoundError: the file does not exist.
     """
     try:
@@ -183,7 +186,7 @@ def read_backup(path: Path) -> Backup:
 
 
 def describe_backup(backup: Backup) -> dict[str, object]:
-    """Describe a backup for display."""
+    """Return a description of a backup for display."""
     state = FleetState.restore(backup.image)
     return {
         "cluster": backup.cluster,
@@ -201,12 +204,12 @@ def describe_backup(backup: Backup) -> dict[str, object]:
 
 
 def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, object]:
-    """Create the files of replica `node` in `data_dir`. Return a description of the result for display.
+    """Restore the files of replica `node` in `data_dir` from a backup. Return a description of the result for display.
 
     Raises:
         UsageError: `data_dir` is in use, the backup belongs to another store, or the store has no usable epoch.
-        DamagedDataError, LogError: the backup cannot be read.
-        ExternalFailureError: the disk could not be written. Remove `data_dir` and try again.
+        DamagedDataError, LogError: the backup is unreadable.
+        ExternalFailureError: the disk could not be written. The operator must remove `data_dir` and try again.
     """
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
         raise UsageError(f"{data_dir} is not empty: a replica that forgot its votes must not return; give a new folder")
@@ -235,12 +238,12 @@ def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, o
 
 
 def write_replica(folder: Path, state: bytes, *, cluster: str, node: str, marks: LogMarks) -> None:
-    """Write a dump of `state` and its journal into an empty folder. On return, both are durable.
+    """Write a dump of `state` and a matching journal into an empty folder. Both files are durable when the function returns.
 
-    The log is marked in the store as the replica's newest log, so an older log of the replica is rejected.
+    The store records this log as the replica's newest one, so that any older log of the replica is rejected.
 
     Raises:
-        ExternalFailureError, OSError: the disk could not be written. The folder is then useless.
+        ExternalFailureError, OSError: the disk could not be written. After such an error, the folder must be deleted.
     """
     make_folder(folder)
     term = TERM + int.from_bytes(_digest_of(state)) % TERM
@@ -276,11 +279,11 @@ def _digest_of(state: bytes) -> bytes:
 
 
 def restored_state(image: bytes, store: Store) -> Restored:
-    """Return the state with which new replicas begin. The state depends only on the image and the store.
+    """Return the state with which restored replicas begin. The state depends only on the image and the store.
 
     Raises:
-        UsageError: the fleet had not begun, or the store has no epoch to which the fleet could return.
-        LogError: the image cannot be read.
+        UsageError: the fleet had not begun at the time of the backup, or the store has no epoch to which it could return.
+        LogError: the state in the backup cannot be decoded.
         StoreError: the store is currently unreadable.
     """
     state = FleetState.restore(image)
@@ -311,7 +314,8 @@ def _abort_open_epochs(image: FleetImage) -> None:
 
 
 def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int, str]]:
-    """Return the usable epochs, ascending, that are missing in the backup, and the reasons why other epochs are skipped."""
+    """Return the usable epochs that are missing from the backup, in ascending order. Also return the reasons why other epochs are
+    skipped."""
     newer: list[_Epoch] = []
     skipped: dict[int, str] = {}
     newest_known = max(image.epochs, default=0)
@@ -331,7 +335,7 @@ def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int
 
 
 def _check_known(state: FleetState, store: Store) -> None:
-    """Drop epochs of the backup that retention has since deleted, and condemn those that are damaged."""
+    """Drop the backup's epochs that retention has since deleted, and condemn its epochs that are damaged."""
     image, published = state.image, dict.fromkeys(store.epochs())
     for epoch in state.complete_epochs():
         record = image.epochs[epoch]
@@ -348,7 +352,7 @@ def _check_known(state: FleetState, store: Store) -> None:
 
 
 def _read_epoch(store: Store, root: str, epoch: int) -> Manifest:
-    """Return the manifest of an epoch after checking its packs. Raise DamagedDataError if a pack is damaged or missing."""
+    """Return an epoch's manifest after checking its packs. Raise DamagedDataError if a pack is damaged or missing."""
     manifest = store.read_manifest(root, epoch=epoch)
     for pack in manifest.packs:
         store.read_pack_index(pack)
@@ -358,7 +362,7 @@ def _read_epoch(store: Store, root: str, epoch: int) -> Manifest:
 def _with_newer(
     state: FleetState, found: Sequence[_Epoch], skipped: dict[int, str]
 ) -> tuple[FleetState, tuple[int, ...]]:
-    """Return `state` with those newest epochs added that form one history, and the numbers of these epochs."""
+    """Add to `state` the newest epochs that form one consistent history, and return the new state and the numbers of these epochs."""
     image = state.freeze()
     for first in range(len(found) + 1):
         tried = FleetState.restore(image)
@@ -373,7 +377,7 @@ def _with_newer(
 
 
 def _adopt(state: FleetState, epoch: _Epoch) -> None:
-    """Add an epoch that is newer than all epochs in the state. Record the creations and removals of agents before it."""
+    """Add an epoch that is newer than all epochs in the state. Also record which agents were created or removed before the epoch."""
     image, about, plan = state.image, epoch.manifest.metadata, state.plan
     assert plan is not None, "a fleet that has begun"
     before = state.newest_complete()
@@ -415,7 +419,7 @@ def _adopt(state: FleetState, epoch: _Epoch) -> None:
 
 
 def _record_membership(agent: str, record: AgentRecord, epoch: int, before: int) -> None:
-    """Record that `agent` is a member of `epoch`, which is the next complete epoch after `before`."""
+    """Record that an agent is a member of `epoch`, the next complete epoch after `before`."""
     if record.born_epoch >= epoch:
         raise _ContradictionError(f"agent {agent} was created after epoch {epoch} had begun, and is a member of it")
     if record.left_epoch is not None and record.left_epoch < epoch:
@@ -428,8 +432,8 @@ class _LargestNumbers:
     """The largest numbers found in the backup and the store.
 
     Attributes:
-        epoch, plan: largest epoch and plan number.
-        starts: host → its largest start.
+        epoch, plan: the largest epoch number and the largest plan number.
+        starts: the largest start number of each host.
     """
 
     def __init__(self, state: FleetState, store: Store, found: Iterable[_Epoch]) -> None:
@@ -454,8 +458,8 @@ class _LargestNumbers:
 
 
 def _raise_numbers(state: FleetState, seen: _LargestNumbers) -> None:
-    """Raise all numbers far above those found. Plans in the history move together with the current plan, so that their numbers have no
-    gaps."""
+    """Raise all numbers in the state far above the largest numbers found. Add the same amount to the numbers of all recorded plans, so
+    that no gaps arise between them."""
     image, plan = state.image, state.plan
     assert plan is not None, "a fleet that has begun"
     offset = seen.plan + NUMBERS_STEP - plan.number
@@ -482,7 +486,8 @@ def _raise_numbers(state: FleetState, seen: _LargestNumbers) -> None:
 
 
 def _time_ns(written: str) -> int:
-    """Parse a time that is only displayed. A time without a zone is UTC, because the state must not depend on the machine's time zone."""
+    """Parse a time that is used only for display. Treat a time without a zone as UTC, because the state must not depend on the machine's
+    time zone."""
     try:
         moment = datetime.fromisoformat(written)
     except ValueError:
@@ -494,7 +499,7 @@ FORK_SCRATCH_FOLDER = "founding"
 
 
 class _NullLogMarks:
-    """Log marks that store nothing, because the replica marks its log only after moving it into place."""
+    """Implementation of log marks that stores nothing, because the replica marks its log only after moving it into place."""
 
     def log_marks(self) -> dict[str, list[LogMark]]:
         return {}
@@ -504,10 +509,11 @@ class _NullLogMarks:
 
 
 def create_fork_log(folder: Path, store: Store, *, node: str) -> bool:
-    """If the store belongs to a fork and replica `node` has never had a log, create its log. Return whether a log was created.
+    """Create the log of replica `node` if the store belongs to a fork and the replica has never had a log. Return whether a log was
+    created.
 
     Raises:
-        DamagedDataError: the fork's record or the manifest is damaged.
+        DamagedDataError: the fork record or the manifest is damaged.
         StoreError: the store is currently unreadable.
         ExternalFailureError: the folder cannot be written.
     """
@@ -540,10 +546,11 @@ def _write(folder: Path, state: bytes, *, cluster: str, node: str) -> None:
 
 
 def fork_initial_state(record: ForkRecord, root: str, manifest: Manifest) -> FleetState:
-    """Return the initial state of a fork's coordinator. The fleet is forming, and has one complete epoch with its agents.
+    """Return the initial state of a fork's coordinator. The initial state of a fork is a forming fleet with one complete epoch and that
+    epoch's agents.
 
     Raises:
-        DamagedDataError: the record and the manifest contradict each other.
+        DamagedDataError: the fork record and the manifest contradict each other.
     """
     about, epoch = manifest.metadata, record.epoch
     state = FleetState()

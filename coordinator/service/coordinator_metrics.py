@@ -1,13 +1,14 @@
-"""Metrics of a coordinator's process (`telemetry/metrics.py`): of its replica and, while it leads, of the fleet.
+"""Metrics of a coordinator process (`telemetry/metrics.py`): metrics of its replica and, while it leads, metrics of the fleet.
 
-A replica that does not lead omits the fleet's metrics, so sums over replicas count no value twice.
+Only the leader reports the fleet's metrics, so that sums over all replicas count no value twice.
 
-`LeaderFigures` contains durations, sizes and pauses of epochs and recoveries, measured by this process while it led. The replicated state
-contains decisions and their times, and hosts report how much they have written. The leader's driver passes both to its observers. No
-decision depends on these figures. A new leader begins at zero, which monitoring systems handle as a counter reset.
+`LeaderFigures` contains the durations, sizes and pauses of epochs and recoveries, as measured by this process while it led. The
+measurements come from the decisions and times in the replicated state, and from hosts' reports of how much they have written. The leader's
+driver passes these decisions and reports to its observers, of which `LeaderFigures` is one. No decision depends on these figures. A new
+leader's counters begin at zero, which monitoring systems treat as a counter reset.
 
-`snapline status` shows the costs, which are computed from the replicated state and these figures. A replica that does not lead uses only
-the data about epochs in the replicated state.
+`snapline status` shows the costs of epochs, which are computed from the replicated state and these figures. A replica that does not lead
+computes the costs of epochs from the replicated state alone.
 """
 
 import time
@@ -50,12 +51,12 @@ NS = 1e9
 
 
 class ReportedPart(NamedTuple):
-    """Figures from a host's report about one pack.
+    """Figures about one pack, from a host's report.
 
     Attributes:
-        epoch: the epoch to which the pack belongs; 0 if the pack contains checkpoints that agents took on their own.
-        pause_ns: longest pause of a single agent.
-        pauses_ns: sum of the pauses of all agents.
+        epoch: number of the pack's epoch; 0 if the pack contains checkpoints that agents took on their own.
+        pause_ns: longest pause, in nanoseconds, of a single agent.
+        pauses_ns: total pause, in nanoseconds, of all agents.
     """
 
     epoch: int
@@ -66,17 +67,17 @@ class ReportedPart(NamedTuple):
 
 
 class LeaderFigures(LeaderObserver):
-    """Figures from all leaderships of one process.
+    """Figures collected during all leaderships of one process.
 
     Attributes:
-        durations_s: durations of complete epochs, from the start to the decision.
-        plans_s: durations from the first suspicion until the recovery plan was committed.
-        loads_s: durations from the commit of the recovery plan until all hosts had applied it.
-        last: the newest epoch that completed while this process led; None before the first such epoch.
-        last_new_bytes: number of bytes written for that epoch.
-        last_pause_ns: longest pause of a single agent for that epoch.
-        last_capture_ns: largest sum of pauses of one host's agents for that epoch.
-        reclaimed_files: number of files deleted in the store. The files are counted on the thread that deletes them.
+        durations_s: durations of complete epochs, in seconds, from their start to the decision.
+        plans_s: durations, in seconds, from the first suspicion to the commit of the recovery plan.
+        loads_s: durations, in seconds, from the commit of a recovery plan until all hosts have applied it.
+        last: the newest epoch completed while this process led; None before the first one.
+        last_new_bytes: number of bytes written for the epoch in `last`.
+        last_pause_ns: longest pause of a single agent, in nanoseconds, for the epoch in `last`.
+        last_capture_ns: for the epoch in `last`, the largest total pause, in nanoseconds, of all agents on any one host.
+        reclaimed_files: number of files deleted from the store. Files are counted on the thread that deletes them.
     """
 
     def __init__(self, state: FleetView) -> None:
@@ -90,7 +91,7 @@ class LeaderFigures(LeaderObserver):
         self._plan_counted = 0
 
     def event_received(self, event: Event) -> None:
-        """Record the figures from a host's report."""
+        """Record the figures in a host's report."""
         match event:
             case MessageReceived(message=EpochReport() as report):
                 self._keep(report, report.epoch)
@@ -113,7 +114,7 @@ class LeaderFigures(LeaderObserver):
         self.reclaimed_files += files
 
     def proposal_ended(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
-        """Record the outcome of a proposal after the state has applied it."""
+        """Record a proposal's outcome after the state has applied the operation."""
         if not isinstance(outcome, Committed) or outcome.result.is_refused:
             return
         if isinstance(kind, op.CompleteEpoch):
@@ -152,8 +153,8 @@ RECOVERIES_SHOWN = 8
 
 
 def loss_of(state: FleetView, now_ns: int, missed: tuple[str, ...] = ()) -> LossStatus:
-    """Return the work that a failure at this wall-clock time would undo. `missed` contains the objectives that the leader reports as
-    missed."""
+    """Return how much work a failure at this wall-clock time would undo. `missed` contains the recovery objectives that the leader
+    reports as missed."""
     image, plans = state.image, state.image.plans
     if not plans:
         return LossStatus(rpo_ns=image.rpo_ns, rto_ns=image.rto_ns)
@@ -183,7 +184,8 @@ def _time_of(plan: PlanRecord, state: FleetView) -> RecoveryTime:
 
 
 def interval_of(state: FleetView, figures: LeaderFigures | None) -> IntervalStatus:
-    """Return the interval and the costs of epochs. `figures` are those of this process; None if this process does not lead."""
+    """Return the interval between epochs and the costs of epochs. `figures` contains this process's figures, or is None if this process
+    does not lead."""
     image = state.image
     complete = [
         (epoch, record) for epoch, record in image.epochs.items() if record.status == COMPLETE and record.ended_ns
@@ -344,7 +346,7 @@ class CoordinatorMetrics:
         self._wall_ns = wall_ns
 
     async def read(self) -> Readings:
-        """Read all metrics now. Raises CoordinatorUnavailableError if the thread that runs Raft does not answer."""
+        """Read all metrics now. Raises CoordinatorUnavailableError if the thread that runs Raft does not answer in time."""
         raft, runner = await self._read_raft(), self._leadership.runner
         return raft if runner is None else {**raft, **self._read_fleet(runner.standing()), **self._read_figures()}
 
@@ -394,7 +396,7 @@ class CoordinatorMetrics:
         }
 
     def _read_rollback(self) -> Readings:
-        """Return the figures of the last finished recovery."""
+        """Return the figures of the last completed recovery."""
         state = self._state
         done = [plan for plan in state.image.plans if plan.number > state.start_plan and plan.done_ns]
         if not done:

@@ -1,7 +1,7 @@
-"""Documents about snapshots for tools. The documents are made from a store alone.
+"""Documents that describe snapshots to tools. Only a store is needed to make these documents.
 
-The coordinator serves these documents, and the command line makes them from a store without a coordinator. No class of the fleet is loaded.
-States and messages are decoded generically; a caller that has the classes may pass its own `describe_…` functions.
+The coordinator serves these documents, and the command line also makes them without a coordinator. None of the fleet's classes is
+imported. States and messages are decoded without their classes. A caller that has the classes may pass its own `describe_…` functions.
 """
 
 import time
@@ -28,7 +28,7 @@ DescribePayload = Callable[[bytes], object]
 
 
 def list_snapshots(store: Store, catalog: Path | None = None) -> SnapshotList:
-    """List all snapshots, oldest first. `catalog` is a file that caches the content of the manifests."""
+    """List all snapshots, oldest first. `catalog` is the path of a file that caches the contents of the manifests."""
     holds = Holds(store, now_s=time.time)
     summaries, pins, fork = tuple(read_summaries(store, catalog)), tuple(holds.pinned()), forked_from(store)
     try:
@@ -41,7 +41,7 @@ def list_snapshots(store: Store, catalog: Path | None = None) -> SnapshotList:
 def forked_from(store: Store) -> ForkedFrom | None:
     """Return the origin of the store's fleet, or None if the fleet was not forked.
 
-    Raise DamagedDataError or StoreError if the record cannot be read.
+    Raises DamagedDataError or StoreError if the fork record cannot be read.
     """
     record = store.fork_record()
     if record is None:
@@ -58,18 +58,17 @@ def show_document(
     describe_message: DescribePayload | None = None,
     contents_bytes_max: int | None = None,
 ) -> Rows:
-    """Describe one snapshot: every agent's state and the messages in transit on every channel, or only those of one agent.
+    """Describe the agents' states and the messages in transit in one snapshot, for all agents or for one.
 
-    For one agent, large arrays and histories are expanded; for all agents, they are only described.
+    Large arrays and histories are expanded only if a single agent is shown, and otherwise described.
 
     Args:
-        store: the checkpoint store.
         snapshot: tag or number of the snapshot.
-        agent: the agent to show; None shows all agents.
-        describe_state: function that describes a state; None means generic decoding.
-        describe_message: function that describes a message; None means generic decoding.
-        contents_bytes_max: limit, in bytes, on all states and messages together, as JSON. For values beyond the limit, only the size is
-            shown. None means no limit.
+        agent: id of the agent to show; None shows all agents.
+        describe_state: function that describes a state; None means that states are decoded without their classes.
+        describe_message: function that describes a message; None means that messages are decoded without their classes.
+        contents_bytes_max: limit, in bytes, on the total size of all states and messages as JSON. Only the size is shown for values that
+            exceed the limit. None means no limit.
 
     Raises:
         NotFoundError: the snapshot or the agent does not exist.
@@ -98,7 +97,7 @@ def show_document(
 
 
 class _SizeBudget:
-    """The space that is left in a document for states and messages."""
+    """Tracks the space left in a document for states and messages."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self._left = bytes_max
@@ -122,13 +121,13 @@ class _SizeBudget:
 
 
 def verify(store: Store, snapshot: str | None = None) -> StoreVerification:
-    """Compare every byte of the store, or of one snapshot, with the stored digests."""
+    """Verify every byte of the store, or of one snapshot, against the stored digests."""
     epoch = store.resolve(snapshot) if snapshot else None
     return verification(store.location, epoch, store.verify(epoch))
 
 
 def verification(location: str, epoch: int | None, found: Verification) -> StoreVerification:
-    """Convert the result of a verification into a document."""
+    """Convert a verification result into a document."""
     return StoreVerification(
         store=location,
         epoch=epoch,
@@ -141,11 +140,11 @@ def verification(location: str, epoch: int | None, found: Verification) -> Store
 
 
 def decode_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
-    """Return the state as plain values, without loading its class. If `read_parts` is None, parts outside the checkpoint's record are not
-    expanded.
+    """Decode the state to plain values, without loading its class. If `read_parts` is None, parts that are stored outside the
+    checkpoint's record are not expanded.
 
     Raises:
-        DamagedDataError: a part is damaged.
+        DamagedDataError: a part of the state is damaged.
     """
     if not checkpoint.state:
         return None
@@ -157,7 +156,7 @@ def decode_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = Non
 
 
 def decode_payload(payload: bytes) -> object:
-    """Decode a message without loading its class. Return the name of its type and its fields, as JSON values."""
+    """Decode a message without loading its class. Return the name of the message's type, and its fields as JSON values."""
     return describe_payload(payload, _decode)
 
 
@@ -166,7 +165,7 @@ def _decode(data: bytes) -> object:
 
 
 def _jsonable(value: Any) -> object:
-    """Convert `value` to JSON values. Keys become strings, and bytes become a description of their size."""
+    """Convert `value` to JSON values. Keys become strings, and each bytes value becomes a description of its size."""
     match value:
         case dict():
             return {key if isinstance(key, str) else str(key): _jsonable(x) for key, x in value.items()}
@@ -233,7 +232,8 @@ def _agent(checkpoint: AgentCheckpoint, host: str, state: object, describe: Desc
 
 
 def _durable(checkpoint: AgentCheckpoint, describe: DescribePayload) -> Mapping[str, object] | None:
-    """Describe a running durable turn, or return None. The checkpoint's state is the state before that turn."""
+    """Describe the agent's running durable turn, or return None if there is none. While a durable turn is running, the checkpoint
+    contains the state before that turn."""
     turn = checkpoint.turn
     if turn is None:
         return None
@@ -247,7 +247,7 @@ def _durable(checkpoint: AgentCheckpoint, describe: DescribePayload) -> Mapping[
 
 
 def _channels(checkpoint: AgentCheckpoint, describe: DescribePayload) -> list[Mapping[str, object]]:
-    """Describe those incoming channels of the agent that have messages in transit."""
+    """Describe those of the agent's incoming channels that have messages in transit."""
     return [
         {
             "sender": sender,

@@ -1,4 +1,4 @@
-"""Answers to tool requests about the fleet, computed from the replicated state: recovery lines, histories, and agents' locations."""
+"""Answers to tools' questions about the fleet, computed from the replicated state: recovery lines, histories, and agents' locations."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -35,11 +35,11 @@ from snapline.messages.status import ForkedFrom
 
 
 def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine:
-    """Return the current recovery line for a failure of `failed`, which names agents, or hosts as `host:h1`. If `failed` is empty, all
-    agents fail.
+    """Return the current recovery line if the agents and hosts in `failed` failed; `host:h1` stands for a host. If `failed` is empty,
+    assume that all agents fail.
 
-    With coordinated checkpoints the answer is the same for every failure: all agents return to the last complete epoch. That epoch is the
-    recovery line among complete cuts (G5); epoch 0 stands for the initial states.
+    With coordinated checkpoints, every failure has the same recovery line, because all agents return to the newest complete epoch. Among
+    complete cuts, the newest complete epoch is the recovery line (G5). Epoch 0 stands for the initial states.
 
     Raises:
         NotFoundError: an agent or host does not exist.
@@ -60,7 +60,7 @@ def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine
 
 
 def autonomous_line(state: FleetView, answer: AnswerLine) -> AutonomousLine:
-    """Return the recovery line of an autonomous fleet, for the first failure in `answer`."""
+    """Return an autonomous fleet's recovery line for the first failure in `answer`."""
     found, epoch = answer.lines[0], state.newest_complete()
     record = state.image.epochs.get(epoch)
     return AutonomousLine(
@@ -74,7 +74,7 @@ def autonomous_line(state: FleetView, answer: AnswerLine) -> AutonomousLine:
 
 
 def autonomous_lines(names: Iterable[str], answer: AnswerLine) -> AutonomousLines:
-    """Return the cost of each single failure, in the order of `names`: first agents, then hosts as `host:h1`."""
+    """Return the cost of each single failure in the order of `names`, which lists agents first and then hosts as `host:h1`."""
     pairs = zip(names, answer.lines, strict=True)
     return AutonomousLines(
         tuple([FailureCost(name, _agents(found, found.costs)) for name, found in pairs]), answer.silent
@@ -88,14 +88,15 @@ def _agents(found: RecoveryLineResult, names: Iterable[str]) -> tuple[AgentOnLin
 
 
 def coordinated_lines(state: FleetView) -> CoordinatedLines:
-    """Return the cost of each single failure with coordinated checkpoints, for which all agents return to one epoch."""
+    """Return the cost of each single failure under coordinated checkpoints, where all agents return to one epoch."""
     epoch = state.newest_complete()
     failures = tuple([name for name, _ in single_failures(state)])
     return CoordinatedLines(epoch, failures, tuple(sorted(state.members_of(epoch))))
 
 
 def single_failures(state: FleetView) -> list[tuple[str, tuple[str, ...]]]:
-    """Return every single agent, then every host with agents as `host:h1`, each with the agents that would fail."""
+    """Return every possible single failure, each with the agents that would fail: first each agent, then each host with agents, as
+    `host:h1`."""
     living = sorted((agent, record.host) for agent, record in state.living_agents())
     hosts: dict[str, list[str]] = {}
     for agent, host in living:
@@ -105,7 +106,7 @@ def single_failures(state: FleetView) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def failed_agents(state: FleetView, failed: list[str]) -> list[str]:
-    """Return the sorted agents that `failed` names, or all agents if `failed` is empty. Raise NotFoundError if an agent or host does not
+    """Return the agents that `failed` names, sorted, or all agents if `failed` is empty. Raise NotFoundError if an agent or host does not
     exist."""
     living = {agent: record.host for agent, record in state.living_agents()}
     if not failed:
@@ -125,12 +126,12 @@ def failed_agents(state: FleetView, failed: list[str]) -> list[str]:
 
 
 def located(state: FleetView, agents: Iterable[str]) -> LocateReply:
-    """Return the locations of these agents, in the given order."""
+    """Return on which hosts these agents run, in the given order."""
     return LocateReply(state.phase, ending_of(state), tuple([_located(state, agent) for agent in agents]))
 
 
 def located_all(state: FleetView) -> LocateReply:
-    """Return the locations of all agents that take turns, sorted by agent."""
+    """Return on which hosts all agents that take turns run, sorted by agent."""
     return located(state, sorted(agent for agent, _ in state.living_agents()))
 
 
@@ -153,7 +154,7 @@ def _agent_state(state: FleetView, record: AgentRecord) -> str:
 
 
 def ending_of(state: FleetView) -> str:
-    """Return why the fleet has ended, what it is recovering from, or why it is being restored. Return "" in all other cases."""
+    """Return why the fleet has ended, is recovering or is being restored, or "" in all other cases."""
     image, plan = state.image, state.plan
     if image.ending or image.need is not None:
         return image.ending or (image.need.reason if image.need is not None else "")
@@ -162,13 +163,13 @@ def ending_of(state: FleetView) -> str:
 
 
 def forked_from(state: FleetView) -> ForkedFrom | None:
-    """Return the origin of the fleet, or None if the fleet was not forked."""
+    """Return the origin of the fleet, or None if the fleet is not a fork."""
     fork = state.image.fork
     return None if fork is None else ForkedFrom(fork.name, fork.parent, fork.parent_name, fork.epoch, fork.is_live)
 
 
 def history(state: FleetView) -> RecoveryHistoryReply:
-    """Return the recoveries so far, oldest first. The fleet's start is not included."""
+    """Return all recorded recoveries, oldest first. The plan that started the fleet is not included."""
     return RecoveryHistoryReply(
         recoveries=tuple([_recovery(plan) for plan in state.image.plans if plan.number > state.start_plan]),
         condemned_epochs=tuple([CondemnedEpoch(x.epoch, x.path, x.reason) for x in state.image.condemned]),
@@ -210,7 +211,7 @@ NS, DIGITS = 1e9, 6
 def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
     """Return the newest epochs that have ended, oldest first.
 
-    Figures that were not reported are null. `stored` lists all epochs that are currently in the store; None if this is unknown.
+    Figures that hosts have not reported are null. `stored` lists all epochs that are currently in the store, or is None if this is unknown.
     """
     image = state.image
     rows = [_epoch_row(end, state) for end in image.ends]
@@ -238,8 +239,8 @@ def _epoch_row(end: EpochEnd, state: FleetView) -> Rows:
 
 
 def _epoch_status(end: EpochEnd, state: FleetView) -> str:
-    """Return "aborted" for an aborted epoch. For a completed epoch, return "complete", "condemned" or "void" while it is kept, then
-    "forgotten"."""
+    """Return "aborted" for an aborted epoch. For a completed epoch, return "complete", "condemned" or "void" while it is kept, and
+    "forgotten" afterwards."""
     if not end.is_complete:
         return "aborted"
     record = state.image.epochs.get(end.epoch)

@@ -1,13 +1,13 @@
-"""OpenTelemetry spans of epochs and recoveries, made from committed operations. The leader exports a span when its epoch or recovery has
-ended.
+"""OpenTelemetry spans of epochs and recoveries, made from committed operations. The leader exports a span as soon as its epoch or recovery
+has ended.
 
     checkpoint (epoch, trigger, protocol)         recovery (plan, reason, line)  → link to the checkpoint that it restores
       host.checkpoint, one per host                 recovery.plan    from the suspicion until the plan was committed
         agent.checkpoint, its last agent            recovery.load    until all hosts had applied it
       checkpoint.commit                               host.recovery, one per host
 
-Hosts export their own spans. If a leader has taken over an epoch, it exports the whole span, since the times are in the log. If a leader
-dies after a decision but before it exports the span, the hosts' spans have no parent.
+Hosts export their own spans. A leader that has taken over an epoch exports the whole span, because all times are in the log. If a leader
+dies after a decision but before it exports the span, the hosts' spans have no parent span.
 """
 
 from opentelemetry import trace
@@ -23,7 +23,7 @@ NAMES_SHOWN = 16
 
 
 class FleetSpans(LeaderObserver):
-    """Exports the spans of all leaderships of one process."""
+    """Observer that exports spans during all leaderships of one process."""
 
     def __init__(self, export: SpanExport, state: FleetView) -> None:
         self._export = export
@@ -32,14 +32,14 @@ class FleetSpans(LeaderObserver):
         self._exported_plan = 0
 
     def begin(self) -> None:
-        """Start to export as a new leader. Epochs and recoveries that have already ended are skipped, because earlier leaders have exported
-        them."""
+        """Start exporting spans under a new leadership. Skip epochs and recoveries that have already ended, because earlier leaders have
+        exported them."""
         self._exported = {end.epoch for end in self._state.image.ends}
         plan = self._state.plan
         self._exported_plan = plan.number if plan is not None and plan.done_ns else self._exported_plan
 
     def proposal_ended(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
-        """Export spans of newly ended epochs and recoveries after the state has applied an operation."""
+        """After the state has applied an operation, export the spans of epochs and recoveries that it has ended."""
         if not isinstance(outcome, Committed) or outcome.result.is_refused:
             return
         if isinstance(kind, op.CompleteEpoch | op.AbortEpoch | op.CommitPlan | op.Restore):
@@ -92,8 +92,8 @@ class FleetSpans(LeaderObserver):
     # ---- recoveries -------------------------------------------------------------------------------------------------
 
     def _tell_plan(self) -> None:
-        """Export the current plan once, after all hosts have applied it. The fleet's start is not exported, because it is not a
-        recovery."""
+        """Export the span of the current plan once, after all hosts have applied the plan. The plan that started the fleet is not
+        exported, because it is not a recovery."""
         plan = self._state.plan
         if plan is None or not plan.done_ns or plan.number <= max(self._state.start_plan, self._exported_plan):
             return

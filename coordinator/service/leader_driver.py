@@ -1,10 +1,11 @@
 """Driver of a leader core, which passes events to the core and executes its commands.
 
-The driver makes no decisions, and has no sockets, threads or clocks: its `LeaderEnvironment` provides them. In production, the environment
-is the process (`leadership.py`); in the simulator, it is a heap with virtual time (`sim/world/simulated_replica.py`); in tests, it is a set
-of plain functions. A `LeaderStore` does the store's work: `StoreKeeper` in production and in the simulator.
+The driver makes no decisions and uses no sockets, threads or clocks itself. The driver's `LeaderEnvironment` provides sockets, threads and
+clocks. In production, the environment is the process (`leadership.py`); in the simulator, a heap with virtual time
+(`sim/world/simulated_replica.py`); in tests, a set of plain functions. A `LeaderStore` executes the calls to the store; it is `StoreKeeper`
+both in production and in the simulator.
 
-All calls come from one thread. The environment calls back later, never while a call to the driver is running.
+All calls to the driver come from one thread. The environment must not call back while a call to the driver is running.
 """
 
 import logging
@@ -23,7 +24,7 @@ _log = logging.getLogger("snapline.coordinator")
 
 
 class LeaderEnvironment(Protocol):
-    """The environment of a leader, which provides clocks, streams of hosts, the replicated log, threads for the store, and tools'
+    """Environment of a leader, which provides clocks, the hosts' streams, the replicated log, threads for store calls, and tools'
     requests."""
 
     def now_ns(self) -> int:
@@ -33,26 +34,27 @@ class LeaderEnvironment(Protocol):
         """Return the wall-clock time in nanoseconds since 1970. Operations carry this time."""
 
     def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
-        """Call `function` at this monotonic time, or soon if the time has passed. The timer that was set before is no longer needed."""
+        """Call `function` at this monotonic time, or as soon as possible if the time has passed. The new timer replaces the timer set
+        earlier."""
 
     def send(self, sessions: Sequence[int], directive: Directive) -> None:
-        """Send a directive to hosts, after all directives sent before. Sessions that have ended are skipped."""
+        """Send a directive to hosts, after all directives sent earlier. Sessions that have ended are skipped."""
 
     def close_stream(self, session: int) -> None:
-        """End a host's stream after all directives sent so far have been delivered to it."""
+        """End a host's stream once all directives sent so far have been delivered."""
 
     def propose(self, command: ev.Propose, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
-        """Propose an entry to the log. Call `ended` exactly once, within a time limit."""
+        """Propose an entry to the log. The environment must call `ended` exactly once, within a time limit."""
 
     def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
-        """Run the blocking call `work(command)` in a worker thread and pass its result to `then`. Several such calls may run at the same
-        time."""
+        """Run the blocking call `work(command)` in a worker thread, and pass its result to `then`. Several calls of `work` may run at the
+        same time."""
 
     def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
-        """Run the blocking call `chore(command)` in a thread that runs one such call after another."""
+        """Run the blocking call `chore(command)` in a thread that runs these calls one after another."""
 
     def answer(self, answer: ev.AnswerTool) -> None:
-        """Pass an answer to the tool that made the request."""
+        """Pass an answer to the tool that has made the request."""
 
     def note(self, note: ev.Note) -> None:
         """Log a message of the leader core."""
@@ -62,7 +64,7 @@ class LeaderEnvironment(Protocol):
 
 
 class LeaderStore(Protocol):
-    """The store calls that execute a leader's commands; see `StoreKeeper`."""
+    """Interface to the store calls that execute a leader's commands; see `StoreKeeper`."""
 
     def write_probe(self, command: ev.WriteProbe) -> ev.ProbeWritten: ...
     def write_manifest(self, command: ev.WriteManifest) -> ev.ManifestWritten: ...
@@ -81,7 +83,7 @@ class LeaderStore(Protocol):
 
 
 class LeaderObserver:
-    """Observer of a leader's driver. By default, each hook does nothing."""
+    """Observer of a leader's driver. Each hook does nothing unless a subclass overrides it."""
 
     def event_received(self, event: ev.Event) -> None:
         """Observe an event before the core handles it."""
@@ -94,11 +96,7 @@ class LeaderObserver:
 
 
 class LeaderDriver:
-    """Driver of one leader core, for the whole duration of its leadership.
-
-    Attributes:
-        core: the leader core that is driven.
-    """
+    """Driver of one leader core during one leadership."""
 
     def __init__(
         self,
@@ -143,7 +141,7 @@ class LeaderDriver:
         self.feed(ev.TimerFired())
 
     def carry_out(self, command: ev.Command) -> None:
-        """Execute one command of the core."""
+        """Execute one command from the core."""
         environment, store = self._environment, self._store
         match command:
             case ev.SendDirective():

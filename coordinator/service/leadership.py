@@ -1,20 +1,20 @@
 """Leadership of this replica. This module runs a leader core while this replica leads, and otherwise refers hosts and tools to the leader.
 
-A new leader must see everything that was acknowledged before it. So a new leader waits until an entry that it has proposed (a barrier) is
-applied. Leadership ends when another replica is elected, or when this replica has not reached a majority for a while. In between, two
-replicas may both believe that they lead. The older leader is harmless: its proposals are either committed by the newer leader or not at
-all, and they are refused if the state has changed. The messages of an older leader to hosts follow from committed operations, and
-directives are idempotent.
+A new leader must know everything that was acknowledged before it was elected. A new leader therefore waits until a newly proposed entry (a
+barrier) has been applied. Leadership ends when another replica is elected, or when this replica has not reached a majority for some time.
+While a leadership ends and another begins, two replicas may both believe that they lead. The older leader is harmless, because its
+proposals either fail or are committed by the newer leader, and are refused if the state has changed. An older leader's messages to hosts
+are harmless too, because they follow from committed operations, and directives are idempotent.
 
-`LeaderRunner` is the production environment of the leader's driver (`leader_driver.py`). The runner provides the streams of hosts, the
-requests from tools, the log, the store's threads and the clock.
+`LeaderRunner` is the production environment of the leader's driver (`leader_driver.py`). The runner provides the hosts' streams, the
+tools' requests, the log, threads for store calls, and the clock.
 
-*Replicated log.* The coordinator's log is replicated with Raft (`raft/`). One replica and several replicas use the same code.
+*Replicated log.* The coordinator's log is replicated with Raft (`raft/`). A single replica uses the same code as several replicas.
 
-The state is kept twice. Raft applies entries, and freezes and restores the state, on a separate thread. The leader, the servicer and all
-other code read the state on the event loop. So the loop has its own copy, to which the same entries are applied in the same order, each
-before its proposer receives the outcome. Applying an entry is deterministic, so both copies are equal; it takes microseconds and needs no
-lock.
+Each process keeps two copies of the state. One copy belongs to Raft, which applies entries and saves and restores the state on a separate
+thread. All other code, such as the leader and the servicer, reads the other copy on the event loop. Both copies apply the same entries in
+the same order, and the event loop's copy applies each entry before its proposer receives the outcome. Because applying an entry is
+deterministic, both copies are equal. Applying an entry takes microseconds and needs no lock.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class MirroredMachine:
-    """The state machine that Raft drives, and its copy on the event loop.
+    """The replicated state machine, which Raft drives, and its copy on the event loop.
 
     Attributes:
         state: the copy, which may be read only on the event loop. The attribute always refers to the same object.
@@ -56,23 +56,23 @@ class MirroredMachine:
         self._post: Post = lambda _: None
 
     def post_with(self, post: Post) -> None:
-        """Set the function that posts calls to the loop, in order. This method must be called before the replica starts."""
+        """Set the function that schedules calls on the event loop, in order. This method must be called before the replica starts."""
         self._post = post
 
     # ---- on the tick thread ---------------------------------------------------------------------------------------
 
     def apply(self, entry: bytes) -> OperationResult:
-        """Apply one committed entry. Raise LogError if the entry is not an operation; the process must then end."""
+        """Apply one committed entry. Raise LogError if the entry is not an operation, after which the process must end."""
         result = self._own.apply(decode_operation(entry))
         self._post(partial(self._follow, entry))
         return result
 
     def freeze(self) -> bytes:
-        """Return the whole state as bytes."""
+        """Encode the whole state."""
         return self._own.freeze()
 
     def restore(self, image: bytes) -> None:
-        """Replace the state with the state in a dump of this replica or of the leader."""
+        """Replace the state with that of a dump, made by this replica or received from the leader."""
         self._own = FleetState.restore(image)
         self._post(partial(self._take, image))
 
@@ -88,7 +88,7 @@ class MirroredMachine:
 class RaftLog:
     """The log to which a leader proposes operations.
 
-    A former leader's proposal may still be committed by its successor; the state machine refuses it if the state has changed.
+    A former leader's proposal may still be committed by its successor, but the state machine refuses it if the state has changed.
     """
 
     def __init__(self, driver: RaftDriver) -> None:
@@ -109,13 +109,13 @@ class RaftLog:
 
 
 class ReplicatedLog(Protocol):
-    """The log of a leader's decisions, which are committed before they take effect."""
+    """Interface of the log through which a leader commits its decisions before they take effect."""
 
     async def propose(self, entry: bytes) -> ProposalOutcome:
         """Commit and apply `entry`.
 
-        Return Committed with the state machine's result, Rejected if the entry is not in the log and never will be, or otherwise Unknown.
-        After Unknown, the caller proposes the same request again. Raise LogError if the log has ended permanently.
+        Return Committed with the state machine's result, or Rejected if the entry is not in the log and never will be. Otherwise, return
+        Unknown. After Unknown, the caller must propose the same request again. Raise LogError if the log has ended permanently.
         """
 
 
@@ -135,14 +135,14 @@ PROPOSAL_TIMEOUT_S = 30.0
 
 
 class Outbox:
-    """Queue of directives to be written to one host's stream."""
+    """Queue of directives that are to be written to one host's stream."""
 
     def __init__(self) -> None:
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.is_closed = False
 
     def put(self, directive: bytes) -> None:
-        """Queue an encoded directive. Do nothing if the outbox is closed; close it if it is full."""
+        """Queue an encoded directive. If the outbox is closed, do nothing. If it is full, close it."""
         if self.is_closed:
             return
         if self._waiting.qsize() >= OUTBOX_DIRECTIVES_MAX:
@@ -152,24 +152,24 @@ class Outbox:
         self._waiting.put_nowait(directive)
 
     def close(self) -> None:
-        """End the stream after the queued directives have been sent."""
+        """End the stream once all queued directives have been sent."""
         if not self.is_closed:
             self.is_closed = True
             self._waiting.put_nowait(None)
 
     async def get(self) -> bytes | None:
-        """Wait for the next directive and return it, or return None at the end of the stream."""
+        """Wait for the next directive, and return it, or None at the end of the stream."""
         return await self._waiting.get()
 
 
 class LeaderRunner:
-    """Runs one leader on one event loop. The runner is the environment of the leader's driver (`LeaderEnvironment`).
+    """Runs one leader on one event loop. The runner implements `LeaderEnvironment` for the leader's driver.
 
     Attributes:
-        is_ended: whether the leader has ended. `exit_code` and `failure` describe the outcome.
-        exit_code: exit code of the coordinator if there was no failure.
-        failure: the error that ended the leader; None if there was none.
-        on_ended: function that is called when the leader ends for any reason other than `stop`.
+        is_ended: whether this leadership has ended.
+        exit_code: the coordinator's exit code if the leader has not failed.
+        failure: the error that ended the leadership; None if there was none.
+        on_ended: function that is called when the leadership ends for any reason other than `stop`.
     """
 
     def __init__(
@@ -203,20 +203,20 @@ class LeaderRunner:
         self._unless_ended(self._driver.start)
 
     def close_streams(self) -> None:
-        """Stop handling events, and end all streams after their queued directives have been sent."""
+        """Stop handling events, and end each stream once its queued directives have been sent."""
         self._stop_taking_events()
         for outbox in list(self._outboxes.values()):
             outbox.close()
 
     def _stop_taking_events(self) -> None:
-        """Stop handling events, and fail all pending requests from tools, so that their callers ask the next leader."""
+        """Stop handling events, and fail all pending requests from tools, so that the tools ask the next leader."""
         self.is_ended = True
         for waiting in self._pending_requests.values():
             if not waiting.done():
                 waiting.set_exception(CoordinatorUnavailableError("the replica that was asked has ceased to lead"))
 
     async def stop(self) -> None:
-        """Stop all tasks and threads of this leader. The outcome of pending proposals is then unknown."""
+        """Stop all tasks and threads of this leadership. The outcome of pending proposals then remains unknown."""
         self.close_streams()
         if self._timer is not None:
             self._timer.cancel()
@@ -228,12 +228,12 @@ class LeaderRunner:
 
     @property
     def has_hosts(self) -> bool:
-        """Return whether any host is connected."""
+        """Return whether any host has an open stream."""
         return not self._core.parts.host_sessions.is_empty
 
     @property
     def is_saved(self) -> bool:
-        """Return whether the epoch requested by CoordinatorStopRequested is complete, or no such epoch is needed."""
+        """Return whether the epoch requested by CoordinatorStopRequested is complete or not needed."""
         return self._core.parts.departures.is_saved
 
     def feed(self, event: ev.Event) -> None:
@@ -241,7 +241,7 @@ class LeaderRunner:
         self._unless_ended(self._driver.feed, event)
 
     def _unless_ended(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call `function`, unless this leader has ended. If the function raises an exception, end the leader."""
+        """Call `function`, unless this leadership has ended. If the function raises an exception, end the leadership."""
         if self.is_ended:
             return
         try:
@@ -290,10 +290,10 @@ class LeaderRunner:
             self.feed(ev.MessageReceived(session, message))
 
     async def ask(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> AnswerT:
-        """Pass a tool's request to the core under a new number, and wait for the answer.
+        """Pass a tool's request to the core under a new request number, and wait for the answer.
 
         Raises:
-            CoordinatorUnavailableError: this leader has ended, or ends before it has answered.
+            CoordinatorUnavailableError: this leadership has ended, or ends before the core has answered.
         """
         if self.is_ended:
             raise CoordinatorUnavailableError("the replica that was asked has ceased to lead")
@@ -309,7 +309,7 @@ class LeaderRunner:
         return reply
 
     def standing(self) -> LeaderStatus:
-        """Return the leader core's status of the fleet."""
+        """Return the fleet's status as known to the leader core."""
         return self._core.standing()
 
     # ---- the driver's environment -----------------------------------------------------------------------------------
@@ -323,14 +323,14 @@ class LeaderRunner:
         return time.time_ns()
 
     def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
-        """Call `function` on the loop at this monotonic time, unless this leader has ended by then."""
+        """Call `function` on the event loop at this monotonic time, unless this leadership has ended by then."""
         if self._timer is not None:
             self._timer.cancel()
         delay_s = max(0.0, (when_ns - time.monotonic_ns()) / 1e9)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._unless_ended, function)
 
     def send(self, sessions: Sequence[int], directive: Directive) -> None:
-        """Queue a directive for the streams of hosts."""
+        """Queue a directive for hosts' streams."""
         outboxes = [self._outboxes[number] for number in sessions if number in self._outboxes]
         if outboxes:
             message = self._encoded(directive)
@@ -340,7 +340,8 @@ class LeaderRunner:
     def _encoded(self, directive: Directive) -> bytes:
         """Return the encoding of a directive.
 
-        A plan names all agents and, after an election, is sent to many hosts one after another. So the encoding of the last plan is cached.
+        A plan lists all agents, and is sent to many hosts one after another after an election. The encoding of the last plan is therefore
+        cached.
         """
         if not isinstance(directive, Plan):
             return encode_directive(directive)
@@ -349,7 +350,7 @@ class LeaderRunner:
         return self._plan[1]
 
     def close_stream(self, session: int) -> None:
-        """End a stream after its queued directives have been sent."""
+        """End a stream once its queued directives have been sent."""
         outbox = self._outboxes.pop(session, None)
         if outbox is not None:
             outbox.close()
@@ -371,7 +372,7 @@ class LeaderRunner:
         self._unless_ended(ended, outcome)
 
     def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
-        """Run a blocking call in one of the store's threads."""
+        """Run a blocking call in one of the threads for store calls."""
         self._spawn(self._run_in_worker(command, work, then))
 
     async def _run_in_worker(
@@ -382,7 +383,7 @@ class LeaderRunner:
             self._unless_ended(then, await loop.run_in_executor(self._pool, work, command))
 
     def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
-        """Run a blocking call in the single thread that cleans the store."""
+        """Run a blocking call in the single thread that deletes data from the store."""
         self._cleaner.submit(chore, command)
 
     def answer(self, answer: ev.AnswerTool) -> None:
@@ -405,13 +406,13 @@ class Leadership:
     """Runs a leader core while this replica leads.
 
     Attributes:
-        runner: the runner of the leader in this process; None while this replica does not lead.
-        ended: event that is set when the coordinator's run has ended. `exit_code` and `failure` describe the outcome.
-        led: event that is set once this replica has become the leader.
+        runner: runner of the current leadership; None while this replica does not lead.
+        ended: event that is set when the coordinator's run has ended.
+        led: event that is set when this replica first becomes the leader.
     """
 
     def __init__(self, make: Callable[[], LeaderRunner]) -> None:
-        """Prepare to lead. `make` creates the runner of a new leader, and raises SnaplineError if this replica cannot lead."""
+        """Prepare to lead. `make` creates the runner for a new leadership, and raises SnaplineError if this replica cannot lead."""
         self._make = make
         self._changed = asyncio.Event()
         self._standing = Standing()
@@ -423,11 +424,11 @@ class Leadership:
 
     @property
     def leader(self) -> str:
-        """Return the id of the leading replica as far as this replica knows, or "" if no replica leads."""
+        """Return the id of the leading replica as known to this replica, or "" if no replica leads."""
         return self._standing.leader
 
     def on_standing(self, standing: Standing) -> None:
-        """Handle a change of leader that this replica has noticed."""
+        """Handle a change of leader that this replica has detected."""
         self._standing = standing
         self._changed.set()
 
@@ -442,7 +443,7 @@ class Leadership:
         self.ended.set()
 
     async def run(self, raft: RaftDriver) -> None:
-        """Lead whenever this replica is elected, until the task is cancelled."""
+        """Run a leadership whenever this replica is elected, until the task is cancelled."""
         try:
             while True:
                 await self._changed.wait()

@@ -1,19 +1,20 @@
-"""Conversion of a recovery line into an epoch, and scans of the store's checkpoints.
+"""Storing a recovery line as an epoch, and scanning the store for checkpoints.
 
-Agents that checkpoint on their own write checkpoint packs. A pack contains a state, the channel numbers, and all messages sent since the
-previous checkpoint. A *line* names one checkpoint of each agent. A line becomes an epoch when its channel states are known. The state of
-channel i→j consists of the messages `received_j + 1 … sent_i` (docs/protocols.md, sections 1 and 3). These messages were sent before the
-line. So each of them is either in the channel state of the base epoch, if it was sent before the base, or in a log that i wrote between
-base and line.
+If agents checkpoint on their own, hosts write checkpoint packs. For each checkpoint, a pack contains the state, the channel numbers, and
+all messages sent since the agent's previous checkpoint. A *recovery line* consists of one checkpoint of each agent. To become an epoch, a
+recovery line also needs its channel states. The state of channel i→j consists of the messages `received_j + 1 … sent_i` (docs/protocols.md,
+sections 1 and 3). The messages of a channel state were sent before the recovery line. Each message of a channel state is either in the
+base epoch's channel state, or in a log that i wrote between the base and the recovery line.
 
-A restart from this epoch must find exactly the messages in transit (G1, G2). Therefore `read_line` checks the following conditions:
+A restart from the new epoch must find exactly the messages in transit (G1, G2). `read_line` therefore checks these conditions:
 
 - There is no orphan: `received_j <= sent_i` on every channel.
-- There is no gap and no duplicate: the messages found have exactly those numbers, in that order.
-- Every pack is the reported one, with matching digests, and every checkpoint is the one that the line names (G11).
+- There is no gap and no duplicate: the numbers of the messages found are exactly `received_j + 1 … sent_i`, in order.
+- Every pack has the reported digests, and contains the checkpoints that the recovery line names (G11).
 
-An agent that is not on the line has been removed. An agent is removed only after all its messages were received in a complete epoch
-(`ComposedLine.finished`). After that its numbers are no longer needed, and each host drops them at a time of its choice.
+An agent without a checkpoint on the recovery line has been removed. An agent is removed only after all its messages were received in a
+complete epoch (`ComposedLine.finished`). The channel numbers of a removed agent are no longer needed, and each host drops them when
+convenient.
 """
 
 import logging
@@ -45,14 +46,14 @@ SHOWN_MAX = 8
 
 
 class ComposedLine(msgspec.Struct, frozen=True):
-    """The content of the epoch as which a recovery line is stored.
+    """Content of the epoch that is made from a recovery line.
 
     Attributes:
         checkpoints: one checkpoint per agent, in the order of the command's agents.
-        channels: channels between these agents on which messages were sent.
+        channels: channels between these agents on which at least one message was sent.
         reused: digests of the chunks that the base epoch already contains.
-        copied: path of a checkpoint pack → digests of the chunks that are copied from the pack.
-        finished: agents that have stopped and whose messages have all been received on the line.
+        copied: for each checkpoint pack, by path, the digests of the chunks that are copied from it.
+        finished: stopped agents whose messages have all been received before the recovery line.
     """
 
     checkpoints: list[AgentCheckpoint]
@@ -73,13 +74,13 @@ class ComposedLine(msgspec.Struct, frozen=True):
 
 
 class _Member(msgspec.Struct):
-    """An agent of the recovery line, as read from the store.
+    """One agent's data for a recovery line, as read from the store.
 
     Attributes:
-        checkpoint: the agent's checkpoint on the line; None if the agent has not been created yet.
-        base: the agent's checkpoint in the base epoch; None if the agent is not in the base epoch. If the line has a later checkpoint, the
-            state is omitted.
-        logs: receiver → messages sent after the base checkpoint and before the line, in order.
+        checkpoint: the agent's checkpoint on the recovery line; None if the agent has not been created yet.
+        base: the agent's checkpoint in the base epoch; None if that epoch does not contain the agent. The state in `base` is omitted if the
+            recovery line contains a later checkpoint.
+        logs: for each receiver, the messages sent to it after the base checkpoint and before the recovery line, in order.
     """
 
     checkpoint: AgentCheckpoint | None
@@ -91,11 +92,12 @@ class _Member(msgspec.Struct):
 
 
 def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
-    """Read the base epoch and the packs once, and compose the new epoch. The states of the whole fleet are kept in memory meanwhile.
+    """Read the base epoch and the checkpoint packs, each once, and compose the new epoch. While the epoch is being composed, the states of
+    all agents are in memory.
 
     Raises:
-        DamagedDataError: a file is damaged, or is not the reported file. The error names the file.
-        ProtocolError: the line is not a consistent cut, or messages are missing. The error names the channel.
+        DamagedDataError: a file is damaged, or differs from the report about it. The error message names the file.
+        ProtocolError: the recovery line is not a consistent cut, or messages are missing. The error message names the channel.
         StoreError: the store is currently unreadable.
     """
     base = dict(_read_base(store, command))
@@ -122,7 +124,7 @@ def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
 def _find_chunks(
     store: Store, command: MaterialiseLine, composed: list[AgentCheckpoint]
 ) -> tuple[list[bytes], dict[str, list[bytes]]]:
-    """Return the chunks of the line's states that the base contains, and those in checkpoint packs, by path."""
+    """Return the chunks of the states that are already in the base epoch, and, by path, those that must be copied from checkpoint packs."""
     if not any(checkpoint.chunked for checkpoint in composed):
         return [], {}
     held: set[bytes] = set()
@@ -143,7 +145,7 @@ def _find_chunks(
 
 
 def write_line(store: Store, command: MaterialiseLine, line: ComposedLine) -> WriteManifest:
-    """Write the epoch's only pack, which is durable on return. Return the command that writes the epoch's manifest."""
+    """Write the epoch's only pack, which is durable when the function returns. Return the command that writes the epoch's manifest."""
     blobs = ((x.agent, encode_checkpoint(x)) for x in line.checkpoints)
     chunks = (chunk for path, digests in line.copied.items() for chunk in store.read_chunks(path, digests))
     needs = PackNeeds(command.base_epoch if line.reused else 0, line.reused)
@@ -183,7 +185,7 @@ def _read_base(store: Store, command: MaterialiseLine) -> Iterator[tuple[str, Ag
 
 
 def _without_contents(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    """Return the checkpoint with only its numbers and logs, without the state and the saved journal."""
+    """Return the checkpoint without its state and saved journal, but with its numbers and logs."""
     return msgspec.structs.replace(checkpoint, state=b"", parts=[], saved_journal=msgspec.UNSET)
 
 
@@ -212,7 +214,8 @@ def _read_members(store: Store, command: MaterialiseLine, base: Mapping[str, Age
 
 
 def _first_number(agent: LineAgent, base: AgentCheckpoint | None) -> int:
-    """Return the number of the agent's first checkpoint after the base. Raise ProtocolError if the line does not fit the base."""
+    """Return the number of the agent's first checkpoint after the base. Raise ProtocolError if the recovery line contradicts the base
+    epoch."""
     first = agent.number - len(agent.paths) + 1
     if base is not None and not base.is_unborn:
         fits = agent.base_number == base.number and first == base.number + 1
@@ -230,7 +233,7 @@ def _first_number(agent: LineAgent, base: AgentCheckpoint | None) -> int:
 def _read_pack(
     store: Store, command: MaterialiseLine, path: str, wanted: Mapping[str, Collection[int]]
 ) -> Iterator[AgentCheckpoint]:
-    """Yield the checkpoints in one pack that the line needs. An agent may have several of them."""
+    """Yield the checkpoints in one pack that are needed for the recovery line. One agent may have several checkpoints in the pack."""
     reported = command.packs.get(path)
     if reported is None:
         raise ProtocolError(f"the line names {path}, and nothing was reported of it")
@@ -249,10 +252,10 @@ def _read_pack(
 
 
 class _Incoming:
-    """The messages sent to each agent of a recovery line, by receiver and sender.
+    """Messages sent to each agent of a recovery line, by receiver and sender.
 
     Attributes:
-        channels: sorted channels between agents of the line on which messages were sent.
+        channels: channels between agents of the recovery line on which messages were sent, sorted.
     """
 
     def __init__(self, members: Mapping[str, _Member]) -> None:
@@ -273,7 +276,8 @@ class _Incoming:
                 self._logs[receiver][sender] = log
 
     def of(self, receiver: str, member: _Member) -> dict[str, Messages]:
-        """Return the channel states of `receiver`. Raise ProtocolError if the messages found are not exactly those in transit."""
+        """Return the states of all channels to `receiver`. Raise ProtocolError if the messages found are not exactly the messages in
+        transit."""
         received = {} if member.checkpoint is None else member.checkpoint.received
         base_received = {} if member.base is None else member.base.received
         base_in_transit = {} if member.base is None else member.base.in_transit
@@ -297,8 +301,8 @@ class _Incoming:
 def _check_departed_sender(
     channel: str, received: int, base_received: int, in_transit: Sequence[InTransitMessage]
 ) -> None:
-    """Check a channel whose sender has left the fleet. The receiver must have received nothing since the base, and no message may be in
-    transit."""
+    """Check a channel whose sender has left the fleet. Raise ProtocolError if a message was received on this channel since the base epoch,
+    or is in transit on it."""
     if received > base_received:
         raise ProtocolError(
             f"the line is NOT consistent: on channel {channel} message {received} was received, and the sender is not in the "
@@ -332,7 +336,7 @@ def scan_base(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
     """Return the checkpoints of the base epoch, including entries for its unborn agents.
 
     Raises:
-        DamagedDataError: the epoch is damaged. The error names the file.
+        DamagedDataError: the epoch is damaged. The error message names the file.
         StoreError: the store is currently unreadable.
     """
     if command.base_epoch == 0:
@@ -348,7 +352,7 @@ def scan_base(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
 
 
 def scan_packs(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
-    """Return the checkpoints in all checkpoint packs of the plan, sorted. A damaged pack is logged and skipped.
+    """Return all checkpoints in the plan's checkpoint packs, sorted. A damaged pack is logged and skipped.
 
     Raises:
         StoreError: the store is currently unreadable.

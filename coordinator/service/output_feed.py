@@ -1,10 +1,10 @@
-"""The feed of released outputs, in which the leader serves stored outputs to readers, and new outputs as they are released.
+"""Feed of released outputs: the leader serves stored outputs to readers, and passes on new outputs as they are released.
 
-A reader sends its cursor and gets a page of the outputs released after the cursor. If there are none, its call waits for the next release.
-The server keeps no state about a reader between calls. So a reader may continue with a later leader, and a slow reader does not delay
-others.
+A reader sends its cursor, and receives a page of outputs that were released after the cursor. If no outputs follow the cursor, the
+reader's call waits for the next release. The leader keeps no state about readers between their calls. A reader may therefore continue
+with a later leader, and a slow reader does not delay other readers.
 
-Epochs with outputs are listed once per leadership. Once the epochs are listed, the store reports new releases.
+The epochs that have outputs are listed once per leadership. After the listing, the store reports each new release.
 """
 
 import asyncio
@@ -52,7 +52,8 @@ MiB."""
 
 
 class OutputFeed:
-    """The output feed of one replica. `has_ended` returns whether the fleet has ended; `leader_hint` returns text that names the leader."""
+    """The output feed of one replica. `has_ended` tells whether the fleet has ended, and `leader_hint` returns text that names the
+    leader."""
 
     def __init__(
         self, store: Store, leadership: Leadership, *, has_ended: Callable[[], bool], leader_hint: Callable[[], str]
@@ -80,8 +81,8 @@ class OutputFeed:
         store.watch_outputs(self._on_released)
 
     async def read(self, after: str, topic: str, wait_s: float) -> ReadOutputsReply:
-        """Return the outputs after a cursor as soon as there are any. If there are none when the wait ends, return an empty page. Also
-        raise the errors of `Store.read_outputs`.
+        """Return a page of outputs after the cursor, as soon as there are any. If there are no outputs when the wait ends, return an
+        empty page. This method also raises the errors of `Store.read_outputs`.
 
         Raises:
             CoordinatorUnavailableError: this replica does not lead, or has stopped leading.
@@ -109,7 +110,7 @@ class OutputFeed:
         )
 
     async def move(self, name: str, cursor: str) -> str:
-        """Move a consumer's cursor, and return the new cursor. Also raise the errors of `Store.acknowledge_outputs`."""
+        """Move a consumer's cursor, and return the new cursor. This method also raises the errors of `Store.acknowledge_outputs`."""
         self._runner()
         now_ns = time.time_ns()
         return (await asyncio.to_thread(self._store.acknowledge_outputs, name, cursor, now_ns=now_ns)).cursor
@@ -118,7 +119,7 @@ class OutputFeed:
         """Remove a consumer.
 
         Raises:
-            NotFoundError: there is no such consumer.
+            NotFoundError: no consumer has this name.
         """
         self._runner()
         if not await asyncio.to_thread(self._store.forget_consumer, name):
@@ -132,7 +133,7 @@ class OutputFeed:
     async def _list(self, runner: LeaderRunner) -> list[int]:
         """Return the epochs that have outputs.
 
-        Under a new leadership, epochs are listed again, because this replica is not notified of other leaders' releases.
+        A new leadership lists the epochs again, because this replica is not notified of releases by other leaders.
         """
         async with self._listing:
             if self._epochs is None or self._listed_by is not runner:
@@ -143,7 +144,7 @@ class OutputFeed:
 
     @contextlib.asynccontextmanager
     async def _watching(self, runner: LeaderRunner) -> AsyncIterator[None]:
-        """Notify hosts that a reader follows the outputs, so that the hosts request epochs for pending outputs."""
+        """Notify hosts that a reader follows the outputs, so that hosts request epochs for their pending outputs."""
         self._waiting += 1
         if self._watched is not runner:
             self._watched = runner
@@ -156,7 +157,7 @@ class OutputFeed:
             asyncio.get_running_loop().call_later(STAY_S, self._leave, self._waits)
 
     def _leave(self, wait: int) -> None:
-        """Stop watching if no reader has waited during the last STAY_S."""
+        """Notify hosts that no reader follows the outputs, if none has waited during the last STAY_S."""
         if self._waiting or wait != self._waits or self._watched is None:
             return
         watched, self._watched = self._watched, None
@@ -182,11 +183,11 @@ class OutputFeed:
         return runner
 
     def _is_over(self, runner: LeaderRunner) -> bool:
-        """Return whether the fleet has ended and no more outputs will be released."""
+        """Return whether the fleet has ended and all outputs have been released."""
         return self._has_ended() and (self._leadership.ended.is_set() or runner.standing().is_released)
 
     def _on_released(self, epoch: int) -> None:
-        """Handle a release. The store calls this method on any thread, perhaps after the event loop has ended."""
+        """Handle a release. The store may call this method on any thread, even after the event loop has ended."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._note, epoch)
@@ -203,7 +204,7 @@ class OutputFeed:
 
 
 def read_page(store: Store, after: str, topic: str, epochs: Sequence[int]) -> ReadOutputsReply:
-    """Return one page of outputs. The call blocks."""
+    """Read one page of outputs. The call blocks."""
     page = _Page(after, topic)
     for batch in store.read_outputs(after, epochs=epochs):
         if page.is_full:
@@ -213,7 +214,7 @@ def read_page(store: Store, after: str, topic: str, epochs: Sequence[int]) -> Re
 
 
 class _Page:
-    """A page that is being filled."""
+    """A page of outputs that is being filled."""
 
     def __init__(self, after: str, topic: str) -> None:
         self.cursor = after
@@ -226,7 +227,7 @@ class _Page:
         return self._bytes >= PAGE_BYTES or self._outputs >= PAGE_OUTPUTS_MAX or self._scanned >= SCANNED_MAX
 
     def take(self, batch: OutputBatch) -> None:
-        """Add as many outputs of the batch as fit into the page."""
+        """Add outputs from the batch until the page is full."""
         outputs: list[ReleasedOutput] = []
         taken = 0
         while taken < len(batch.outputs) and not self.is_full:

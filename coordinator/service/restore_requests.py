@@ -1,12 +1,12 @@
-"""Restores requested by tools. This module resolves the epoch, previews what a restore would undo, and checks that the inputs to be
+"""Restores requested by tools. This module finds the requested epoch, previews what a restore would undo, and checks that the inputs to be
 replayed are available.
 
-The preview reflects the state and the store at one moment. Work done between the preview and the restore is also undone. A confirmed
-preview names its epoch instead of a tag or "last", so the restore uses the same epoch.
+A preview reflects the state and the store at one moment. Work done after the preview but before the restore is undone as well. After
+confirming a preview, the caller requests the epoch number instead of a tag or "last", so the same epoch is restored.
 
-Host logs keep the inputs that the oldest epoch in the log needs, so usually no input is missing. A store that was repaired from copies may
-lack some inputs; then the fleet can only be restored without these inputs. Checking this before the plan is made avoids a plan that hosts
-cannot apply.
+Usually no input is missing, because host logs keep all inputs that the oldest epoch in the log needs. If inputs are missing because the
+store was repaired from copies, the fleet can only be restored without them. The check runs before the plan is made, so that hosts never
+receive a plan that they cannot apply.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 
 class Ask(Protocol):
-    """A function that sends a request to the leader core, such as `LeaderRunner.ask`."""
+    """Type of a function that sends a request to the leader core, such as `LeaderRunner.ask`."""
 
     def __call__(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> Awaitable[AnswerT]: ...
 
@@ -63,7 +63,7 @@ class Restoring:
 
         Raises:
             NotFoundError: the snapshot does not exist.
-            UsageError: the fleet cannot return to the snapshot.
+            UsageError: the fleet cannot be restored to the snapshot.
             StoreError: the snapshot cannot be read.
         """
         image, epoch = self._state.image, await self._resolve(snapshot)
@@ -91,8 +91,8 @@ class Restoring:
         """Restore the fleet, and return when the plan is committed.
 
         Raises:
-            NotFoundError, UsageError, StoreError: same as for `preview`. UsageError also if inputs are missing and the caller did not
-                permit dropping them.
+            NotFoundError, UsageError, StoreError: the same errors as for `preview`. UsageError is also raised if inputs are missing and the
+                caller did not allow dropping inputs.
             ExternalFailureError: no plan could be made in time, or another restore is active.
         """
         if not 0 < len(token) <= TOKEN_CHARACTERS_MAX or len(reason) > TEXT_CHARACTERS_MAX:
@@ -144,7 +144,7 @@ class Restoring:
 
 
 def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int]], list[_AgentEffect]]":
-    """Return the log entries beyond an epoch: agent → numbers of its inputs, and the effect records in log order."""
+    """Read the host log entries after an epoch, and return the input numbers of each agent and the effect records in log order."""
     inputs: dict[str, set[int]] = {}
     calls: list[_AgentEffect] = []
     for log, numbers in sorted(store.read_logs().items()):
@@ -166,12 +166,12 @@ def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int
 
 
 def _is_call(entry: JournalEntry) -> bool:
-    """Return whether the entry records an effect call. Refused effects, and results from an earlier turn, are not calls."""
+    """Return whether the entry records an effect call. Refused effects, and results taken from an earlier turn, do not count as calls."""
     return entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN)
 
 
 def _effect_record_of(logged: LoggedEntry, cluster: str) -> EffectRecord:
-    """Return the effect record for a logged call, even if no such record was ever written."""
+    """Return an effect record for a logged call, even if none was ever written."""
     entry = logged.entry
     key, _, number = entry.sender.rpartition("#")
     generation, (undoes, of) = int(number), effect_undone_by(key) or ("", 0)
@@ -196,9 +196,9 @@ _AgentEffect = tuple[str, EffectRecord]
 
 
 def _undone(store: Store, discarded: Iterable[int], logged: Iterable[_AgentEffect]) -> _Released:
-    """Return the outputs that a restore past these epochs reverts, and the effects that it does not revert.
+    """Return the outputs in these epochs that a restore reverts, and the effects that it does not revert.
 
-    `logged` adds effect calls whose outputs were deleted or have not been released yet.
+    `logged` contains further effect calls, whose outputs have been deleted or not released yet.
     """
     released = dict.fromkeys(store.output_epochs())
     topics: Counter[str] = Counter()
@@ -217,7 +217,7 @@ _EFFECT_OUTCOMES = {DONE: "done", FAILED: "failed, perhaps done", INTENT: "asked
 
 
 def effects_left(words: Iterable[_AgentEffect]) -> tuple[str, ...]:
-    """Return the external effects in these records that remain, one line each. Effects that a compensation has undone are omitted."""
+    """Return one line for each external effect in these records that remains in force. Effects undone by a compensation are omitted."""
     remaining: dict[tuple[str, str, int], str] = {}
     for agent, record in words:
         if record.stage not in _EFFECT_OUTCOMES:  # other stages do not change the fate of the effect

@@ -1,8 +1,9 @@
-"""The process of a coordinator replica, which opens the log and the store, serves calls, leads if it is elected, and ends.
+"""Process of a coordinator replica, which opens the log and the store, serves calls, and leads if elected.
 
-After a stop signal, a running fleet takes a last snapshot. The hosts may also be stopping, and need a coordinator for their last epoch. The
-leader begins this epoch (`leader/fleet_end.py`). The other replicas keep running until the epoch is complete, because it cannot be
-committed without them. A coordinator ends at once if its fleet has no hosts or is not running.
+If the fleet is running, a stop signal first triggers a last snapshot. The hosts may be stopping at the same time, and need a coordinator
+for their last epoch. The last epoch is begun by the leader (`leader/fleet_end.py`). The other replicas keep running until the last epoch
+is complete, because it cannot be committed without them. After a stop signal, a coordinator ends at once if its fleet has no hosts or is
+not running.
 """
 
 import asyncio
@@ -68,7 +69,7 @@ LOOK_S = 0.05
 
 
 class CoordinatorStop:
-    """The planned stop of one coordinator process."""
+    """Handling of stop signals in one coordinator process."""
 
     def __init__(self, leadership: Leadership, state: FleetView, limit_s: float) -> None:
         self._leadership = leadership
@@ -78,7 +79,8 @@ class CoordinatorStop:
         self._waiting: asyncio.Task[None] | None = None
 
     def asked(self) -> None:
-        """Handle a stop signal. End the process after a last snapshot, or after the time limit. After a second signal, end it at once."""
+        """Handle a stop signal. End the process after a last snapshot, or when the time limit has passed. After a second signal, end the
+        process at once."""
         now_s = asyncio.get_running_loop().time()
         if self._waiting is not None and now_s < self._signal_s + SAME_SIGNAL_S:
             return
@@ -152,7 +154,7 @@ needs it."""
 
 
 class FolderInUseError(UsageError):
-    """Another coordinator is using the data directory."""
+    """Error: another coordinator is using the data directory."""
 
     exit_code = 11
 
@@ -161,27 +163,27 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a coordinator.
 
     Attributes:
-        data_dir: folder of the coordinator's log. A coordinator that is started on the same folder again continues the same fleet.
-        store: path or file:///… URL of the checkpoint store, which all hosts share.
-        hosts_expected: number of hosts that must have joined before the fleet starts.
-        listen: "host:port". Port 0 means the port of the previous run or, if that is unknown or taken, any free port.
-        advertise: the address given to other processes; "" means the listening address.
-        security: transport security. By default, plaintext on loopback only.
-        health: address of a health server without certificates (`telemetry/health.py`); "" means none.
+        data_dir: folder of the coordinator's log. A coordinator that is restarted with the same folder continues the same fleet.
+        store: path or file:///… URL of the checkpoint store, which the coordinator shares with all hosts.
+        hosts_expected: number of hosts that must join before the fleet starts.
+        listen: "host:port". Port 0 means the port of the previous run, or any free port if that one is unknown or taken.
+        advertise: address that other processes should use; "" means the listening address.
+        security: transport security. By default, only plaintext connections on loopback are allowed.
+        health: address of a health server that needs no certificates (`telemetry/health.py`); "" means no health server.
         metrics: metrics endpoint (`telemetry/metrics_server.py`).
-        spans: settings of the export to OpenTelemetry (`telemetry/spans.py`).
-        log_ids: ids in the coordinator's log lines (`telemetry/log_lines.py`).
-        rejoin_grace_s: how long, in seconds, agents wait for their lost host to return before they move to other hosts.
+        spans: settings for exporting spans to OpenTelemetry (`telemetry/spans.py`).
+        log_ids: ids that appear in the coordinator's log lines (`telemetry/log_lines.py`).
+        rejoin_grace_s: how long, in seconds, a lost host may take to rejoin before its agents move to other hosts.
         keep_epochs: number of complete epochs to which a recovery may return, at least 2.
-        retention: policy by which older epochs stay in the store. None means a policy that keeps `keep_epochs` epochs, and the default
-            numbers of hours and days.
-        exit_when_finished: whether the process ends when the fleet has ended. If false, the process continues to answer `Status`.
-        node: id of this replica of the coordinator.
-        members: id → "host:port" of all replicas. The mapping is the same on every replica and never changes. The mapping is empty if this
-            is the only replica.
+        retention: policy that decides which older epochs stay in the store. None means a policy that keeps `keep_epochs` epochs and the
+            default numbers of hourly and daily epochs.
+        exit_when_finished: whether the process ends when the fleet has ended. If false, the process keeps answering `Status` calls.
+        node: id of this coordinator replica.
+        members: the "host:port" address of each replica, by id. All replicas have the same mapping, which never changes. This mapping is
+            empty if there is only one replica.
         begin_anew: whether the fleet may restart from its initial states if all snapshots are damaged.
-        last_snapshot_s: how long, in seconds, the process waits after a stop signal for a last snapshot of a running fleet; 0 means that it
-            takes no snapshot.
+        last_snapshot_s: how long, in seconds, the process waits for a last snapshot after a stop signal; 0 means that it takes no last
+            snapshot.
     """
 
     data_dir: Path
@@ -205,13 +207,14 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_coordinator(options: CoordinatorOptions) -> int:
-    """Run until the fleet has ended, or until SIGTERM or SIGINT. Return the exit code, which is 1 if the fleet failed and otherwise 0.
+    """Run the coordinator until the fleet has ended, or until SIGTERM or SIGINT. Return the exit code, which is 1 if the fleet failed,
+    and otherwise 0.
 
     Raises:
         ForeignLogError: the log belongs to another replica, store or coordinator.
         FolderInUseError: another coordinator is using the data directory.
         LogError: the log is damaged.
-        StoreError: the store cannot be used.
+        StoreError: the store cannot be opened.
         UsageError: an option is invalid.
     """
     check_id(options.node, "coordinator")
@@ -235,13 +238,13 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
 
 
 async def _open_store(location: str, folder: Path) -> Store:
-    """Open the store. A replica without a log may create a store. Other replicas wait for the store whose id is in their log.
+    """Open the store. A replica without a log may create a new store. A replica with a log waits for the store whose id is in its log.
 
     Raises:
-        UsageError: no store can exist at the location, for example below a file; or the location still contains another store after several
-            checks.
+        UsageError: the location cannot contain a store, for example because it is below a file, or it still contains another store after
+            several checks.
         StoreKeyError: the store has a different key.
-        StoreError: the store is damaged, or currently cannot be created.
+        StoreError: the store is damaged, or it currently cannot be created.
     """
     if not any((folder / name).exists() for name in (JOURNAL_FILE, DUMP_FILE)):
         return await asyncio.to_thread(_open_or_create, location)
@@ -280,7 +283,7 @@ def _open_or_create(location: str) -> Store:
 
 
 class _Process:
-    """The process of one replica: Raft, the gRPC server and, while the replica leads, the leader core."""
+    """One replica's process: Raft, the gRPC server and, while the replica leads, the leader core."""
 
     def __init__(self, options: CoordinatorOptions, store: Store) -> None:
         self._options = options
@@ -372,7 +375,8 @@ class _Process:
         return self._leadership.exit_code
 
     def on_stop_signal(self) -> None:
-        """Handle a stop signal. `run` returns after a last snapshot, even if `run` has not been called yet."""
+        """Handle a stop signal. After a stop signal, `run` returns as soon as a last snapshot is complete, even if `run` has not been
+        called yet."""
         self._planned_stop.asked()
 
     def standing(self) -> dict[str, object]:
@@ -381,7 +385,7 @@ class _Process:
         return {"fleet": state.image.name, "plan": state.plan_number, "epoch": state.image.begun}
 
     def metrics_endpoint(self) -> MetricsServer:
-        """Return the metrics endpoint of this process. While the process leads, the endpoint also has the fleet's metrics."""
+        """Return the metrics endpoint of this process. While the process leads, the endpoint also serves the fleet's metrics."""
         metrics = CoordinatorMetrics(
             self._replica,
             self._leadership,
@@ -406,7 +410,7 @@ class _Process:
             ) from error
 
     async def _watch_logs(self) -> None:
-        """Watch the replicas, and end the process when too many of them have lost their logs for a leader to be elected."""
+        """End the process when so many replicas have lost their logs that no leader can be elected."""
         driver = self._replica.driver
         while True:
             if not self._is_alone:
@@ -423,7 +427,7 @@ class _Process:
             await asyncio.sleep(LOST_LOG_CHECK_S)
 
     async def _watch_refusals(self) -> None:
-        """End the process if all other replicas refuse it, or differ from it in their use of TLS."""
+        """End the process if every other replica refuses its streams, or differs from it in the use of TLS."""
         others, held_s = len(self._members) - 1, 0.0
         while others:
             refusals = self._replica.streams.refusals.final()
@@ -434,7 +438,7 @@ class _Process:
             await asyncio.sleep(HEALTH_S)
 
     async def _until_leading(self) -> None:
-        """Wait until a replica without peers leads, so that it does not refuse calls while it starts."""
+        """If this is the only replica, wait until it leads, so that it does not refuse calls during start-up."""
         waits = [asyncio.create_task(event.wait()) for event in (self._leadership.led, self._leadership.ended)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -446,8 +450,8 @@ class _Process:
             await self._tell_health(healthy)
 
     async def _tell_health(self, healthy: health.aio.HealthServicer) -> None:
-        """Update the health status, and pass the replicas' status to the leader core. A replica without a leader or a majority is not
-        serving."""
+        """Update this process's health status, and pass the status of the replicas to the leader core. Without a known leader or a
+        connected majority, a replica reports that it is not serving."""
         raft, options = self._replica.driver, self._options
         try:
             status = await raft.status()
@@ -462,7 +466,7 @@ class _Process:
         await tell(healthy, ("", SERVICE, READY), is_serving=is_serving)
 
     async def _watch_end(self) -> None:
-        """End a replica that does not lead, some time after the fleet has ended and its hosts were notified."""
+        """If this replica does not lead, end it some time after the fleet has ended and the hosts have been notified."""
         while self._options.exit_when_finished:
             await asyncio.sleep(END_CHECK_S)
             if self._machine.state.image.outcome and self._leadership.runner is None:
@@ -472,7 +476,7 @@ class _Process:
                     return
 
     def _make_runner(self) -> LeaderRunner:
-        """Create the runner of a new leader. Raise LogError or UsageError if the log and the store do not match."""
+        """Create the runner for a new leadership. Raises LogError or UsageError if the log and the store do not belong together."""
         state, options = self._machine.state, self._options
         _check_store(state, self._store)
         core = LeaderCore(
@@ -493,7 +497,7 @@ class _Process:
         return LeaderRunner(core, self._log, keeper, [self._figures, *self._begin_spans()])
 
     def _begin_spans(self) -> "list[FleetSpans]":
-        """Begin the spans of a new leader and return their observer, or return an empty list if spans are not exported."""
+        """Start exporting spans for a new leadership, and return the observer. If spans are not exported, return an empty list."""
         if self._export is None:
             return []
         from snapline.coordinator.service.fleet_spans import FleetSpans
@@ -515,8 +519,8 @@ def _check_store(state: FleetView, store: Store) -> None:
     """Check that the log and the store belong together.
 
     Raises:
-        LogError: the log lacks its newest entries.
-        UsageError: the log is new, but the store is in use.
+        LogError: the store contains epochs that are missing from the log.
+        UsageError: the log is new, but the store already contains another fleet's snapshots.
     """
     try:
         epochs = store.epochs()
@@ -544,7 +548,8 @@ async def _listen(
     guard: RpcGuard,
     healthy: health.aio.HealthServicer,
 ) -> tuple[grpc.aio.Server, str]:
-    """Return a bound server and its address. With port 0, prefer the port of the previous run."""
+    """Create a server that listens on the configured port, and return it with its address. If the configured port is 0, prefer the port
+    of the previous run."""
     host, _, port = options.listen.rpartition(":")
     earlier = read_address(Path(options.data_dir), "listen") if port == "0" else ""
     wanted = f"{host}:{earlier.rpartition(':')[2]}" if earlier else options.listen
@@ -570,7 +575,7 @@ async def _add_services(
 
 @contextlib.contextmanager
 def _own_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder for this process, because two processes with the same files would vote twice.
+    """Lock the folder for this process, because two processes that share these files could vote twice.
 
     Raises:
         FolderInUseError: another process is using the folder.
@@ -587,7 +592,7 @@ def _own_folder(folder: Path) -> Iterator[None]:
 
 
 def _write_address(data_dir: Path, address: str, listen: str) -> None:
-    """Write the address file for tools, replacing the old file atomically."""
+    """Write the address file for tools, atomically replacing any old file."""
     content = document("CoordinatorAddress", address=address, listen=listen)
     scratch = data_dir / f"{ADDRESS_FILE}.new"
     scratch.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
@@ -595,8 +600,8 @@ def _write_address(data_dir: Path, address: str, listen: str) -> None:
 
 
 def read_address(data_dir: Path, field: str = "address") -> str:
-    """Return the address of the coordinator that uses `data_dir`, or, with `field="listen"`, its listening address. Return "" if it has
-    never run."""
+    """Return the recorded address of the coordinator that uses `data_dir`. With `field="listen"`, return its listening address instead.
+    Return "" if no address has been recorded."""
     try:
         content = msgspec.json.decode((data_dir / ADDRESS_FILE).read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):

@@ -1,10 +1,10 @@
 """The coordinator's gRPC service, which converts between protobuf messages and structs.
 
-The entries of a host's message are counted before the message is parsed. If a message arrives in parts, the parts are joined first.
-Requests from tools about hosts are checked before they reach the leader core (`state/operation_rules.py`). The outcomes of past epochs
-(`snapline snapshot history`) come from the replicated state, so they survive a change of leader.
+The number of entries in a host's message is checked before the message is parsed. If a host's message arrives in parts, the parts are
+joined first. Tools' requests about hosts are checked before they reach the leader core (`state/operation_rules.py`). The outcomes of past
+epochs (`snapline snapshot history`) are read from the replicated state, so they survive a change of leader.
 
-In all calls, errors are converted to gRPC statuses, and a replica that does not lead tells its callers which replica leads.
+All calls convert errors to gRPC statuses. A replica that does not lead tells callers which replica leads.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ from snapline.storage.store.store import Store
 
 
 class LeaderHint:
-    """The current leader, as far as this replica knows."""
+    """The current leader as known to this replica."""
 
     def __init__(self, leadership: Leadership, replica: Replica, members: Mapping[str, str]) -> None:
         self._leadership = leadership
@@ -101,7 +101,7 @@ class LeaderHint:
         self._members = members
 
     def sentence(self) -> str:
-        """Return a sentence that says why this replica does not answer the call."""
+        """Return a sentence for the caller that says why this replica does not answer the call."""
         leader = self._leadership.leader
         if leader and not self._replica.driver.standing.is_leader:
             return f"another replica, {leader}, leads the coordinator"
@@ -129,7 +129,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 def status_of(error: SnaplineError) -> grpc.StatusCode:
-    """Return the gRPC status code for `error`."""
+    """Return the gRPC status code that corresponds to `error`."""
     match error:
         case NotFoundError():
             return grpc.StatusCode.NOT_FOUND
@@ -148,7 +148,7 @@ def status_of(error: SnaplineError) -> grpc.StatusCode:
 def with_grpc_errors(
     call: Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]],
 ) -> Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]]:
-    """Decorate a gRPC handler so that its errors are sent to the caller with their own text."""
+    """Decorator for a gRPC handler that sends the handler's errors to the caller with their original text."""
 
     @functools.wraps(call)
     async def wrapper(self: ServicerT, request: RequestT, context: Context) -> ReplyT:
@@ -182,7 +182,7 @@ def read_host_message(data: bytes) -> HostMessage:
     """Decode a host's message.
 
     Raises:
-        ProtocolError: the data is not a host's message, or exceeds the limits.
+        ProtocolError: the data is not a valid host message, or exceeds a limit.
     """
     if len(data) > UNCOUNTED_BYTES_MAX:
         check_counts(data, host_messages.descriptor, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
@@ -190,14 +190,14 @@ def read_host_message(data: bytes) -> HostMessage:
 
 
 class HostStream:
-    """Joins the parts of the messages that one host sends."""
+    """Joins the parts of messages from one host."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size_bytes = 0
 
     def take(self, data: bytes) -> HostMessage | None:
-        """Add received data. Return the complete message, or None if more parts of it follow.
+        """Add received data. Return the complete message, or None if more parts are to follow.
 
         Raises:
             ProtocolError: the message is too large, or `read_host_message` rejects it.
@@ -273,7 +273,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
     async def Attend(self, _requests: object, context: Context) -> None:
-        """Serve one stream of a host until this replica's leadership ends. Pass the host's messages to the leader core, and the core's
+        """Serve one host's stream until this replica's leadership ends. Pass the host's messages to the leader core, and send the core's
         directives to the host."""
         runner = await self._leading_or_abort(context)
         join = await self._read_join(context)
@@ -303,8 +303,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return self._leadership.runner
 
     async def _read_join(self, context: Context) -> Join | TurnedAway:
-        """Read and check the stream's first message, which identifies the host. No other message is processed before the first one has been
-        checked."""
+        """Read and check the first message on the stream, which identifies the host. No other message is processed before this check has
+        succeeded."""
         try:
             data = await self._guard.first_message(context, FIRST_BYTES_MAX)
             if data is None:
@@ -341,7 +341,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return runner
 
     async def _be_current(self, *, is_stale_allowed: bool = False) -> None:
-        """Ensure that later reads see every change that was acknowledged before this call (linearizable reads)."""
+        """Ensure that later reads see every change acknowledged before this call (linearizable reads)."""
         if not is_stale_allowed:
             self._leading()
             await self._replica.driver.read(lambda: None)
@@ -410,7 +410,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.SnapshotOutcome:
-        """Begin an epoch manually, and answer when the epoch has ended."""
+        """Begin an epoch on request, and answer when the epoch has ended."""
         begun_ns = time.monotonic_ns()
         answer = await self._leading().ask(ev.SnapshotRequested, ev.AnswerSnapshot)
         return pb.SnapshotOutcome(
@@ -423,7 +423,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReadSnapshots(self, request: pb.ReadSnapshotsRequest, context: Context) -> Message:
-        """List, show or verify snapshots, or report how epochs ended."""
+        """List, show or verify snapshots, or report the outcomes of past epochs."""
         if request.verb == "history":
             await self._be_current()
             history_rows = epoch_history(self._state, await self._stored_epochs())
@@ -482,7 +482,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def PreviewRestore(self, request: pb.PreviewRestoreRequest, context: Context) -> Message:
-        """Return what work and outputs a restore would undo."""
+        """Return the work and the outputs that a restore would undo."""
         await self._be_current()
         preview = await self._restoring.preview(request.snapshot, is_dropping=request.drop_inputs)
         return writer_of(RestorePreview, pb.RestorePreview)(preview)
@@ -498,7 +498,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def Locate(self, request: pb.LocateRequest, context: Context) -> Message:
-        """Return the hosts on which agents are placed, to tools, or to clients that then call these hosts."""
+        """Tell tools or clients on which hosts agents are placed; clients then call these hosts."""
         if len(request.agents) > LOCATED_MAX:
             raise UsageError(f"{len(request.agents)} agents asked for at once; {LOCATED_MAX} are allowed")
         await self._be_current()
@@ -507,8 +507,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
-        """Handle a launcher's report that a host process has ended. In the answer, `is_known` says whether the fleet counted this run as
-        alive."""
+        """Handle a launcher's report that the process of a host has ended. In the answer, `is_known` tells whether the fleet counted this
+        run of the host as alive."""
         await self._check_own(context, HOST, request.host)
         runner = self._leading()
         record = self._state.image.hosts.get(request.host)
@@ -526,7 +526,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ForgetHost(self, request: pb.ForgetHostRequest, context: Context) -> pb.ForgetHostReply:
-        """Remove the record of a host that will not return."""
+        """Remove the record of a host that will never return."""
         await self._be_current()
         runner = self._leading()
         check_forgetting(self._state, request.host)
@@ -558,7 +558,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.EndHostReply()
 
     async def _check_own(self, context: Context, role: str, name: str) -> None:
-        """If the caller has this role, check that it acts only for itself. Callers with other permitted roles may act for others."""
+        """If the caller has this role, check that the call is only about the caller itself. Callers with other permitted roles may act on
+        behalf of others."""
         identity = self._security.identity(context)
         if identity is not None and identity.role == role and identity.name != name:
             await refuse(
@@ -569,18 +570,18 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def ReadOutputs(self, request: pb.ReadOutputsRequest, context: Context) -> Message:
-        """Return released outputs. If there are none after the cursor, wait for a release."""
+        """Return released outputs. If no outputs follow the cursor, wait for a release."""
         page = await self._outputs.read(request.after, request.topic, request.wait_ms / 1000)
         return writer_of(ReadOutputsReply, pb.ReadOutputsReply)(page)
 
     @with_grpc_errors
     async def ReadConsumers(self, request: pb.ReadConsumersRequest, context: Context) -> Message:
-        """Return all consumers of outputs, with their positions."""
+        """Return all named consumers of outputs, with their positions."""
         return writer_of(ReadConsumersReply, pb.ReadConsumersReply)(await self._outputs.consumers())
 
     @with_grpc_errors
     async def MoveConsumer(self, request: pb.MoveConsumerRequest, context: Context) -> pb.MoveConsumerReply:
-        """Move a consumer's cursor, which acknowledges the outputs before it."""
+        """Move a consumer's cursor, which acknowledges all outputs before it."""
         return pb.MoveConsumerReply(cursor=await self._outputs.move(request.name, request.cursor))
 
     @with_grpc_errors
@@ -610,7 +611,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.LeaderTransferred:
-        """Transfer the leadership to another replica. A replica may only transfer its own leadership."""
+        """Transfer the leadership to another replica. A caller that is itself a replica may only transfer its own leadership."""
         await self._check_own(context, COORDINATOR, request.only_from)
         self._leading()
         leading = self._replica.driver.standing.leader
@@ -622,9 +623,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def EndReplica(self, request: pb.EndReplicaRequest, context: Context) -> pb.EndReplicaReply:
-        """End a replica's process. A replica that ends its own process first sends the answer.
+        """End a replica's process. A replica that must end itself sends the answer first.
 
-        For another replica, the leader forwards the call after it has recorded the call.
+        If the request is for another replica, the leader forwards the call after recording it.
         """
         name = request.name
         if name not in self._members:

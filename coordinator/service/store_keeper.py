@@ -1,14 +1,15 @@
-"""The coordinator's calls to the checkpoint store. Each call blocks, runs on a thread, and is answered by one event.
+"""Functions that carry out the coordinator's calls to the checkpoint store. Each call blocks its thread, and is answered by one event.
 
-This module makes no decisions. The module reports each failure with the damaged path, or with the reason why the store could not be used.
+This module makes no decisions. Each failure is reported with the path of the damaged file, or with the reason why the store could not be
+used.
 
-*Logs.* Batches of host logs that no epoch needs anymore are deleted; `storage/log/log_files.py` decides which batches these are.
+*Logs.* Batches of host logs are deleted when no epoch needs them anymore, as decided by `storage/log/log_files.py`.
 
-*Releases.* A release contains the outputs that agents have emitted since the previous epoch. The outputs are read from the new epoch's
-checkpoints. The manifest of the previous epoch shows which outputs were released before. If the previous epoch is condemned, its data may
-be damaged, and it is unknown whether a leader has released its outputs or is about to release them. So that epoch is *closed*: an empty
-release is written for it, unless it already has a release (release files are created exclusively). Afterwards its release file shows which
-outputs were released.
+*Releases.* The release of an epoch contains the outputs that agents have emitted since the previous epoch. The outputs are read from the
+new epoch's checkpoints. The previous epoch's manifest shows which outputs have already been released. If the previous epoch is condemned,
+its data may be damaged, and it is unknown whether any leader has released its outputs or is about to do so. A condemned epoch is therefore
+*closed*: an empty release is written for it unless a release already exists. (Release files are created exclusively.) After the epoch is
+closed, its release file shows which outputs were released.
 """
 
 import functools
@@ -68,7 +69,8 @@ _log = logging.getLogger("snapline.coordinator")
 
 
 class LogSweeper:
-    """Deletes batches of host logs for one coordinator. Batches and manifests are immutable, so each of them is read only once."""
+    """Deletes batches of host logs on behalf of one coordinator. Because batches and manifests are immutable, each of them is read only
+    once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -76,7 +78,7 @@ class LogSweeper:
         self._numbers: dict[int, Metadata] = {}
 
     def sweep(self, command: SweepLogs) -> None:
-        """Delete batches that are no longer needed. The next sweep retries failed deletions. If an epoch cannot be read, nothing is
+        """Delete batches that are no longer needed. The next sweep retries failed deletions. If any epoch is unreadable, no batch is
         deleted."""
         try:
             batches = self._read_batches()
@@ -91,7 +93,7 @@ class LogSweeper:
             _log.warning("batches of host logs that no epoch needs remain in the store: %s", error)
 
     def _read_batches(self) -> list[BatchNumbers]:
-        """Return the batches of each log except its highest batch, which is always kept."""
+        """Return all batches of each log except the highest, which is always kept."""
         batches: dict[tuple[LogName, int], BatchNumbers] = {}
         for log, numbers in self._store.read_logs().items():
             for number in numbers[:-1]:
@@ -124,7 +126,7 @@ Numbers = dict[str, int]
 
 
 class _CachedNumbers(msgspec.Struct, frozen=True):
-    """Cached data of an epoch: its root, and for each agent the numbers of the last input consumed and of the last output emitted."""
+    """Cached data of an epoch: its root, and the numbers of each agent's last consumed input and last emitted output."""
 
     root: str
     inputs: Numbers
@@ -132,7 +134,8 @@ class _CachedNumbers(msgspec.Struct, frozen=True):
 
 
 class OutputReleaser:
-    """Releases outputs for one coordinator. Methods may run on any thread, but only one `release` may run at a time."""
+    """Releases outputs on behalf of one coordinator. The methods of an OutputReleaser may run on any thread, but only one `release` at a
+    time."""
 
     def __init__(self, store: Store, wall_ns: Callable[[], int]) -> None:
         self._store = store
@@ -140,11 +143,11 @@ class OutputReleaser:
         self._known: dict[int, _CachedNumbers] = {}
 
     def on_written(self, root: str, metadata: Metadata) -> None:
-        """Cache the numbers of a manifest that this process has written."""
+        """Cache the input and output numbers in a manifest that this process has written."""
         self._note(metadata.epoch, _CachedNumbers(root, metadata.inputs, metadata.outputs))
 
     def known(self, epoch: int, root: str) -> tuple[Numbers, Numbers] | None:
-        """Return the cached numbers of an epoch's inputs and outputs, or None if they are not cached."""
+        """Return an epoch's cached input and output numbers, or None if they are not cached."""
         known = self._known.get(epoch)
         return (known.inputs, known.outputs) if known is not None and known.root == root else None
 
@@ -172,7 +175,7 @@ class OutputReleaser:
         return released
 
     def _write(self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None) -> None:
-        """Write a release. If `outputs` is None, write an empty release, to which no later writer can add outputs."""
+        """Write a release. If `outputs` is None, write an empty release, so that no later writer can release outputs for the epoch."""
         try:
             self._store.release_outputs(epoch, root, after, outputs, created_ns=self._wall_ns())
         except UsageError:
@@ -182,7 +185,7 @@ class OutputReleaser:
     # ---- earlier releases -----------------------------------------------------------------------------------------
 
     def _emitted_before(self, ancestors: Sequence[Ancestor], now: Numbers) -> Numbers:
-        """Return a mapping from each agent to the number of its last output in earlier releases."""
+        """Return the number of each agent's last output in earlier releases."""
         whole = next((x for x in ancestors if not x.is_condemned), None)
         before = dict(self._read(whole.epoch, whole.root).outputs) if whole is not None and now else {}
         condemned = [x for x in reversed(ancestors) if x.is_condemned]
@@ -196,7 +199,7 @@ class OutputReleaser:
         return before
 
     def _close(self, ancestor: Ancestor, after: int) -> Numbers:
-        """Close a condemned epoch's release. Return a mapping from each agent to the number of its last output in that release."""
+        """Close the release of a condemned epoch. Return the number of each agent's last output in that release."""
         self._write(ancestor.epoch, ancestor.root, after, None)
         try:
             released = self._store.read_release(ancestor.epoch)
@@ -207,7 +210,7 @@ class OutputReleaser:
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def _read_outputs(self, command: ReleaseEpoch, fresh: Numbers, now: Numbers) -> list[EmittedOutput]:
-        """Return the new outputs of the agents in `fresh`. Read only the checkpoints of these agents."""
+        """Return the new outputs of the agents in `fresh`. Only the checkpoints of these agents are read."""
         manifest = self._store.read_manifest(command.root, epoch=command.epoch)
         outputs: list[EmittedOutput] = []
         for checkpoint in self._store.read_checkpoints(manifest, list(fresh)):
@@ -231,14 +234,16 @@ class OutputReleaser:
 
 
 def _check_whole(manifest: Manifest, agent: str, numbers: list[int], *, above: int, last: int) -> None:
-    """Check that the checkpoint contains all outputs since the previous epoch. Hosts drop only released outputs, so none may be missing."""
+    """Raise DamagedDataError unless the checkpoint contains all outputs since the previous epoch. No output may be missing, because hosts
+    discard only released outputs."""
     if numbers != list(range(above + 1, last + 1)):
         path = manifest.packs[manifest.line_of(agent).pack].path
         raise damaged(path, f"outputs beyond {above} are missing", epoch=manifest.metadata.epoch, blob=agent)
 
 
 def _damage_of(error: DamagedDataError, command: ReleaseEpoch) -> tuple[int, str]:
-    """Return the damaged epoch and file. Return (0, "") if only a release file is damaged, because that damages no epoch."""
+    """Return the number of the damaged epoch and the path of the damaged file. If only a release file is damaged, return (0, ""), because
+    that damages no epoch."""
     finding = finding_of(error)
     path = manifest_path(command.root) if finding is None else finding.path
     if parse_part_path(path) is not None:
@@ -258,7 +263,8 @@ DELETED_KEPT = 10_000
 
 
 class StoreKeeper:
-    """Executes the store calls of one coordinator (`LeaderStore`). All methods may run on any thread, several at a time."""
+    """Executes one coordinator's calls to the store (`LeaderStore`). Methods may run on any thread, and several may run at the same
+    time."""
 
     def __init__(
         self,
@@ -270,13 +276,12 @@ class StoreKeeper:
         wall_ns: Callable[[], int] = time.time_ns,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Prepare the store calls. Nothing is read or written yet.
+        """Prepare the store calls. The store is neither read nor written yet.
 
         Args:
-            store: the checkpoint store.
-            state: the replicated state, which contains the fleet's name (fixed once defined) and its agents' ordinals.
-            retention: policy that keeps forgotten epochs in the store; None keeps only pinned and tagged epochs.
-            on_deleted: function called with the number of deleted files, on the thread that deletes them.
+            state: the replicated state, which provides the fleet's name (fixed once defined) and the agents' ordinals.
+            retention: policy by which forgotten epochs stay in the store; None keeps only pinned and tagged epochs.
+            on_deleted: function that is called with the number of deleted files, on the thread that deletes them.
             wall_ns: function that returns the wall-clock time.
             now_ns: function that returns the monotonic time.
         """
@@ -298,7 +303,7 @@ class StoreKeeper:
         """Epochs that the replicated log has forgotten, in the order in which it forgot them."""
 
     def write_probe(self, command: WriteProbe) -> ProbeWritten:
-        """Write a fresh file for a host to read."""
+        """Write a new probe file, which a host must read."""
         try:
             path, content = self._store.write_probe()
         except (SnaplineError, OSError) as error:
@@ -310,7 +315,7 @@ class StoreKeeper:
         self._quietly(lambda: self._store.remove_probe(command.path), f"probe {command.path} remains")
 
     def write_manifest(self, command: WriteManifest) -> ManifestWritten:
-        """Read the index of every pack, compare it with the hosts' reports, and write the manifest (G4, G11)."""
+        """Read every pack's index, compare it with the hosts' reports, and write the manifest (G4, G11)."""
         try:
             root = self._store.confirm_damage(lambda: self._write_manifest(command, VALIDITY))
         except (SnaplineError, OSError) as error:
@@ -330,7 +335,7 @@ class StoreKeeper:
         return root
 
     def _kept(self, bases: Mapping[int, str]) -> dict[int, str]:
-        """Return the bases that have not been deleted since the command was issued."""
+        """Return the base epochs that have not been deleted since the command was issued."""
         return {epoch: root for epoch, root in bases.items() if epoch not in self._deleted}
 
     def materialise(self, command: MaterialiseLine) -> LineMaterialised:
@@ -366,7 +371,7 @@ class StoreKeeper:
         )
 
     def scan(self, command: ScanCheckpoints) -> CheckpointsScanned:
-        """List the checkpoints in the base epoch and in the packs of the plan."""
+        """List the checkpoints in the base epoch and in the plan's checkpoint packs."""
         plan, base_epoch = command.plan, command.base_epoch
         try:
             base = self._store.confirm_damage(lambda: line_store.scan_base(self._store, command))
@@ -408,15 +413,15 @@ class StoreKeeper:
         )
 
     def _ordinals_of(self, command: WriteManifest) -> dict[str, int]:
-        """Return the agents' ordinals, or nothing for non-autonomous protocols. Another fleet needs the ordinals to read the vectors in the
-        checkpoints."""
+        """Return the agents' ordinals in autonomous protocols, otherwise an empty dictionary. A fork needs the ordinals to read the
+        vectors in the checkpoints."""
         if not is_autonomous(self._image.protocol):
             return {}
         records = self._image.agents
         return {x.agent: records[x.agent].ordinal for x in command.agents if x.agent in records}
 
     def _topology_of(self, command: WriteManifest) -> str:
-        """Return a fingerprint of agents, classes and channels. The last fingerprint is cached, because it rarely changes."""
+        """Return a fingerprint of the agents, classes and channels. The last fingerprint is cached, because it rarely changes."""
         agents = tuple([(x.agent, x.kind) for x in command.agents])
         cached_key, fingerprint = self._topology
         if cached_key != (agents, command.channels):
@@ -454,16 +459,16 @@ class StoreKeeper:
         return self._outputs.release(command)
 
     def resolve(self, command: ResolveSnapshot) -> SnapshotResolved:
-        """Find the epoch to which a tag or number refers."""
+        """Return the epoch to which a tag or number refers."""
         try:
             return SnapshotResolved(command.snapshot, self._store.resolve(command.snapshot))
         except (SnaplineError, OSError) as error:
             return SnapshotResolved(command.snapshot, 0, str(error) or repr(error))
 
     def check_line(self, command: CheckLine) -> LineChecked:
-        """Check whether the fleet can restart from this epoch.
+        """Check whether the fleet can restart from the epoch.
 
-        Hosts check the blobs that they load. With `is_whole`, this call also checks all blobs.
+        Blobs are normally checked by the hosts that load them. If `is_whole` is set, this call checks all blobs too.
         """
         try:
             self._store.confirm_damage(lambda: self._check_line(command))
@@ -483,7 +488,7 @@ class StoreKeeper:
             raise damaged(found.path, found.reason, epoch=command.epoch)
 
     def delete(self, command: DeleteEpochs) -> None:
-        """Delete forgotten epochs, except those kept by the policy, a pin or a tag. The next sweep retries failed deletions."""
+        """Delete forgotten epochs, except those kept by the retention policy, a pin or a tag. The next sweep retries failed deletions."""
         with self._marking:
             self._deleted |= dict.fromkeys(command.epochs)
             while len(self._deleted) > DELETED_KEPT:
@@ -491,8 +496,7 @@ class StoreKeeper:
         self._quietly(lambda: self._delete_unkept(command.epochs), "forgotten epochs remain")
 
     def sweep(self, command: SweepStore) -> None:
-        """Delete epochs that the log has forgotten, data that nothing refers to, and released outputs that may be deleted; also compact
-        packs."""
+        """Delete forgotten epochs, unreferenced data, and released outputs that may be deleted. Also compact packs."""
         kept = {*command.kept, *command.undecided}
 
         def sweep_forgotten() -> None:
@@ -519,7 +523,7 @@ class StoreKeeper:
         self._quietly(lambda: self._store.delete_outputs(now_ns=self._wall_ns()), "outputs that all have had remain")
 
     def _delete_unkept(self, forgotten: Sequence[int]) -> None:
-        """Delete those forgotten epochs that the retention policy no longer keeps at the current time."""
+        """Delete the forgotten epochs that the retention policy no longer keeps."""
         times = self._read_times()
         kept: Collection[int] = ()
         if self._retention is not None:
@@ -535,9 +539,9 @@ class StoreKeeper:
         return removed
 
     def _read_times(self) -> list[SnapshotTime]:
-        """Return the creation times of the store's epochs.
+        """Return when each epoch in the store was created.
 
-        Manifests are immutable, so each is read only once, and only if there is a retention policy.
+        Each manifest is read only once because it is immutable, and only if there is a retention policy.
         """
         if self._retention is None:
             return [SnapshotTime(epoch, None) for epoch in self._store.epochs()]
@@ -571,7 +575,7 @@ class StoreKeeper:
         )
 
     def sweep_checkpoints(self, command: SweepCheckpoints) -> None:
-        """Delete checkpoint packs of earlier recovery plans."""
+        """Delete all checkpoint packs of earlier recovery plans, except those in `command.kept`."""
 
         def sweep() -> None:
             removed = self._store.sweep_checkpoints(plans_below=command.plan, kept=command.kept)
@@ -609,9 +613,9 @@ def _path_of(error: DamagedDataError, root: str) -> str:
 
 
 def _damaged_base(error: Exception, bases: Mapping[int, str]) -> tuple[int, str]:
-    """Return the damaged base epoch and its damaged file. Return (0, "") if the error has another cause.
+    """Return the number of the damaged base epoch and the path of its damaged manifest. Return (0, "") if the error has a different cause.
 
-    Only damage to a base's manifest counts, so a wrong report from a host cannot condemn an epoch.
+    Only damage to a base epoch's manifest counts, so that a wrong report from a host cannot condemn an epoch.
     """
     finding = finding_of(error) if isinstance(error, DamagedDataError) else None
     if finding is None or finding.epoch not in bases or parse_manifest_path(finding.path) is None:

@@ -1,9 +1,9 @@
-"""Users of the coordinator: their tokens, the audit log of their calls, and the gRPC service People. This module is an adapter around
+"""Users of the coordinator: their tokens, the audit log of their calls, and the gRPC service `People`. This module applies the rules in
 `state/operation_rules.py`.
 
-Tokens are checked against this replica's copy of the replicated state. The leader's copy includes every acknowledged change. Another
-replica's copy may lack the newest tokens, so it refers callers with an unknown token to the leader. A call that changes the fleet is
-recorded through Raft before it is executed; that operation checks the token again.
+Tokens are checked against this replica's copy of the replicated state. The leader's copy includes every acknowledged change. A follower's
+copy may lack the newest tokens, so a follower refers callers with an unknown token to the leader. Before a call that changes the fleet is
+executed, it is recorded through Raft, and the recording operation checks the token again.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ HOST_RPC_RULES = {
 
 
 class FleetUsers:
-    """The users' tokens and the audit log. Each replica has one such object."""
+    """The users' tokens and the audit log. Each replica has one FleetUsers object."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class FleetUsers:
     # ---- authorization --------------------------------------------------------------------------------------------------
 
     async def holder(self, digest: bytes) -> Identity | None:
-        """Return the user to whom this token belongs, or None if the token is invalid; see `rpc_authorization.People`."""
+        """Return the owner of this token, or None if the token is invalid; see `rpc_authorization.People`."""
         bearer = bearer_of(self._state.image, digest, time.time_ns())
         if bearer is None:
             self._check_leading()
@@ -88,11 +88,11 @@ class FleetUsers:
             raise UsageError(result.reason)
 
     def check_member(self, host: str) -> None:
-        """Check that a host is a living member of the fleet, because a host certificate alone does not prove that.
+        """Check that a host is a living member of the fleet, which a host certificate alone does not prove.
 
         Raises:
             UsageError: the fleet has no such host.
-            CoordinatorUnavailableError: the host is lost or has left, or this replica does not know the host and does not lead.
+            CoordinatorUnavailableError: the host is lost or has left, or this replica neither knows the host nor leads.
         """
         record = self._state.image.hosts.get(host)
         if record is not None and record.state == ALIVE:
@@ -103,7 +103,7 @@ class FleetUsers:
         raise CoordinatorUnavailableError(f"host {host} is {record.state}: it asks again when it has joined")
 
     async def record_at(self, host: str, proof: Caller, call: str, about: str, outcome: str) -> None:
-        """Record a user's call to a host. The host may only report calls to itself.
+        """Record a call that a user has made to a host. Each host may only report calls to itself.
 
         Raises:
             UsageError: `proof` does not identify a user who may have made this call, or the host is not a member of the fleet.
@@ -119,7 +119,7 @@ class FleetUsers:
         await self.record(Caller(identity, proof.digest), call, about, outcome, host)
 
     def _identity_by(self, proof: Caller) -> Identity:
-        """Return the identity that a token's digest or a certificate proves."""
+        """Return the identity that is proved by a token's digest or a certificate."""
         if proof.digest:
             bearer = bearer_of(self._state.image, proof.digest, time.time_ns())
             if bearer is None:
@@ -144,7 +144,7 @@ class FleetUsers:
     # ---- tokens ---------------------------------------------------------------------------------------------------------
 
     async def make_token(self, name: str, role: str, digest: bytes, valid_s: int) -> int:
-        """Create a token. Return its expiry, in nanoseconds by this replica's wall clock."""
+        """Create a token. Return the token's expiry time, in nanoseconds by this replica's wall clock."""
         check_id(name, "token")
         if not 1 <= valid_s <= VALID_S_MAX:
             raise UsageError(f"a token is good for a second up to {VALID_S_MAX // 86_400} days, not for {valid_s} s")
@@ -155,7 +155,7 @@ class FleetUsers:
         return expires_ns
 
     async def revoke_token(self, name: str) -> None:
-        """Revoke a token. The log entry of the revocation makes the token invalid."""
+        """Revoke a token. The token becomes invalid when the revocation is in the log."""
         result = await self._propose(op.RevokeToken(name))
         if result.status == UNCHANGED:
             raise NotFoundError(f"there is no token {name!r}: `snapline auth token list` shows those that there are")
@@ -171,7 +171,7 @@ class FleetUsers:
         return ReadTokensReply(tuple(rows))
 
     async def audit(self, count: int) -> ReadAuditReply:
-        """Return the last `count` recorded calls, admitted and refused, in the order in which they were recorded."""
+        """Return the last `count` recorded calls, both allowed and refused, in the order of recording."""
         await self._be_current()
         image = self._state.image
         kept = sorted((*image.calls, *image.refusals), key=lambda each: each.number)
@@ -189,12 +189,12 @@ class FleetUsers:
             raise CoordinatorUnavailableError(self._who_leads.sentence())
 
     async def _be_current(self) -> None:
-        """Ensure that later reads see every change that was acknowledged before this call."""
+        """Ensure that later reads see every change acknowledged before this call."""
         self._check_leading()
         await self._raft.read(lambda: None)
 
     async def _propose(self, kind: op.Kind) -> OperationResult:
-        """Commit an operation and return its result. While its outcome is unknown, propose it again with the same request id."""
+        """Commit an operation and return its result. While the outcome is unknown, propose the operation again with the same request id."""
         self._sequence += 1
         entry = op.encode_operation(op.Operation(time.time_ns(), self._client, self._sequence, kind))
         try:
@@ -211,7 +211,7 @@ class FleetUsers:
 
 
 class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
-    """gRPC handlers for calls from admins, and from hosts that users have called."""
+    """gRPC handlers for calls from admins, and for calls from hosts about users who have called them."""
 
     def __init__(self, people: FleetUsers, guard: RpcGuard, leader_hint: LeaderHint) -> None:
         self._people = people
@@ -220,7 +220,7 @@ class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
 
     @with_grpc_errors
     async def MakeToken(self, request: pb.MakeTokenRequest, context: Context) -> pb.MakeTokenReply:
-        """Create a token, of which only the digest is sent."""
+        """Create a token. The request contains the token's digest instead of the token."""
         expires_ns = await self._people.make_token(request.name, request.role, request.digest, request.valid_s)
         return pb.MakeTokenReply(expires_ns=expires_ns)
 
@@ -237,14 +237,15 @@ class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
 
     @with_grpc_errors
     async def CheckToken(self, request: pb.CheckTokenRequest, context: Context) -> pb.CheckTokenReply:
-        """Return the name and role of the user to whom a token belongs, for a host that the user has called."""
+        """Tell a host the name and role of the owner of a token that a caller has used."""
         self._people.check_member(self._host(context))
         user = await self._people.holder(request.digest)
         return pb.CheckTokenReply() if user is None else pb.CheckTokenReply(name=user.name, role=user.role)
 
     @with_grpc_errors
     async def RecordCall(self, request: pb.RecordCallRequest, context: Context) -> pb.RecordCallReply:
-        """Record a user's call to a host. The proof identifies the user, and the certificate identifies the host."""
+        """Record a call that a user has made to a host. The user is identified by the proof in the request, and the host by its
+        certificate."""
         proof = Caller(None, request.digest, request.certificate)
         await self._people.record_at(self._host(context), proof, request.call, clipped(request.about), request.outcome)
         return pb.RecordCallReply()

@@ -1,9 +1,9 @@
-"""Records of the replicated state. Together they form one image, which is encoded as a whole when the log is compacted.
+"""Records of the replicated state. All records together form one image, which is encoded as a whole when the log is compacted.
 
-A constant bounds the size of every table. The image stays below 64 MiB, the largest size that a replica accepts from another replica. With
-names of usual length, it takes at most 16 MiB.
+Every table has a size limit, given by a constant. The image therefore stays below 64 MiB, the largest size that a replica accepts from
+another replica. If names have the usual length, the image takes at most 16 MiB.
 
-The outcomes of epochs and their time accounts are for display only. No decision depends on them.
+The outcomes and time accounts of epochs are only for display, and no decision depends on them.
 """
 
 import msgspec
@@ -24,19 +24,20 @@ REASON_CHARACTERS_MAX = 300
 
 
 class PartTimes(msgspec.Struct, frozen=True, gc=False):
-    """The durations of one host's part of an epoch.
+    """Durations of one host's part of an epoch.
 
-    All except `after_ns` are consecutive durations by the host's own clock. The durations concern the host's agent that was the last to
-    record its state. A host of an older release reports neither these durations nor an agent.
+    All durations except `after_ns` are consecutive and measured by the host's own clock. The durations describe the host's agent that was
+    the last to record its state. Hosts that run an older release report neither these durations nor an agent.
 
     Attributes:
         agent: the host's agent that was the last to record its state; "" if no agent had to record its state.
-        after_ns: time, by the leader's clock, from the start of the epoch to the arrival of the report. A new leader counts from its own
-            start.
-        start_delay_ns: time from the host's first notice of the epoch until the agent's state could be recorded, between two turns.
-        capture_ns: time to capture the agent's state.
-        alignment_ns: time until no more messages of the epoch could arrive at the host.
-        store_ns: time until the host's part was durable.
+        after_ns: time, by the leader's clock, from the start of the epoch until the report arrived. A new leader counts this time from its
+            own start.
+        start_delay_ns: time from the host's first notice of the epoch until the agent was between two turns, so that its state could be
+            recorded.
+        capture_ns: duration of capturing the agent's state.
+        alignment_ns: duration until no more messages of the epoch could arrive at the host.
+        store_ns: duration until the host's part of the epoch was durable.
     """
 
     host: str
@@ -49,18 +50,19 @@ class PartTimes(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def recorded_ns(self) -> int:
-        """Return the time from the host's first notice of the epoch until its last agent's state was recorded."""
+        """Return the duration, in nanoseconds, from the host's first notice of the epoch until its last agent's state was recorded."""
         return self.start_delay_ns + self.capture_ns
 
 
 class EpochAccount(msgspec.Struct, frozen=True, gc=False):
-    """A summary of an epoch's reports, kept in the log.
+    """Summary of the hosts' reports for an epoch, kept in the log.
 
     Attributes:
         reports: number of hosts that have reported.
         new_bytes: number of bytes that these hosts have written for the epoch.
-        last: the host that was the last to report.
-        late: the host whose agent was the last to record its state. Other hosts wait for this agent, and may report later.
+        last: durations of the host that was the last to report.
+        late: durations of the host whose agent was the last to record its state. Other hosts wait for the agent in `late`, and may report
+            later than its own host.
     """
 
     reports: int = 0
@@ -70,12 +72,13 @@ class EpochAccount(msgspec.Struct, frozen=True, gc=False):
 
 
 class EpochEnd(msgspec.Struct, frozen=True, gc=False):
-    """The end of an epoch.
+    """Record of how an epoch ended.
 
     Attributes:
-        begun_ns, ended_ns: times by the wall clock of the leader that proposed the operation.
+        begun_ns, ended_ns: start and end of the epoch, by the wall clock of the leader that proposed the operation.
         reason: why the epoch was aborted; "" if it completed.
-        account: summary of the reports; None if hosts do not report such epochs, or if a plan or the fleet's end aborted the epoch.
+        account: summary of the hosts' reports. `account` is None if hosts do not report on this kind of epoch, or if a plan or the fleet's
+            end aborted the epoch.
     """
 
     epoch: int
@@ -139,14 +142,13 @@ class OperationResult(msgspec.Struct, frozen=True, gc=False):
     """The result of an operation.
 
     Attributes:
-        status: "applied"; "unchanged" if the state already had this value; "refused" if the state does not allow the operation and is
-            unchanged; "over" if the operation was refused because its proposer or the fleet has ended, or its plan was replaced. In the
-            last case the next plan resolves the request.
-        reason: why the operation was refused.
-        number: the assigned number, which is a host start, plan, epoch or incarnation, or the position of the next agent to define.
-        begun: for creations, the latest epoch that has begun.
-        epochs: the epochs that the operation aborted (losses, plans, damage, the end) or forgot; for creations and removals, the open
-            epochs.
+        status: "applied"; "unchanged" if the state already had this value; "refused" if the state does not allow the operation; "over" if
+            the proposer or the fleet has ended, or the operation's plan was replaced. If the operation's plan was replaced, the next plan
+            resolves the request.
+        number: number that the operation assigned, which is a host start, plan, epoch or incarnation, or the position of the next agent to
+            define.
+        begun: for creations of agents, the latest epoch that has begun.
+        epochs: the epochs that the operation aborted or forgot; for creations and removals of agents, the open epochs.
     """
 
     status: str
@@ -166,13 +168,12 @@ class HostRecord(msgspec.Struct):
 
     Attributes:
         start: number of the host's current run, counted from 1.
-        instance: name of the current run, chosen by the host's process.
+        instance: name of the current run, chosen by the host process.
         past: names of earlier runs, oldest first.
         state: "alive", "lost" or "left".
-        spare: why the host is on standby although it is reachable; "" if it is not on standby. The field is cleared when a plan uses the
-            host.
-        is_drained: whether an operator drains the host. The mark survives restarts of the host.
-        died: name of the last run whose process is known to have died during turns; "" if there is none.
+        spare: why the host is on standby; "" if it is not. A plan that uses the host clears `spare`.
+        is_drained: whether an operator has drained the host. The drain mark survives restarts of the host.
+        died: name of the host's last run whose process is known to have died during turns; "" if there is none.
     """
 
     start: int
@@ -186,18 +187,18 @@ class HostRecord(msgspec.Struct):
 
 
 class AgentRecord(msgspec.Struct):
-    """The record of one agent that is alive or part of a kept epoch.
+    """The record of one agent that is alive or is a member of a kept epoch.
 
     Attributes:
         host: the host on which the agent is placed; "" before the first plan.
-        incarnation: a number that grows with every restart. All agents restart together, so the incarnation is the number of their plan.
-            Thus an id whose creation became void can be used again without repeating an incarnation (G9).
-        is_initial: whether the fleet's definition names the agent, so that it is a member of line 0.
+        incarnation: a number that increases with every restart of the agent. Because all agents restart together, the incarnation equals
+            the number of their plan. An id can therefore be reused after its creation became void, without repeating an incarnation (G9).
+        is_initial: whether the fleet's definition contains the agent, so that it is a member of epoch 0.
         born_epoch: the latest epoch that had begun when the agent's creation was committed; 0 for initial agents.
         left_epoch: the latest epoch that had begun when the agent's removal was committed; None if the agent has not left.
         created_plan: the plan under which the agent was created; 0 for initial agents.
         left_plan: the plan under which the agent was removed; None if the agent has not left.
-        ordinal: the agent's index in the vectors that messages carry. An ordinal is never reused, even if the agent's creation becomes
+        ordinal: the agent's index in the vectors that messages contain. Ordinals are never reused, even if the agent's creation becomes
             void.
     """
 
@@ -212,7 +213,7 @@ class AgentRecord(msgspec.Struct):
     ordinal: int = 0
 
     def is_member_of(self, epoch: int) -> bool:
-        """Return whether the agent is a member of `epoch` (protocols.md, 2.2 rules 7 and 8). The members of line 0 are the initial
+        """Return whether the agent is a member of `epoch` (docs/protocols.md, 2.2, rules 7 and 8). The members of epoch 0 are the initial
         agents."""
         if epoch == 0:
             return self.is_initial
@@ -220,13 +221,13 @@ class AgentRecord(msgspec.Struct):
 
 
 class EpochRecord(msgspec.Struct):
-    """The record of an epoch, which is open, complete, condemned (later found damaged) or void (the fleet was restored to an earlier
+    """The record of one epoch. An epoch is open, complete, condemned (later found damaged) or void (the fleet was restored to an earlier
     epoch).
 
     Attributes:
         root: root of the epoch's manifest; "" until the epoch is complete.
-        unborn: agents that are unborn in the epoch, so that a recovery to this epoch creates them again.
-        drop_before: a plan that starts from this epoch drops inputs that were logged under plans below this number; 0 if it drops none.
+        unborn: agents that do not exist yet in the epoch, so that a recovery to this epoch creates them again.
+        drop_before: if it is not 0, a plan that starts from this epoch drops inputs logged under plans with lower numbers.
     """
 
     plan: int
@@ -241,7 +242,7 @@ class EpochRecord(msgspec.Struct):
 
 
 class OutcomeRecord(msgspec.Struct):
-    """The outcome of an epoch. `reason` says why it was aborted."""
+    """The outcome of an epoch. `reason` says why the epoch was aborted."""
 
     epoch: int
     is_complete: bool
@@ -252,9 +253,9 @@ class RestoreRecord(msgspec.Struct, frozen=True):
     """The restore that a plan executes.
 
     Attributes:
-        request: the client's token for the request.
-        drop_inputs: whether the request asked to drop later inputs. The plan's `drop_before` implements this.
-        voided: the complete epochs that the restore has made void.
+        request: token by which the client identifies its request.
+        drop_inputs: whether the client asked to drop later inputs. The plan's field `drop_before` implements `drop_inputs`.
+        voided: complete epochs that the restore has made void.
         agent: the agent that requested the restore; "" if an operator did.
     """
 
@@ -265,25 +266,27 @@ class RestoreRecord(msgspec.Struct, frozen=True):
 
 
 class PlanRecord(msgspec.Struct):
-    """The record of a recovery plan, by which the fleet starts or restarts from a recovery line.
+    """The record of a recovery plan, with which the fleet starts or restarts from a recovery line.
 
     Attributes:
-        line_epoch, line_root: the recovery line; 0 and "" stand for the initial states.
-        begun_epoch: the latest epoch that had begun when the plan was committed. Every agent starts with this value as its r.
-        hosts: the hosts with agents, in order. These hosts confirm the plan and report epochs; the loss of one requires a new plan.
-        confirmed: hosts that have confirmed the plan.
-        unborn: agents that are unborn on the line, because their creation is in transit there, or waits in a checkpoint.
+        line_epoch, line_root: epoch and root of the recovery line; 0 and "" stand for the initial states.
+        begun_epoch: the latest epoch that had begun when the plan was committed. Every agent starts with `begun_epoch` as its r, the last
+            epoch that it has recorded.
+        hosts: hosts that run agents, in order. The hosts in `hosts` must confirm the plan and report epochs, and losing one of them
+            requires a new plan.
+        unborn: agents that do not exist yet on the recovery line, because their creation is in transit or waits in a checkpoint.
         lost: hosts whose loss caused the plan.
-        condemned: epochs that were found damaged since the previous plan, and therefore skipped when the line was chosen.
-        messages: number of the line's in-transit messages, which are delivered again.
-        suspected_ns, committed_ns, done_ns: wall-clock times; done_ns is 0 until all hosts have confirmed the plan.
-        rolled_back: number of agents that did not keep their live state; in coordinated protocols these are all agents.
-        checkpoints_lost: number of durable checkpoints past the line, summed over the agents.
+        condemned: epochs found damaged since the previous plan, and therefore not used as the recovery line.
+        messages: number of messages in transit on the recovery line, which are delivered again.
+        suspected_ns, committed_ns, done_ns: wall-clock times of the suspicion, the commit and the last confirmation; done_ns is 0 until all
+            hosts have confirmed.
+        rolled_back: number of agents that lost their live state, which in coordinated protocols are all agents.
+        checkpoints_lost: total number of durable checkpoints after the recovery line, over all agents.
         restore: the restore that the plan executes; None if the plan is a start, a recovery or a move.
-        drop_before: inputs past the line that were logged under plans below this number are dropped; 0 if none are.
-        is_move: whether the plan moves agents and was not caused by a failure.
-        lost_ns: duration of the work undone, up to the time at which the lost hosts were last known to work; 0 if unknown, as in autonomous
-            protocols.
+        drop_before: if it is not 0, inputs after the recovery line that were logged under plans with lower numbers are dropped.
+        is_move: whether the plan was made to move agents rather than after a failure.
+        lost_ns: duration of the undone work, in nanoseconds, up to the time when the lost hosts were last known to work; 0 if unknown, as
+            in autonomous protocols.
     """
 
     number: int
@@ -310,7 +313,7 @@ class PlanRecord(msgspec.Struct):
 
     @property
     def is_failure(self) -> bool:
-        """Return whether a failure caused the plan, rather than a move or a restore."""
+        """Return whether the plan was caused by a failure rather than by a move or a restore."""
         return self.restore is None and not self.is_move
 
 
@@ -319,10 +322,10 @@ LOGS_KNOWN_MAX = 1024
 
 
 class LogRecord(msgspec.Struct, frozen=True):
-    """A host log that the hosts of a later plan may not have sealed yet, or whose newest batch is known.
+    """A host log that later hosts may not have sealed yet, or whose newest batch is known.
 
-    `newest` is the number of a durable batch; 0 if none is known. The number serves to detect that the batch was removed from a signed or
-    encrypted store.
+    `newest` is the number of the newest batch known to be durable; 0 if none is known. The number shows whether the batch was removed from
+    a signed or encrypted store.
     """
 
     plan: int
@@ -332,14 +335,13 @@ class LogRecord(msgspec.Struct, frozen=True):
 
 
 class ForkOrigin(msgspec.Struct, frozen=True):
-    """The origin of a fork, which begins with one complete epoch of another fleet and has no initial states.
+    """The origin of a fork, which starts from one complete epoch of another fleet and has no initial states.
 
     Attributes:
-        name: name of the fork.
-        parent, parent_name: cluster id and name of the other fleet.
-        epoch: the snapshot's epoch number, which is the same in both fleets.
-        plan: the snapshot's plan number; the fork's first plan has the next number.
-        is_live: whether the fork's agents may call effects.
+        parent, parent_name: cluster id and name of the parent fleet.
+        epoch: epoch number of the snapshot, which is the same in both fleets.
+        plan: plan number of the snapshot. The fork's first plan has the next number.
+        is_live: whether the fork's agents may call external effects.
     """
 
     name: str
@@ -360,15 +362,15 @@ class TokenRecord(msgspec.Struct, frozen=True):
 
 
 class CallRecord(msgspec.Struct, frozen=True):
-    """The audit record of a user's call that changes the fleet.
+    """The audit record of one user call that changes the fleet.
 
     Attributes:
         number: sequence number of the call, counted from 1 without gaps.
         made_ns: time by the wall clock of the leader that proposed the record.
-        name, role: the caller, who was authenticated by a token if `is_borne`, otherwise by a certificate.
-        at: the host that was called; "" if the coordinator was called.
+        name, role: name and role of the caller, who was authenticated by a token if `is_borne` is set, otherwise by a certificate.
+        at: host that was called; "" if the coordinator was called.
         call: name of the RPC.
-        about: description of the request and, if the outcome is "failed", the reason.
+        about: description of the request, followed by the reason if the outcome is "failed".
         outcome: "allowed", "refused" or "failed".
     """
 
@@ -384,8 +386,8 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 class PlanNeed(msgspec.Struct):
-    """The reason why the fleet cannot continue under its current plan. `worked_until_ns` is the wall-clock time until which the lost hosts
-    worked."""
+    """The reason why the fleet cannot continue under its current plan. `worked_until_ns` is the wall-clock time at which the lost hosts
+    were last known to work."""
 
     reason: str
     lost: list[str]
@@ -394,7 +396,7 @@ class PlanNeed(msgspec.Struct):
 
 
 class CondemnedRecord(msgspec.Struct):
-    """A complete epoch whose data was later found damaged, under `plan`."""
+    """Record of a complete epoch whose data was found damaged later, under the plan numbered `plan`."""
 
     epoch: int
     plan: int
@@ -403,7 +405,7 @@ class CondemnedRecord(msgspec.Struct):
 
 
 class RememberedResult(msgspec.Struct):
-    """The result of a request, kept in case the request is repeated."""
+    """The result of a request, kept so that a repeated request gets the same result."""
 
     sequence: int
     digest: bytes
@@ -414,30 +416,30 @@ class FleetImage(msgspec.Struct):
     """The whole replicated state.
 
     Attributes:
-        policy: text that describes when agents checkpoint on their own, for display.
+        policy: text for display that describes when agents checkpoint on their own.
         log_bytes_max: limit, in bytes, on the sender logs in the store; 0 means no limit.
-        places: placement rules. The first rule that names an agent applies to it.
-        agents_defined: number of agents in the definition. The fleet is defined when all of them are in `agents`.
+        places: placement rules. For each agent, the first placement rule that names it applies.
+        agents_defined: number of agents in the fleet's definition. The fleet counts as defined when all these agents are in `agents`.
         next_ordinal: ordinal of the next agent to be defined or created.
-        forgotten_start: largest start number of a forgotten host. A new host gets a larger start number (G9).
-        gone: ids of agents that have left and are in no kept epoch. Ids in `gone` are never reused.
-        epochs: open, complete, condemned and void epochs, ascending.
+        forgotten_start: largest start number of all removed host records. A new host's start number is larger than `forgotten_start` (G9).
+        gone: ids of agents that have left and are members of no kept epoch. The ids in `gone` are never reused.
+        epochs: all open, complete, condemned and void epochs, in ascending order.
         begun: number of the latest epoch that has begun.
-        forgotten: the highest forgotten epoch that was complete.
-        logs: host logs, at most one per run of a host and plan. Of the plans before the last one that all hosts have confirmed, only the
-            last 1,024 logs with a known batch are kept.
+        forgotten: the highest epoch number among the complete epochs that were forgotten.
+        logs: host logs, at most one per host run and plan. For plans before the last one that all hosts have confirmed, only the last 1,024
+            logs with a known batch are kept.
         need: why a new plan is needed; None if the current plan can continue.
-        outcome: "stopped" or "failed" once the fleet has ended; `ending` is the reason.
-        requests: client → its last results. The most recently used client is last.
-        now_ns: the latest time of any applied operation.
-        rpo_ns: objective for the amount of work that a failure may undo; 0 if there is none.
-        rto_ns: objective for the duration of a recovery; 0 if there is none.
-        fork: origin of the fleet; None if it began with its initial states.
-        tokens: name → a user's token.
-        calls, refusals: the last calls by users that change the fleet; `refusals` contains those that were refused.
-        calls_made: number of the last recorded call.
-        ends: outcomes of the last epochs, oldest first. Later changes of an epoch are not recorded here.
-        deaths: turns during which processes have died. The most recently counted one is last.
+        outcome: "stopped" or "failed" once the fleet has ended, for the reason in `ending`; otherwise "".
+        requests: the last results of each client, with the most recently used client last.
+        now_ns: the latest proposal time of all applied operations.
+        rpo_ns: recovery objective, in nanoseconds, for the work that a failure may undo; 0 if there is none.
+        rto_ns: recovery objective, in nanoseconds, for the duration of a recovery; 0 if there is none.
+        fork: origin of the fleet; None if the fleet started from its initial states.
+        tokens: users' tokens by name.
+        calls, refusals: records of users' last calls that change the fleet; `refusals` contains the refused calls.
+        calls_made: sequence number of the last recorded call.
+        ends: how the last epochs ended, oldest first. Changes of an epoch after its end are not recorded in `ends`.
+        deaths: turns during which processes have died. The most recently counted turn is last.
     """
 
     version: int = IMAGE_VERSION
@@ -511,14 +513,14 @@ def agents_max(protocol: str) -> int:
 
 
 def problem_of_agent_size(agent: str, kind: str, position: int) -> str:
-    """Return why an agent's id and class are too long, given `position` agents before it. Return "" if they are not too long."""
+    """Return why an agent's id and class are too long if `position` agents precede it, or "" if they are not."""
     if position < LONG_AGENTS_MAX or len(agent.encode()) + len(kind.encode()) <= SHORT_AGENT_BYTES:
         return ""
     return f"beyond {LONG_AGENTS_MAX} agents id and class have {SHORT_AGENT_BYTES} bytes together at most, not as agent {agent}"
 
 
 def problem_of_host(host: str, others: int) -> str:
-    """Return why this host cannot be added to a fleet with `others` hosts, or "" if it can."""
+    """Return why this host cannot be added to a fleet that has `others` hosts, or "" if it can."""
     if others >= HOSTS_MAX or not is_id(host):
         return f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id"
     is_long = others >= LONG_HOSTS_MAX and len(host) > SHORT_HOST_BYTES
@@ -535,20 +537,20 @@ def is_id(text: str) -> bool:
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of a proposal whose operation is in the log permanently and has been applied."""
+    """Outcome of a proposal: the operation is in the log permanently and has been applied."""
 
     result: OperationResult
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of a proposal whose operation is not in the log and never will be."""
+    """Outcome of a proposal: the operation is not in the log and never will be."""
 
     reason: str
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of a proposal whose operation may be in the log, now or later. A repeated proposal with the same request id is applied only
-    once."""
+    """Outcome of a proposal: the operation may be in the log, now or later. If the proposal is repeated with the same request id, it is
+    applied only once."""
 
     reason: str
 

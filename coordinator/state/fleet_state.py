@@ -1,30 +1,34 @@
-"""The replicated state machine: the facts on which the fleet has agreed, and the rules by which they change.
+"""The coordinator's replicated state machine, which contains the fleet's state and the rules by which it changes.
 
-The problem. Hosts, tools and timers send requests concurrently, and the coordinator may die at any instruction. The coordinator's
-successor, or another replica, must reach the same state from the log alone. So every decision is an operation in the log. The result of
-applying an operation depends only on the state and the operation. The state machine uses no clock, no randomness and no I/O, and never
-iterates over a set. Applying the same log twice gives the same bytes (`freeze`), and so does applying the rest of a log to an image.
+The problem. Hosts, tools and timers send requests concurrently, and the coordinator may die at any instruction. A new leader or another
+replica must be able to rebuild the same state from the log alone. So every decision is an operation in the log. The result of
+applying an operation depends only on the state and the operation. The state machine reads no clock, uses no randomness, does no I/O, and
+never iterates over a set. Applying the same log twice yields the same bytes from `freeze`. Restoring an image and applying the rest of the
+log also yields these bytes.
 
-The rules, in the terms of `docs/protocols.md`:
+The rules use the terms defined in `docs/protocols.md`:
 
-1. *One outcome* (G4). An epoch is open from its start until it is completed or aborted, which happens once. Operations on an epoch or a
-   plan name the state that they expect. A late proposal is refused, and its proposer reads the state again.
-2. *Fences* (G9). Host starts, plan numbers, epoch numbers and incarnations only grow. A plan raises the incarnation of every agent.
-   Operations name the plan and host start under which they were requested, and are refused when these have been replaced.
-3. *A plan ends the history* of the work that it rolls back (Elnozahy, Alvisi, Wang, Johnson 2002, section 2, on why an undone checkpoint
-   must not return). The plan's line is the newest epoch that is complete and not condemned; open epochs are aborted; later creations and
-   removals become void. In autonomous protocols, an epoch with trigger "recovery" may begin and complete before the plan, while the fleet
-   recovers: it contains the surviving states and becomes the line. A restore is also a plan. A restore makes the complete epochs above its
-   line void, permanently.
-4. *Membership.* Epoch e contains the agents created before it and not removed before it. Agents created while e was open count as unborn
-   in e. Agents that are unborn in e and named in its manifest exist again after a recovery to e, because the message that creates them is
-   in transit there. A member is also unborn if its creation is in transit or waits in its parent's checkpoint.
-5. *Requests* are applied once: a repeated (client, sequence, digest of the kind) gives the same result. The table of results is part of the
-   state, so a new leader and every replica give the same answer. A client has at most `RESULTS_KEPT` unresolved requests. A request older
-   than its last `RESULTS_KEPT` results is refused, since it is unknown whether the request was applied.
-6. *Validate first, then change*: a refused operation changes only the table of requests.
+1. *One outcome* (G4). Each epoch ends exactly once: it is either completed or aborted. An operation that begins an epoch or commits a plan
+   is refused if its proposer had outdated epoch or plan numbers. The proposer then reads the state again.
+2. *Fences* (G9). Host start numbers, plan numbers, epoch numbers and incarnations only increase. Each plan increases the incarnation of
+   every living agent. An operation requested by a host contains the host's plan number and start number. The operation is refused if either
+   number is no longer current.
+3. *A plan permanently discards* the work that it rolls back. Elnozahy, Alvisi, Wang, Johnson 2002, section 2, explain why an undone
+   checkpoint must never be used again. A plan's recovery line is the newest complete epoch that is not condemned. The plan aborts all open
+   epochs, and undoes the agent creations and removals after its recovery line. In autonomous protocols, an epoch with the trigger
+   "recovery" may begin and complete before the plan is committed. This epoch contains the surviving states, and becomes the plan's recovery
+   line. A restore is a plan that also makes all complete epochs above its recovery line permanently void.
+4. *Membership.* Epoch e contains the agents that were created before e and not removed before e. Agents created while epoch e was open are
+   *unborn* in e. If the manifest of e names an unborn agent, the message that creates this agent is in transit in e. So a recovery to e
+   brings the agent back. A member of e is also unborn if its creation is in transit or is still pending in its parent's checkpoint.
+5. *Requests* are applied once. If a client repeats a request with the same sequence number and digest, it receives the same result. The
+   table of results is part of the state, so every replica gives the same answer. A client has at most `RESULTS_KEPT` outstanding requests.
+   A request older than the client's last `RESULTS_KEPT` results is refused, because the state no longer shows whether the request was
+   applied.
+6. *Validate first, then change.* A refused operation changes only the table of results and the recorded time.
 
-Implements G4 and G9 and, together with the log, G8. The volatile counterpart, `leader/core.py`, decides which operations to propose.
+Implements G4 and G9 and, together with the log, G8. The leader core (`leader/core.py`), whose state is volatile, decides which operations
+to propose.
 """
 
 import msgspec
@@ -89,14 +93,14 @@ from snapline.protocols.names import is_autonomous
 
 
 class FleetState(FleetView):
-    """The state machine of the log. Code on the event loop's thread may read `image`; only `handle` may change it."""
+    """The replicated state machine. Only `handle` may change `image`. Other code may read it, but only on the event loop's thread."""
 
     # ---- entry ----------------------------------------------------------------------------------------------------
 
     def handle(self, now_ns: int, event: op.Operation) -> list[OperationResult]:
-        """Apply one committed operation. Return a list with its single result, which is the reply to its proposer.
+        """Apply one committed operation, and return a list that contains only its result.
 
-        `now_ns` is the time in the operation itself, because the result must not depend on when the operation is applied.
+        `now_ns` is the time recorded in the operation, so the result does not depend on when the operation is applied.
         """
         digest = op.digest_of(event.kind)
         earlier_result = _earlier_result_of(self.image, event, digest)
@@ -108,7 +112,7 @@ class FleetState(FleetView):
         return [result]
 
     def apply(self, operation: op.Operation) -> OperationResult:
-        """Apply one committed operation like `handle`, but return the result itself."""
+        """Apply one committed operation, and return its result."""
         return self.handle(operation.now_ns, operation)[0]
 
     def _apply(self, kind: op.Kind, now_ns: int) -> OperationResult:
@@ -237,7 +241,7 @@ class FleetState(FleetView):
         return self._make_plan(kind, None, now_ns)
 
     def _restore(self, kind: op.Restore, now_ns: int) -> OperationResult:
-        """Make later epochs void and commit the plan in one entry, because a failure between two entries would undo the restore."""
+        """Make later epochs void and commit the plan in one log entry, because a failure between two entries would undo the restore."""
         done_plan = self.plan_of_request(kind.request)
         if done_plan is not None:
             return OperationResult(UNCHANGED, number=done_plan.number)
@@ -321,7 +325,8 @@ class FleetState(FleetView):
         return ""
 
     def _restore_membership(self, line: int, unborn: list[str]) -> None:
-        """Undo creations and removals of agents after the recovery line (rule 3), but keep agents that are unborn on the line (rule 4).
+        """Undo agent creations and removals that happened after the recovery line (rule 3). Keep agents that are unborn in that epoch (rule
+        4).
 
         An agent that left before the line stays removed, and its id is not reused.
         """
@@ -443,7 +448,7 @@ class FleetState(FleetView):
         return OperationResult(APPLIED if forgotten else UNCHANGED, epochs=tuple(forgotten))
 
     def _forget_agents(self) -> None:
-        """Keep only the ids of agents that left before the oldest kept epoch."""
+        """Reduce the record of each agent that left before the oldest complete epoch to the agent's id."""
         image = self.image
         complete = self.complete_epochs()
         if not complete:
@@ -509,15 +514,15 @@ class FleetState(FleetView):
     # ---- images and checks ----------------------------------------------------------------------------------------
 
     def freeze(self) -> bytes:
-        """Return the whole state as bytes. Equal states give equal bytes."""
+        """Serialize the whole state. Equal states yield equal bytes."""
         return msgspec.msgpack.encode(self.image)
 
     @classmethod
     def restore(cls, image: bytes) -> "FleetState":
-        """Return the state that `freeze` encoded.
+        """Decode a state that `freeze` has encoded.
 
         Raises:
-            LogError: `image` is not a state of this version.
+            LogError: `image` is not a state that this version can decode.
         """
         state = cls()
         state.image = decode_image(image)
@@ -525,7 +530,8 @@ class FleetState(FleetView):
 
 
 def _earlier_result_of(image: FleetImage, operation: op.Operation, digest: bytes) -> OperationResult | None:
-    """Return the result for a request that is repeated, conflicts with an earlier one, or is too old. Return None for a new request."""
+    """Return the result if this request was answered before, conflicts with an earlier request, or is too old. Return None for a new
+    request."""
     client, sequence = operation.client, operation.sequence
     results = image.requests.get(client, [])
     for remembered in reversed(results):
@@ -539,7 +545,6 @@ def _earlier_result_of(image: FleetImage, operation: op.Operation, digest: bytes
 
 
 def _remember_result(image: FleetImage, operation: op.Operation, digest: bytes, result: OperationResult) -> None:
-    """Store the result of a request that was just applied or refused."""
     results = image.requests.pop(operation.client, [])
     results.append(RememberedResult(operation.sequence, digest, result))
     results.sort(key=lambda x: x.sequence)

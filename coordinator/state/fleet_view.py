@@ -1,19 +1,19 @@
 """Read-only queries on the replicated state. Only `fleet_state.py` and its helpers, such as `make_void`, change the state.
 
-Queries may be called at any time on the event loop's thread. Results have the order of the image, which is equal on every replica.
+Queries may be called at any time on the event loop's thread. Results are in the order of the image, which is the same on every replica.
 
-The *lineage* of an epoch consists of the complete epochs before it in its history. A *restore* returns the fleet to an earlier epoch.
+The *lineage* of an epoch is the chain of its predecessors. A *restore* returns the fleet to an earlier epoch.
 
-The *predecessor* of an epoch is the newest lower epoch that completed under the same plan. If there is none, the predecessor is the
-recovery line of that plan (0 means the initial states). The predecessor may have been condemned since, because a plan's history continues
-after an epoch whose data is damaged.
+The *predecessor* of an epoch is the newest older epoch that completed under the same plan. If the plan has no older epoch, the predecessor
+is the plan's recovery line, where 0 denotes the initial states. The predecessor may have been condemned since, because a plan continues
+even if one of its epochs is found to be damaged.
 
-A *void* epoch was complete, but the fleet was restored to an earlier epoch. A void epoch is never a recovery line again; otherwise the next
-failure would undo the restore. No history contains a void epoch anymore, because all epochs that followed it are above the restored epoch,
-so they are void too.
+A *void* epoch is a complete epoch that was discarded when the fleet was restored to an earlier epoch. A void epoch never becomes a recovery
+line again, because the next failure would then undo the restore. No valid epoch follows a void epoch, because a restore makes all later
+complete epochs void too.
 
-Epochs are forgotten oldest first, except for void epochs. `FleetImage.forgotten` is the highest forgotten epoch. At or below that epoch,
-the apparent predecessor may be wrong, unless no epoch of the plan is forgotten.
+Void epochs are forgotten in any order, and all other epochs oldest first. `FleetImage.forgotten` is the highest number of a forgotten epoch
+that was not void. A predecessor at or below this number is reliable only if no epoch of its plan has been forgotten.
 """
 
 from collections.abc import Iterable, Iterator
@@ -51,7 +51,7 @@ class FleetView:
 
     @property
     def phase(self) -> str:
-        """Return the phase of the fleet, which is "forming", "recovering", "running", "finished" or "failed"."""
+        """Return the phase of the fleet: "forming", "recovering", "running", "finished" or "failed"."""
         image = self.image
         if image.outcome:
             return FAILED if image.outcome == "failed" else FINISHED
@@ -71,24 +71,25 @@ class FleetView:
 
     @property
     def start_plan(self) -> int:
-        """Return the number of the fleet's first plan, which is the same after a restore from a backup. Later plans are recoveries."""
+        """Return the number of the fleet's first plan. Restoring the fleet from a backup does not change this number. Later plans are
+        recoveries."""
         return 1 if self.image.fork is None else self.image.fork.plan + 1
 
     @property
     def is_fork_without_epoch(self) -> bool:
-        """Return whether this fleet is a fork without a usable epoch. A fork has no initial states from which it could start."""
+        """Return whether this fleet is a fork without a usable epoch. A fork has no initial states, so this fleet cannot start."""
         return self.image.fork is not None and not self.newest_complete()
 
     def plan_of_request(self, request: str) -> PlanRecord | None:
-        """Return the plan that this restore request has created, or None if there is none or it is forgotten."""
+        """Return the plan created by this restore request, or None if no known plan was created by it."""
         plans = self.image.plans
         return next((x for x in plans if x.restore is not None and request and x.restore.request == request), None)
 
     def refusal_of_rollback(self, agent: str, reason: str) -> str:
-        """Return why the fleet does not roll back for this agent, or "" if it may roll back.
+        """Return why a rollback requested by this agent is refused, or "" if it is allowed.
 
-        A second rollback for the same reason is refused, unless an operator has restored the fleet since. An operator's restore, for which
-        `agent` is "", is never refused.
+        A second rollback for the same reason is refused, unless an operator has restored the fleet since. An operator's restore has an
+        empty `agent`, and is never refused.
         """
         for plan in reversed(self.image.plans) if agent else ():
             if plan.restore is not None and not plan.restore.agent:
@@ -99,47 +100,47 @@ class FleetView:
 
     @property
     def is_logged(self) -> bool:
-        """Return whether agents store their own checkpoints, from which epochs are made."""
+        """Return whether agents store checkpoints independently, and epochs are assembled from these checkpoints."""
         return is_logged(self.image.protocol)
 
     @property
     def is_autonomous(self) -> bool:
-        """Return whether agents checkpoint without being asked, so that recovery lines are computed."""
+        """Return whether agents checkpoint independently, so that recovery lines must be computed."""
         return is_autonomous(self.image.protocol)
 
     @property
     def is_defined(self) -> bool:
-        """Return whether the fleet and all its initial agents are defined."""
+        """Return whether the fleet and all its initial agents have been defined."""
         image = self.image
         if image.plans or image.fork is not None:  # The agents of a fork are those of its snapshot.
             return image.agents_defined > 0
         return 0 < len(image.agents) == image.agents_defined
 
     def may_forget(self, host: str) -> bool:
-        """Return whether the record of `host` can be removed because the host is lost or has left, and no agent is placed on it."""
+        """Return whether the record of `host` is no longer needed: the host is lost or has left, and no agent is placed on it."""
         record, plan = self.image.hosts.get(host), self.plan
         return record is not None and record.state != ALIVE and (plan is None or host not in plan.hosts)
 
     def newest_complete(self) -> int:
-        """Return the newest epoch that is complete and neither condemned nor void, or 0 if there is none. The returned epoch is the line of
-        the next plan."""
+        """Return the recovery line of the next plan: the newest epoch that is complete and neither condemned nor void, or 0 if there is
+        none."""
         for epoch in reversed(self.image.epochs):
             if self.image.epochs[epoch].status == COMPLETE:
                 return epoch
         return 0
 
     def at_risk_ns(self, now_ns: int) -> int | None:
-        """Return the duration of the work that a failure of all hosts at wall-clock time `now_ns` would undo. Return None if the fleet is
+        """Return how many nanoseconds of work a failure of all hosts at wall-clock time `now_ns` would undo. Return None if the fleet is
         not running.
 
-        If agents checkpoint on their own, the result is an upper bound.
+        If agents checkpoint independently, the result is an upper bound.
         """
         return self.work_since_line_ns(now_ns) if self.phase == RUNNING else None
 
     def work_since_line_ns(self, now_ns: int) -> int:
         """Return the time from the start of the newest complete epoch to `now_ns`.
 
-        If the last recovery started from that epoch, count from the end of the recovery instead, since earlier work was undone.
+        If the last recovery restored that epoch, count from the end of the recovery instead, because earlier work was undone.
         """
         plan, newest = self.plan, self.newest_complete()
         if plan is None:
@@ -149,9 +150,9 @@ class FleetView:
         return max(0, now_ns - ((plan.done_ns or plan.committed_ns) if is_same else began_ns))
 
     def recovery_began_ns(self, plan: PlanRecord) -> int:
-        """Return the time at which the recovery that ended in this plan was first needed.
+        """Return the time at which the recovery completed by this plan first became necessary.
 
-        Immediately preceding plans that were never applied by all hosts belong to the same recovery.
+        Immediately preceding plans that were never fully applied belong to the same recovery.
         """
         plans = self.image.plans
         index = plan.number - plans[0].number
@@ -160,18 +161,18 @@ class FleetView:
         return plans[index].suspected_ns
 
     def complete_epochs(self) -> list[int]:
-        """Return the epochs that are complete and neither condemned nor void, ascending."""
+        """Return the epochs that are complete and neither condemned nor void, in ascending order."""
         return [epoch for epoch, record in self.image.epochs.items() if record.status == COMPLETE]
 
     def left_before(self) -> dict[str, int]:
-        """Return a mapping from each departed agent to the lowest epoch that no longer contains the agent."""
+        """Map each removed agent to the lowest epoch that no longer contains it."""
         left = {
             agent: record.left_epoch + 1 for agent, record in self.image.agents.items() if record.left_epoch is not None
         }
         return {**dict.fromkeys(self.image.gone, 0), **left}
 
     def open_epochs(self) -> tuple[int, ...]:
-        """Return the open epochs, ascending."""
+        """Return the open epochs in ascending order."""
         return tuple([epoch for epoch, record in self.image.epochs.items() if record.status == OPEN])
 
     def members_of(self, epoch: int) -> list[str]:
@@ -183,53 +184,54 @@ class FleetView:
         return [(agent, record) for agent, record in self.image.agents.items() if record.is_member_of(epoch)]
 
     def has_left(self, agent: str) -> bool:
-        """Return whether `agent` has existed but no longer takes turns."""
+        """Return whether `agent` has been removed from the fleet."""
         record = self.image.agents.get(agent)
         return agent in self.image.gone if record is None else record.left_plan is not None
 
     def has_left_before(self, agent: str, epoch: int) -> bool:
-        """Return whether `agent` has existed but is not a member of `epoch`, because it left before."""
+        """Return whether `agent` was removed before `epoch`."""
         record = self.image.agents.get(agent)
         if record is None:
             return agent in self.image.gone
         return record.left_epoch is not None and record.left_epoch < epoch
 
     def placed_by(self, plan: PlanRecord) -> Iterator[tuple[str, AgentRecord]]:
-        """Yield the agents that the current `plan` starts or restarts, regardless of later creations and removals."""
+        """Yield the agents that the current `plan` starts or restarts, ignoring later creations and removals."""
         number = plan.number
         for agent, record in self.image.agents.items():
             if record.created_plan < number and (record.left_plan is None or record.left_plan >= number):
                 yield agent, record
 
     def living_agents(self) -> Iterator[tuple[str, AgentRecord]]:
-        """Return the agents that take turns."""
+        """Return the agents that have not been removed."""
         return ((agent, record) for agent, record in self.image.agents.items() if record.left_plan is None)
 
     def stranger_of(self, host: str, agents: Iterable[str]) -> str:
-        """Return the first of `agents` that is placed on another host, so that `host` must not report on it. Return "" if there is no such
-        agent."""
+        """Return the first known agent in `agents` that is not placed on `host`. A host must not report on agents of other hosts. Return ""
+        if all known agents are placed on `host`."""
         records = self.image.agents
         return next((agent for agent in agents if agent in records and records[agent].host != host), "")
 
     def outcome_of(self, epoch: int) -> OutcomeRecord | None:
-        """Return the outcome of an epoch. Return None if the epoch is open or has never begun, or if its outcome is forgotten."""
+        """Return the outcome of an epoch. Return None if the epoch is open, has never begun, or is so old that its outcome has been
+        forgotten."""
         for outcome in reversed(self.image.outcomes):
             if outcome.epoch == epoch:
                 return outcome
         return None
 
     def is_reset_to_unborn(self, agent: str) -> bool:
-        """Return whether the plan has reset `agent` to unborn. The turn that creates such an agent may run again, and its creation must
-        succeed.
+        """Return whether the current plan has reset `agent` to the state before its creation. The turn that creates this agent may run
+        again, and the creation must then succeed.
 
-        An agent is reset when its creation waits in its parent's checkpoint while the agent is a member of the line, or while a third
-        agent's message to it is in transit. If the creation is in transit and another agent creates the same agent, the host dead-letters
+        A plan resets an agent whose creation is still pending in its parent's checkpoint. The recovery line must also contain the agent, or
+        a message to it from a third agent. If the creation is in transit and another agent creates the same agent, the host dead-letters
         the second creation.
         """
         return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
 
     def why_work_is_over(self, host: str, host_start: int, plan: int) -> str:
-        """Return why work of this host run under this plan no longer counts, or "" if it counts."""
+        """Return why requests from this run of a host under this plan are no longer accepted, or "" if they are accepted."""
         record = self.image.hosts.get(host)
         if self.image.outcome:
             return "the fleet has ended"
@@ -240,7 +242,7 @@ class FleetView:
         return ""
 
     def validate(self) -> None:
-        """Check the invariants, and raise AssertionError if one is violated."""
+        """Check the invariants. Raise AssertionError if one is violated."""
         image, plan = self.image, self.plan
         numbers = list(image.epochs)
         assert numbers == sorted(numbers) and (not numbers or numbers[-1] <= image.begun), "epochs out of order"
@@ -282,7 +284,7 @@ class FleetView:
 
 
 class Ancestor(msgspec.Struct, frozen=True, gc=False):
-    """An earlier epoch in a lineage. `is_condemned` tells whether its data is damaged."""
+    """An earlier epoch in a lineage. `is_condemned` is true if the epoch's data is damaged."""
 
     epoch: int
     root: str
@@ -290,9 +292,9 @@ class Ancestor(msgspec.Struct, frozen=True, gc=False):
 
 
 def lineage_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...] | None:
-    """Return the predecessors of a known epoch, newest first, up to the first predecessor that is not condemned.
+    """Return the predecessors of a known epoch, newest first, up to and including the first predecessor that is not condemned.
 
-    Return an empty tuple if only the initial states precede the epoch. Return None if a part of the lineage is forgotten.
+    Return an empty tuple if only the initial states precede the epoch. Return None if part of the lineage has been forgotten.
     """
     ancestors: list[Ancestor] = []
     plan, below = image.epochs[epoch].plan, epoch
@@ -308,8 +310,8 @@ def lineage_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...] | None:
 
 
 def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
-    """Return a plan's newest complete epoch below `below`, or else the plan's recovery line. Return None if the predecessor is, or may be,
-    forgotten."""
+    """Return the plan's newest epoch below `below` that is not open, or the plan's recovery line if no such epoch exists. Return None if
+    the predecessor has been forgotten or may have been forgotten."""
     for epoch in reversed(image.epochs):
         record = image.epochs[epoch]
         if epoch < below and record.plan == plan and record.status != OPEN:
@@ -321,7 +323,7 @@ def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
 
 
 def _is_whole(image: FleetImage, plan: int) -> bool:
-    """Return whether the plan is known and no epoch begun under it is forgotten."""
+    """Return whether the plan is known and none of its epochs has been forgotten."""
     plan_record = _plan(image, plan)
     return plan_record is not None and image.forgotten <= plan_record.begun_epoch
 
@@ -331,7 +333,7 @@ def _plan(image: FleetImage, number: int) -> PlanRecord | None:
 
 
 def has_fallen_back(image: FleetImage, epoch: int, after: int) -> bool:
-    """Return whether the fleet has abandoned complete epochs between `after`, which is the predecessor, and `epoch`."""
+    """Return whether the fleet has abandoned a complete epoch between `epoch` and its predecessor `after`."""
     plan = image.epochs[epoch].plan
     passed_over = (CONDEMNED, VOID)
     return any(after < x < epoch and r.status in passed_over and r.plan != plan for x, r in image.epochs.items())
@@ -346,7 +348,7 @@ def forgettable_below(image: FleetImage, pending: list[int]) -> int | None:
 
 
 def refusal_of_restore(image: FleetImage, epoch: int) -> str:
-    """Return why the fleet cannot return to this epoch, with advice, or "" if it can return."""
+    """Return why the fleet cannot be restored to this epoch, with advice, or "" if it can be restored."""
     record = image.epochs.get(epoch)
     if record is not None and record.status == COMPLETE:
         return ""
@@ -370,7 +372,7 @@ def _named(image: FleetImage) -> str:
 
 
 def above(image: FleetImage, epoch: int) -> list[int]:
-    """Return the complete epochs, ascending, that become void if the fleet returns to `epoch`."""
+    """Return the complete epochs, in ascending order, that become void if the fleet is restored to `epoch`."""
     return [later for later, record in image.epochs.items() if later > epoch and record.status == COMPLETE]
 
 

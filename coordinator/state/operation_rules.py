@@ -1,34 +1,35 @@
-"""Rules for log operations on the definition, single hosts, deaths of processes, outcomes of epochs, and users. `fleet_state.py` applies
+"""Rules for log operations on the fleet's definition, hosts, process deaths, epoch outcomes and users. `fleet_state.py` applies
 these rules.
 
-*Definition.* The first operations in a log contain the fleet's definition and its initial agents. There are several such operations, each
-of which may be repeated: a repetition changes nothing, and the definition of another fleet is refused. The rules for names also apply to
-agents created later.
+*Definition.* The first operations in a log contain the fleet's definition and its initial agents. The definition takes several operations,
+each of which may be repeated. A repetition changes nothing. A different definition is refused. The naming rules also apply to agents that
+are created later.
 
-*Deaths* during turns are counted, so that a message that kills its process is not delivered forever. While a turn runs, its host keeps a
-mark outside the process's memory (`agent_runtime/host/turn_marks.py`). After the process has died, the host's next process or the launcher
-reads the mark, and the death is counted here for that turn. Plans carry the counts to hosts. A message whose count exceeds the limit gets
-no turn and becomes a dead letter. The death of a host's run is counted once, even if several processes report it.
+*Deaths* of processes during turns are counted, so that a message that crashes its process is not delivered forever. While a turn runs, its
+host keeps a record of the turn outside the process's memory (`agent_runtime/host/turn_marks.py`). After the process has died, the host's
+next process or the launcher reports this record. The death is then counted for that turn. Each plan contains the counts, so that hosts
+receive them. A message whose count exceeds the limit becomes a dead letter without another turn. The death of a host's process is counted
+only once, even if several processes report it.
 
-The count of a turn is reset when the turn has ended successfully. The counts for all agents of a host are reset when its process has ended
-between turns, because the new process may run different code.
+When a turn succeeds, its count is reset. If a host's process ends between turns, the next process may run different code. So the counts of
+all agents on the host are reset.
 
-If several turns were running, all of them are counted. But if one of them ran on the event loop and has been counted before, only such
-turns are counted: turns in threads last long and were probably not the cause.
+If several turns were running when the process died, the death is counted for each of them. Exception: if turns on the event loop that
+already have a count were running, only these turns are counted. Turns in threads run for a long time and are less likely to be the cause.
 
-*Requests from tools about hosts* are checked by the `check_…` functions before they reach the leader core.
+The `check_…` functions validate *tools' requests about hosts* before the requests reach the leader core.
 
-*Ended epochs* keep an outcome for hosts that repeat a report, and figures for operators.
+*Outcomes* of ended epochs are kept for hosts that repeat a report. Statistics of ended epochs are kept for operators.
 
 *Users.* The state contains only the digest of a token (`security/tokens.py`). When an operator or admin makes a call that changes the
-fleet, the call is recorded with its token's digest in the audit log. The record is refused here if the token is no longer valid. So on
-every replica, a revoked token is useless from the log entry that revokes it.
+fleet, the call and the digest of its token are recorded in the audit log. The rules below refuse to record the call if its token is no
+longer valid. So a token becomes useless on every replica at the log entry that revokes it.
 
-Admitted and refused calls are kept in separate tables, so that a user without rights cannot evict the records of others. The tables of
-calls are bounded, and so is each host's share of them: a host that exceeds its share evicts only its own entries. Calls are numbered
-without gaps, so dropped records can be counted.
+Admitted and refused calls are kept in separate tables, so that a user without rights cannot displace the records of other users. Both
+tables are bounded. A host that exceeds its share of a table displaces only its own entries. Calls are numbered consecutively, so dropped
+records can be counted.
 
-*Placement.* When a plan is committed, a pure function places the agents, so the result is equal on every replica.
+*Placement* of the agents is computed by a pure function when a plan is committed, so every replica computes the same placement.
 """
 
 import heapq
@@ -71,7 +72,7 @@ from snapline.security.tokens import REFUSED as REFUSED_CALL
 
 
 def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
-    """Define the fleet. A repetition of the same definition changes nothing; a different definition is refused."""
+    """Define the fleet. Repeating the same definition changes nothing. A different definition is refused."""
     image = state.image
     if image.agents_defined:
         if image.definition_digest == kind.definition_digest:
@@ -154,7 +155,7 @@ def forget_hosts(state: FleetView, kind: op.ForgetHosts) -> OperationResult:
 
 
 def drain_hosts(state: FleetView, kind: op.DrainHosts) -> OperationResult:
-    """Set or clear the drain mark of hosts, whose agents move with the next plan."""
+    """Set or clear the drain mark of hosts. The next plan moves the agents of drained hosts."""
     records = [state.image.hosts[host] for host in kind.hosts if host in state.image.hosts]
     changed = [record for record in records if record.is_drained != kind.is_drained]
     for record in changed:
@@ -163,7 +164,7 @@ def drain_hosts(state: FleetView, kind: op.DrainHosts) -> OperationResult:
 
 
 def open_host_log(state: FleetView, kind: op.OpenHostLog) -> OperationResult:
-    """Record a host log and its newest batch, so that the hosts of later plans know both."""
+    """Record a host's input log and its newest batch, so that the hosts of later plans know both."""
     end = state.why_work_is_over(kind.host, kind.host_start, kind.plan)
     if end:
         return OperationResult(OVER, end)
@@ -185,8 +186,8 @@ counted turn is forgotten first."""
 
 
 def count_process_end(image: FleetImage, host: str, record: HostRecord, died_in: tuple[TurnDeath, ...]) -> None:
-    """Record that the process of the run in `record` ended during the turns `died_in`. If `died_in` is empty, the process ended between
-    turns, as far as is known."""
+    """Record that a host's process ended while the turns `died_in` were running. If `died_in` is empty, the process is assumed to have
+    ended between turns."""
     if record.died == record.instance:
         return
     if not died_in:
@@ -206,12 +207,12 @@ def _counted(image: FleetImage, died_in: tuple[TurnDeath, ...]) -> tuple[TurnDea
 
 
 def is_same(one: TurnDeath, other: TurnDeath) -> bool:
-    """Return whether both turns handle the same message for the same agent."""
+    """Return whether both turns handle the same message to the same agent."""
     return one.agent == other.agent and one.digest == other.digest
 
 
 def forgive(image: FleetImage, kind: op.ForgiveTurn) -> OperationResult:
-    """Reset the number of deaths counted for a turn."""
+    """Reset the death count of a turn."""
     others = [x for x in image.deaths if x.agent != kind.agent or x.digest != kind.digest]
     is_changed = len(others) < len(image.deaths)
     image.deaths = others
@@ -228,7 +229,7 @@ def note_complete(image: FleetImage, kind: op.CompleteEpoch, record: EpochRecord
 def note_aborted(
     image: FleetImage, epoch: int, record: EpochRecord, reason: str, account: EpochAccount | None = None
 ) -> None:
-    """Record that the operation being applied has aborted the epoch."""
+    """Record that the epoch was aborted."""
     begun = (epoch, record.plan, record.trigger, record.begun_ns)
     _note(image, EpochEnd(*begun, image.now_ns, False, reason, account=account))
 
@@ -276,7 +277,7 @@ def apply_user_operation(image: FleetImage, kind: op.UserOperation, now_ns: int)
 def bearer_of(image: FleetImage, digest: bytes, now_ns: int) -> tuple[str, str] | None:
     """Return the name and role of the token with this digest, or None if the token is not valid.
 
-    The digest is compared with all tokens in constant time, so the duration reveals nothing about them.
+    The digest is compared with all tokens in constant time, so the running time reveals nothing about the tokens.
     """
     bearer = None
     for name, record in image.tokens.items():
@@ -333,7 +334,7 @@ Hosts = Mapping[str, HostRecord]
 
 
 def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) -> None:
-    """Check that agents may be moved away from the `drained` hosts, and that all named hosts exist.
+    """Check that all named hosts exist, and that agents can be moved away from the `drained` hosts.
 
     Raises:
         NotFoundError: one of the hosts does not exist.
@@ -351,11 +352,11 @@ def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) ->
 
 
 def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
-    """Check that the host is alive and that its current start is `host_start`. If `host_start` is 0, accept any start.
+    """Check that the host is alive and that its current start number is `host_start`. If `host_start` is 0, accept any start number.
 
     Raises:
         NotFoundError: the host does not exist.
-        UsageError: the host is not alive, or its current start differs.
+        UsageError: the host is not alive, or has a different start number.
     """
     record = _host_record(hosts, host)
     if host_start and record.start != host_start:
@@ -392,20 +393,20 @@ def place(
     weights: Mapping[str, int] | None = None,
     is_even: bool = False,
 ) -> dict[str, str]:
-    """Return the host of each agent.
+    """Assign a host to each agent.
 
-    An agent named by a rule may be placed only on the rule's hosts, if any of them is in `hosts`. Other agents may be on any host. An agent
-    that is already on a host where it may be stays there; with `is_even`, only as long as the host's share is not exceeded. The remaining
-    agents are placed in the given order, those named by a rule first. An agent that must be placed goes to the host with the least weight
-    so far; in a tie, to the first host by name. So after a host receives an agent without a rule, the host's weight exceeds that of the
-    lightest host by at most the weight of the heaviest moved agent.
+    If a placement rule names an agent, the agent may run only on the rule's hosts, unless none of them is in `hosts`. An agent that no rule
+    names may run on any host. An agent stays on its current host if it may run there. With `is_even`, the agent must move if the host
+    already has its share of agents. The remaining agents are placed in the given order, but agents that a rule names are placed first. An
+    agent is placed on the permitted host with the least weight so far, or in a tie, on the first host by name. So the weight of a host that
+    receives an agent without a rule exceeds the smallest weight of any host by at most the heaviest moved agent.
 
     Args:
-        agents: pairs (agent, its current host or ""), in an order that is equal on every replica.
-        hosts: the hosts that may receive agents; not empty.
+        agents: pairs of an agent and its current host (or ""), in an order that is the same on every replica.
+        hosts: the hosts that may receive agents; must not be empty.
         places: placement rules. The first rule that names an agent applies to it.
-        weights: host → weight of each agent that is currently on this host. Agents of other hosts have the average weight. The weights are
-            ignored if `is_even`; without weights, all agents have the same weight.
+        weights: maps each host to the weight of every agent that is currently on it. Agents on other hosts have the average weight. If
+            `is_even` is set or no weights are given, all agents have the same weight.
         is_even: whether to spread the number of agents evenly over the hosts.
     """
     living, everywhere = list(agents), sorted(hosts)
@@ -444,7 +445,7 @@ def weights_by_host(hosts: Sequence[str], weights: Sequence[int]) -> dict[str, i
 
 
 def _own_hosts(agents: Sequence[str], hosts: Sequence[str], places: Sequence[PlaceRule]) -> dict[str, Sequence[str]]:
-    """Map each agent that a rule restricts to those of `hosts` on which the agent may be placed."""
+    """Map each agent that a rule restricts to the available hosts on which the agent may run."""
     rule_hosts = [[host for host in hosts if host in rule.hosts] for rule in places]
     own: dict[str, Sequence[str]] = {}
     for agent in agents:
@@ -465,8 +466,8 @@ def _fill(agents: Mapping[str, int], load: Mapping[str, int], placed: dict[str, 
 
 
 def _shares(agents: Sequence[tuple[str, str]], hosts: Sequence[str]) -> dict[str, int]:
-    """Return host → number of its agents that may stay. The remainder of the division goes to the hosts with the most agents, so that few
-    agents move."""
+    """Map each host to the number of its agents that may stay there. The remainder of the division goes to the hosts that have the most
+    agents, so that few agents move."""
     host_share, remainder = divmod(len(agents), len(hosts))
     load = dict.fromkeys(hosts, 0)
     for _, host in agents:

@@ -1,8 +1,8 @@
 """Operations of the replicated log, which are the only way to change the replicated state.
 
-One operation is one log entry: canonical protobuf with a version, under 64 KiB. The proposer supplies ids and the time, because applying an
-operation must be deterministic. The request id is (`client`, `sequence`, digest of the kind). An operation that is proposed again after an
-unknown outcome takes effect only once.
+Each operation is one log entry, encoded as canonical protobuf with a version, and takes less than 64 KiB. The proposer supplies ids and the
+time, because applying an operation must be deterministic. The request id consists of `client`, `sequence` and the digest of `kind`. An
+operation takes effect only once, even if it is proposed again after an unknown outcome.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ class Kind(msgspec.Struct, frozen=True, gc=False):
 
 
 class DefineFleet(Kind, frozen=True, gc=False):
-    """The first operation, which defines the fleet. `agents` is the number of agents that DefineAgents will name. `parts` is the same as
-    `Join.definition_parts`."""
+    """The first operation, which defines the fleet. `agents` is the total number of agents in the `DefineAgents` operations that follow.
+    `parts` has the same meaning as `Join.definition_parts`."""
 
     cluster: str
     name: str
@@ -54,7 +54,7 @@ class DefineFleet(Kind, frozen=True, gc=False):
 
 
 class DefineAgents(Kind, frozen=True, gc=False):
-    """Definition of the initial agents from position `first` on."""
+    """Definition of some of the initial agents, starting at position `first`."""
 
     first: int
     agents: tuple[str, ...]
@@ -62,12 +62,13 @@ class DefineAgents(Kind, frozen=True, gc=False):
 
 
 class AdmitHost(Kind, frozen=True, gc=False):
-    """Admission of a run (`instance`) of a host. The `number` of the operation's result is the host start of the run.
+    """Admission of a host's process, which is identified by `instance`. The `number` of the operation's result is the host's new start
+    number.
 
     Attributes:
-        expected_start: the host's start when the operation was proposed, so that a late proposal cannot replace a newer run.
-        died: name of the previous run if its process died during turns, otherwise "".
-        died_in: the turns during which that process died.
+        expected_start: the host's start number when the operation was proposed, so that a late proposal cannot replace a newer run.
+        died: `instance` of the previous run if its process died during turns, otherwise "".
+        died_in: the turns that the previous process was running when it died.
         ran_until_ns: same as in `LoseHosts`, for the previous run.
     """
 
@@ -89,11 +90,13 @@ class LostHost(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoseHosts(Kind, frozen=True, gc=False):
-    """Loss of host runs that have failed or are leaving. Lost host runs are fenced.
+    """Loss or departure of host processes, whose later messages are rejected.
 
     Attributes:
-        is_spare: whether the hosts are reachable but block the fleet. The next plan excludes such hosts even if they have rejoined.
-        ran_until_ns: latest wall-clock time at which any of these hosts is known to have worked; 0 if they may have worked until now.
+        is_spare: whether the hosts are reachable but prevent the fleet from making progress. The next plan excludes such hosts even if they
+            have rejoined.
+        ran_until_ns: latest wall-clock time at which any of these hosts is known to have worked; 0 if this is unknown and the hosts may
+            still be working.
     """
 
     hosts: tuple[LostHost, ...]
@@ -104,13 +107,13 @@ class LoseHosts(Kind, frozen=True, gc=False):
 
 
 class ForgetHosts(Kind, frozen=True, gc=False):
-    """Removal of the records of these hosts. None of the hosts may be alive or have agents."""
+    """Removal of the records of these hosts, none of which may be alive or have agents."""
 
     hosts: tuple[str, ...]
 
 
 class DrainHosts(Kind, frozen=True, gc=False):
-    """Change of the hosts' drain marks. Agents leave a drained host, and none is placed there while another host is available.
+    """Change of the hosts' drain marks. Agents leave a drained host, and are placed there again only if no other host is available.
 
     If `is_drained` is false, the marks are removed.
     """
@@ -127,14 +130,14 @@ class ForgiveTurn(Kind, frozen=True, gc=False):
 
 
 class CommitPlan(Kind, frozen=True, gc=False):
-    """A plan that rolls the fleet back to a complete epoch (0 means the initial states) under the next plan number.
+    """A plan that rolls the fleet back to the complete epoch `line_epoch`, or to the initial states if this is 0.
 
     Attributes:
-        rolled_back: number of agents that do not keep their live state; for display only.
-        checkpoints_lost: number of durable checkpoints past the line; for display only.
+        rolled_back: number of agents whose current state is discarded; for display only.
+        checkpoints_lost: number of durable checkpoints that are newer than the recovery line; for display only.
         is_even: whether to spread the agents evenly over the hosts, even if this moves more agents.
-        is_move: whether agents move without a failure; for display only.
-        weights: measured weight per agent for each host of the previous plan; empty if all agents have the same weight.
+        is_move: whether the plan moves agents without a failure; for display only.
+        weights: measured weight of each agent on the respective host of the previous plan; empty if all agents have the same weight.
     """
 
     expected_plan: int
@@ -149,11 +152,13 @@ class CommitPlan(Kind, frozen=True, gc=False):
 
 
 class Restore(Kind, frozen=True, gc=False):
-    """A restore of the fleet. In one log entry, complete epochs above `line_epoch` become void and a plan starts from that epoch.
+    """A restore of the fleet. A single log entry makes all complete epochs above `line_epoch` void and commits a plan that starts from
+    `line_epoch`.
 
     Attributes:
-        request: the client's token. A repeated token identifies the same restore.
-        agent, place: the caller of `ctx.rollback`, and the code location of the call; "" if an operator requested the restore.
+        request: token that the client has chosen for this restore, so that a repeated request is recognized.
+        agent, place: the agent that called `ctx.rollback`, and the code location of the call; both are "" if an operator requested the
+        restore.
     """
 
     expected_plan: int
@@ -177,9 +182,10 @@ class ConfirmPlan(Kind, frozen=True, gc=False):
 
 
 class BeginEpoch(Kind, frozen=True, gc=False):
-    """Start of the next epoch. The `number` of the operation's result is the epoch that begins.
+    """Start of the next epoch. The `number` of the operation's result is the number of the new epoch.
 
-    `trigger` is "period", "hand", "log" (large sender logs) or "recovery". Only an epoch for a recovery may begin while the fleet recovers.
+    `trigger` is "period", "hand" (on request), "log" (large sender logs) or "recovery". While the fleet recovers, only epochs with the
+    trigger "recovery" may begin.
     """
 
     expected_begun: int
@@ -187,9 +193,9 @@ class BeginEpoch(Kind, frozen=True, gc=False):
 
 
 class CompleteEpoch(Kind, frozen=True, gc=False):
-    """Completion of an epoch that is durable, whole and verified. `root` is the root of its manifest.
+    """Completion of an epoch whose data is durable, complete and verified. `root` is the root of the epoch's manifest.
 
-    `account` is the time account of its reports, or None if there were no reports.
+    `account` summarizes the times that hosts reported, or is None if there were no reports.
     """
 
     epoch: int
@@ -202,7 +208,7 @@ class CompleteEpoch(Kind, frozen=True, gc=False):
 
 
 class AbortEpoch(Kind, frozen=True, gc=False):
-    """Abort of an open epoch, whose data thereby becomes garbage."""
+    """Abort of an open epoch, whose data is then no longer needed."""
 
     epoch: int
     reason: str
@@ -210,7 +216,7 @@ class AbortEpoch(Kind, frozen=True, gc=False):
 
 
 class CondemnEpoch(Kind, frozen=True, gc=False):
-    """Condemnation of a complete epoch whose data is damaged, so that no later plan uses the epoch."""
+    """Report that the data of a complete epoch is damaged, so that no later plan uses this epoch."""
 
     epoch: int
     path: str
@@ -234,7 +240,7 @@ class CreateAgents(Kind, frozen=True, gc=False):
 
 
 class RemoveAgent(Kind, frozen=True, gc=False):
-    """Removal of an agent, which takes no more turns and is not a member of epochs that begin later."""
+    """Removal of an agent. The agent takes no more turns and is not a member of epochs that begin later."""
 
     host: str
     host_start: int
@@ -245,8 +251,8 @@ class RemoveAgent(Kind, frozen=True, gc=False):
 class OpenHostLog(Kind, frozen=True, gc=False):
     """Opening of a host's input log under this plan. The hosts of later plans seal the log before they use it.
 
-    The operation is repeated with a higher `newest` when batches up to that number are durable. The hosts of later plans must find these
-    batches.
+    The operation is repeated with a higher `newest` after batches up to this number have become durable. The hosts of later plans must then
+    find these batches in the log.
     """
 
     host: str
@@ -257,8 +263,8 @@ class OpenHostLog(Kind, frozen=True, gc=False):
 
 
 class EndFleet(Kind, frozen=True, gc=False):
-    """End of the fleet. `outcome` is "stopped" or "failed". With `is_newest`, the operation is refused if a complete epoch is newer than
-    `epoch`."""
+    """End of the fleet. `outcome` is "stopped" or "failed". If `is_newest` is true, the operation requires that no complete epoch is newer
+    than `epoch`."""
 
     epoch: int
     outcome: str
@@ -267,7 +273,7 @@ class EndFleet(Kind, frozen=True, gc=False):
 
 
 class MakeToken(Kind, frozen=True, gc=False):
-    """Creation of a user's token, of which the log contains only the `digest`."""
+    """Creation of a user's token. The log contains only the token's `digest`."""
 
     name: str
     role: str
@@ -283,9 +289,9 @@ class RevokeToken(Kind, frozen=True, gc=False):
 
 class RecordCall(Kind, frozen=True, gc=False):
     """Audit record of a user's call that changes the fleet. The record is written before the call is executed, or after the call was
-    refused or has failed.
+    refused or failed.
 
-    `digest` is the digest of the token used; it is empty if the caller has a certificate. `at` is the host that was called, or "".
+    `digest` is the digest of the caller's token, or empty if the caller has a certificate. `at` is the host that was called, or "".
     """
 
     name: str
@@ -302,7 +308,7 @@ UserOperation = MakeToken | RevokeToken | RecordCall
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
-    """An entry of the log. `now_ns` is the time by the proposer's wall clock."""
+    """An entry of the log. `now_ns` is the proposer's wall-clock time."""
 
     now_ns: int
     client: str
@@ -344,7 +350,7 @@ def encode_operation(operation: Operation) -> bytes:
     """Return the log entry for `operation`.
 
     Raises:
-        UsageError: the entry has 64 KiB or more, or a number does not fit into its protobuf field.
+        UsageError: the entry is too large, or a number does not fit into its protobuf field.
     """
     try:
         envelope = _codec.wrap(
@@ -365,10 +371,10 @@ def encode_operation(operation: Operation) -> bytes:
 
 
 def decode_operation(data: bytes) -> Operation:
-    """Return the operation that a log entry contains.
+    """Return the operation encoded in a log entry.
 
     Raises:
-        LogError: the entry is not an operation, or has a version that this release does not know. The process must then end.
+        LogError: the entry is not an operation, or its version is unknown to this release. After this error, the process must exit.
     """
     try:
         envelope = cast(operation_pb2.Operation, _parse(data))

@@ -1,44 +1,44 @@
-"""Chandy and Lamport's plain snapshot algorithm, with fixed channels and without epoch stamps.
+"""Chandy and Lamport's original snapshot algorithm, with fixed channels and without epoch stamps on messages.
 
 Theory of operation
 -------------------
-Problem: record one state of each agent, and the messages in transit between these states, while the fleet continues to
-run. Model: crash-stop agents, reliable FIFO channels that are fixed before the run, atomic turns, no clocks.
+Problem: record one state of each agent, and the messages in transit between these states, while the fleet continues to run. Model:
+crash-stop agents, reliable FIFO channels that are fixed before the run, atomic turns, and no clocks.
 
-An agent that starts snapshot k records its state and sends marker k on every outgoing channel before any later send.
-After that, for each incoming channel, the agent records the messages that arrive until marker k arrives on the channel.
-The first marker with an unknown k starts snapshot k at the receiver. The state of the channel on which this marker
-arrived is empty, because all earlier messages were received before the agent recorded its state. When marker k has
-arrived on every incoming channel, the agent's part of the snapshot is complete.
+An agent that starts snapshot k records its state and sends marker k on every outgoing channel before any later send. From then on, the
+agent records the messages that arrive on each incoming channel until marker k arrives on that channel. If an agent receives marker k before
+it has started snapshot k, the marker starts the snapshot at this agent. The state of the channel on which this marker arrived is empty,
+because all earlier messages were received before the agent recorded its state. When marker k has arrived on every incoming channel, the
+agent's part of the snapshot is complete.
 
-Correctness: if a message is sent before its sender records its state, the message is ahead of the marker on the FIFO
-channel. So the receiver either consumes the message before it records its own state, or records the message before the
-marker arrives (G2). If a message is sent after its sender has recorded its state, the message is behind the marker. So
-its receiver has recorded its state before the message arrives (G1).
+Correctness: if a message is sent before its sender records its state, the message is ahead of the marker on the FIFO channel. So the
+receiver either consumes the message before it records its own state, or records it as part of the channel's state (G2). If a message is
+sent after its sender has recorded its state, the message is behind the marker. So the message's receiver has already recorded its state
+when the message arrives (G1).
 
-The agent's data is stored separately for each snapshot id. Ids are independent and unordered: an agent may record
-snapshot 5 before snapshot 4, and a message may belong to several snapshots. If several requests or markers would start
-the same snapshot, only the first has an effect.
+The agent's data is stored separately for each snapshot id. The order of ids has no meaning: an agent may record snapshot 5 before snapshot
+4, and a message may belong to several snapshots. If several requests or markers would start the same snapshot, only the first has an
+effect.
 
-Source: K. M. Chandy and L. Lamport, "Distributed Snapshots: Determining Global States of Distributed Systems", ACM TOCS
-3(1), 1985: the marker-sending and marker-receiving rules. Departures: several snapshots, distinguished by their ids,
-may be open at once, and an agent may receive more than one request to start the same snapshot.
+Source: K. M. Chandy and L. Lamport, "Distributed Snapshots: Determining Global States of Distributed Systems", ACM TOCS 3(1), 1985: the
+marker-sending and marker-receiving rules. Unlike in the paper, several snapshots with different ids may be in progress at once, and an
+agent may receive several requests to start the same snapshot.
 
-Invariants (see `validate`): a snapshot that is recorded but incomplete has at least one open channel. In such a
-snapshot, each incoming channel is either open or closed, never both. Of a complete snapshot, only the id is kept.
+Invariant (see `validate`): a snapshot that is recorded but incomplete has at least one open channel, on which its marker is still missing.
+Invariant: in an incomplete snapshot, each incoming channel is either open or closed, never both. For a complete snapshot, the core keeps
+only the id.
 
 The caller's duties:
 
-1. Execute the commands in order, and before any send in a later turn. *Safety depends on this rule:* a message that
-   overtakes the marker becomes an orphan.
-2. Pass each message first to the core and then to the agent. A message counts as received when the core has returned.
+1. Execute the commands in order, before any message of a later turn is sent. *Safety depends on this rule:* a message that overtakes the
+   marker becomes an orphan.
+2. Pass each message first to the core and then to the agent. A message counts as received when the core has handled it.
 3. Deliver each channel's messages and markers in the order in which they were sent, each exactly once.
-4. Ensure that every agent learns of each snapshot: by markers if channels lead to the agent, otherwise by
-   `SnapshotStarted`.
+4. Ensure that every agent learns of each snapshot. If no channel leads to an agent, pass it a `SnapshotStarted` event.
 
-The algorithm does not cover channels that are opened later, or agents that join or leave. `protocols/epoch_stamped.py`,
-which real fleets run, covers both. This core serves as a reference: it is used in explorations and scripts, and its
-executions are compared with published executions.
+The algorithm does not cover channels that are opened later, or agents that join or leave. The protocol in `protocols/epoch_stamped.py`,
+which real fleets run, covers both cases. This core serves as a reference: it is used in explorations and scripts, and its executions are
+compared with those in the literature.
 
 `PlainModel` is the explorer's model of a fleet that runs this algorithm. There is a channel from every agent to every other agent. A
 message is passed to the core and consumed in one step. An agent sends its markers in the same step in which it records its state. Any agent
@@ -63,14 +63,14 @@ A request or marker that arrives 65,536 snapshots late would start the snapshot 
 
 
 class SnapshotStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Request to start `snapshot`, or notice that `snapshot` has started elsewhere. Has no effect if this agent has
-    already started the snapshot."""
+    """Request to start `snapshot`, or notice that another agent has started it. The event has no effect if this agent has already started
+    the snapshot."""
 
     snapshot: int
 
 
 class MessageReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A message has arrived on the channel from the agent `channel`. The agent consumes it after this event."""
+    """A message has arrived on the channel from the agent `channel`. The agent consumes the message after this event."""
 
     channel: str
     payload: bytes
@@ -84,7 +84,7 @@ class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RecordState(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Capture the agent's state now. The state becomes part of `snapshot`."""
+    """Capture the agent's state now. The captured state becomes part of `snapshot`."""
 
     snapshot: int
 
@@ -111,7 +111,7 @@ ChannelStates = tuple[tuple[str, tuple[bytes, ...]], ...]
 
 
 class ChandyLamportImage(msgspec.Struct, frozen=True):
-    """Hashable image of a core. Each entry in `snapshots` is (id, states of open channels, states of closed channels)."""
+    """Hashable copy of a core's state. Each entry in `snapshots` is (id, states of open channels, states of closed channels)."""
 
     agent: str
     incoming: tuple[str, ...]
@@ -137,12 +137,11 @@ class _Recording:
 
 
 class ChandyLamportCore:
-    """Core of one agent that takes plain Chandy-Lamport snapshots. The core is not thread-safe and does no I/O.
+    """Core that takes Chandy-Lamport snapshots for one agent. The core is not thread-safe and does no I/O.
 
     Attributes:
-        agent: id of the agent, for error messages.
-        incoming: agents at the other ends of the incoming channels, in ascending order. The channels never change.
-        outgoing: agents at the other ends of the outgoing channels, in ascending order. Markers are sent in this order.
+        incoming: ids of the agents from which channels lead to this agent, in ascending order. The channels never change.
+        outgoing: ids of the agents to which channels lead from this agent, in ascending order. The agent sends its markers in this order.
         _recordings: incomplete snapshots by id, in the order in which they were started.
         _complete: ids of complete snapshots, oldest first. At most SNAPSHOTS_REMEMBERED_MAX ids are kept.
     """
@@ -204,14 +203,15 @@ class ChandyLamportCore:
             )
 
     def _start(self, snapshot: int) -> list[Command]:
-        """Record the state, and send the markers before any later message (the marker-sending rule)."""
+        """Record the agent's state, and send a marker on each outgoing channel before any later message (the paper's marker-sending
+        rule)."""
         if len(self._recordings) >= SNAPSHOTS_OPEN_MAX:
             raise ProtocolError(f"{self.agent} has {SNAPSHOTS_OPEN_MAX} snapshots open; end some before {snapshot}")
         self._recordings[snapshot] = _Recording(self.incoming)
         return [RecordState(snapshot), *(SendMarker(channel, snapshot) for channel in self.outgoing)]
 
     def _record_message(self, channel: str, payload: bytes) -> None:
-        """Record a message in every snapshot in which the message's channel is open."""
+        """Record a message in every snapshot for which the message's channel is still open."""
         for recording in self._recordings.values():
             messages = recording.open.get(channel)
             if messages is not None:
@@ -276,7 +276,7 @@ class ChandyLamportCore:
 
 
 class PlainModel(EpochModel):
-    """Model of a fleet that runs the plain Chandy-Lamport algorithm."""
+    """Model of a fleet that runs the original Chandy-Lamport algorithm."""
 
     def __init__(self, bounds: Bounds, core_type: type[ChandyLamportCore] = ChandyLamportCore) -> None:
         self.core_type = core_type
@@ -344,8 +344,8 @@ class PlainModel(EpochModel):
         raise AssertionError(f"an unknown command {command}")
 
     def _report(self, agent: int, node: EpochNode, command: CompleteSnapshot) -> tuple[EpochNode, Outputs]:
-        """Report the agent's part of the snapshot at once. Delayed reports need not be modelled: until the last report
-        arrives, the epoch is open, and a crash rolls all agents back."""
+        """Report the agent's part of the snapshot to the coordinator immediately. Delayed reports need not be modelled, because until the
+        last report arrives, the epoch is incomplete and a crash rolls all agents back."""
         ledger = next(record.ledger for record in node.records if record.epoch == command.snapshot)
         states = tuple(
             tuple(MessageItem(int(payload)) for payload in command.channel_states.get(name, ())) for name in self.names

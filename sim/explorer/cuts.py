@@ -2,21 +2,21 @@
 
 Theory of operation
 -------------------
-An agent's *ledger* is its application's state, which does not depend on the protocol: the number of messages sent to each receiver, and the
-identities of the messages consumed, in order. A message's identity is (sender, receiver, number). Numbers are reused after a rollback. So
-the ledgers are compared right after the recovery, before a new message can have an old number.
+An agent's *ledger* is the state of its application, which does not depend on the protocol. A ledger contains the number of messages sent to
+each receiver and the identities of the messages consumed, in order. A message's identity is (sender, receiver, number). Message numbers are
+reused after a rollback. So ledgers are compared immediately after a recovery, before a new message can reuse a number.
 
 A *column* contains one agent's ledger at each of its checkpoints and, as the last entry, the agent's current ledger. Two entries in
-different columns are *consistent* if neither includes the receipt of a message that the other has not sent. A cut is consistent iff its
-entries are pairwise consistent. So a table of bits describes two agents, and one table for each pair of agents describes a fleet. Tables
-are numbered. The numbers of the tables for all pairs form the *relation* of a state. There are far fewer relations than states, so
-properties over all cuts are computed only once per relation.
+different columns are *consistent* if neither includes the receipt of a message that the other has not sent. A cut is consistent if and only
+if its entries are pairwise consistent. So a table of bits describes which entries of two agents are consistent, and one table per pair of
+agents describes a fleet. Tables are numbered. The numbers of the tables for all pairs of agents form the *relation* of a state. There are
+far fewer relations than states, so properties over all cuts are computed only once per relation.
 
-G6: a checkpoint is useless iff no consistent cut contains it. RDT: if no causal path connects two entries (including live states) in either
-direction, some consistent cut contains both entries. If no checkpoint is useless, this is equivalent to "every Z-path has a causal twin".
-The reason is as follows. A Z-path without a causal twin, in either direction, would mean that no consistent cut contains both entries. A
-causal path in the opposite direction of a Z-path would close a Z-cycle. Causal paths are computed from true vector clocks, which ledgers
-and messages carry if the protocol promises RDT.
+G6: a checkpoint is useless if and only if no consistent cut contains it. RDT (rollback-dependency trackability) requires that any two
+checkpoints or live states that no causal path connects belong to a common consistent cut. If no checkpoint is useless, this definition of
+RDT is equivalent to the usual one, that every Z-path has a causal twin. If a Z-path between two entries had no causal twin, and no causal
+path led in the opposite direction, no consistent cut would contain both entries. A causal path in the direction opposite to a Z-path would
+close a Z-cycle. Causal paths are determined by exact vector clocks, which ledgers and messages carry if the protocol promises RDT.
 """
 
 import functools
@@ -40,12 +40,13 @@ _FLOW_BASE = 1 << 16
 
 
 class AgentLedger(NamedTuple):
-    """An agent's ledger: what its application has done so far.
+    """An agent's ledger, which records the messages that the agent's application has sent and consumed.
 
     Attributes:
         sent: number of messages sent to each receiver. Messages are numbered from 1.
         consumed: numbers of the messages consumed from each sender, in order.
-        vector: for each agent, the latest interval in the causal past, or -1 if there is none. The tuple is empty if vectors are not used.
+        vector: for each agent, its latest checkpoint interval in the causal past, or -1 if there is none. The tuple is empty if vector
+            clocks are not used.
     """
 
     sent: Numbers
@@ -70,12 +71,12 @@ def with_consumed(ledger: AgentLedger, sender: int, number: int) -> AgentLedger:
 
 
 def raised(numbers: Numbers, place: int) -> Numbers:
-    """Return the numbers with the number at `place` increased by one."""
+    """Return a copy of the numbers in which the number at index `place` is one higher."""
     return (*numbers[:place], numbers[place] + 1, *numbers[place + 1 :])
 
 
 def replaced(items: tuple[ItemT, ...], place: int, item: ItemT) -> tuple[ItemT, ...]:
-    """Return the items with `item` in place of the item at `place`."""
+    """Return a copy of the items in which the item at index `place` is replaced with `item`."""
     return (*items[:place], item, *items[place + 1 :])
 
 
@@ -83,15 +84,13 @@ def replaced(items: tuple[ItemT, ...], place: int, item: ItemT) -> tuple[ItemT, 
 
 
 def flow_of(agent: int, ledger: AgentLedger, waiting: Sequence[Sequence[int]]) -> int:
-    """Return a number that has one digit for each of an agent's channels: the messages sent minus the messages that
-    were consumed, are in transit, or wait for a turn.
+    """Return a number with one digit for each of an agent's channels. The digit counts the messages sent minus the messages consumed, in
+    transit or waiting for a turn.
 
-    Summed over all agents, every digit must be 0 (G3). If a channel's message numbers are not 1, 2, 3, …, they count as
-    more messages than any agent sends.
+    In the sum over all agents, every digit must be 0 (G3). If the numbers of a channel's messages are not 1, 2, 3, …, they count as more
+    messages than any agent sends, so the sum is not 0.
 
     Args:
-        agent: the agent's index.
-        ledger: the agent's ledger.
         waiting: for each sender, the numbers of the messages that are in transit to the agent or wait for a turn.
     """
     count, flow = len(ledger.sent), 0
@@ -106,8 +105,8 @@ def flow_of(agent: int, ledger: AgentLedger, waiting: Sequence[Sequence[int]]) -
 def describe_flow(
     names: Sequence[str], ledgers: Sequence[AgentLedger], waiting: Sequence[Sequence[Sequence[int]]]
 ) -> str:
-    """Describe the first channel with wrong contents, or return "" if there is none. `waiting` contains the numbers of
-    messages in transit or waiting, by receiver and sender."""
+    """Describe the first channel on which messages are missing, duplicated or out of order. Return "" if there is none. `waiting` contains,
+    for each receiver and sender, the numbers of messages that are in transit or wait for a turn."""
     for sender, ours in enumerate(ledgers):
         for receiver, theirs in enumerate(ledgers):
             consumed, held = list(theirs.consumed[sender]), list(waiting[receiver][sender])
@@ -129,13 +128,14 @@ Relation = tuple[int, ...]
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Relation between two columns: for each entry in the first column, bit masks over the entries in the second column.
+    """Relation between two agents' columns. The table contains, for each entry in the first column, bit masks of entries in the second
+    column.
 
     Attributes:
         width: number of entries in the second column.
-        consistent: for each entry in the first column, a mask of the entries in the second column that are consistent with it.
-        concurrent: for each entry in the first column, a mask of the entries in the second column to which no causal
-            path connects it. All masks are 0 if vectors are not used.
+        consistent: for each entry in the first column, the entries in the second column that are consistent with it.
+        concurrent: for each entry in the first column, the entries in the second column to which no causal path connects it. All masks are
+            0 if vector clocks are not used.
     """
 
     width: int
@@ -144,14 +144,14 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Properties of a relation, computed from all cuts.
+    """Properties of a relation, computed by examining every cut.
 
     Attributes:
         sizes: number of entries in each agent's column.
-        cuts: the consistent cuts. Each item consists of entries of all agents except the last, and a mask of the last
-            agent's entries that complete a consistent cut.
-        useless: (agent, number) of each checkpoint that no consistent cut contains.
-        untracked: (agent, entry, agent, entry) of each pair of entries that no causal path connects and no consistent cut contains.
+        cuts: the consistent cuts. Each item consists of one entry for each agent except the last, and a bit mask of the last agent's
+            entries that make the cut consistent.
+        useless: the agent and the number of each checkpoint that no consistent cut contains.
+        untracked: the agents and the entries of each pair of entries that no causal path connects and no consistent cut contains.
     """
 
     sizes: tuple[int, ...]
@@ -161,13 +161,12 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 class AllCuts:
-    """Tables and judgements for the columns that occur in one exploration.
+    """The tables and judgements for all columns that occur in one exploration.
 
     Attributes:
         pairs: pairs of agents, in the order in which relations list them.
         columns, tables: all columns and tables seen so far.
-        judgements: judgements by relation.
-        lines: recovery lines by relation and failed agents.
+        lines: for each relation and set of failed agents, the recovery line.
     """
 
     def __init__(self, agents: int) -> None:
@@ -179,7 +178,7 @@ class AllCuts:
         self._agents = agents
 
     def table(self, first: int, second: int, first_column: int, second_column: int) -> int:
-        """Return the number of the table for two agents with these columns."""
+        """Return the number of the table that relates these columns of two agents."""
         ours, theirs = self.columns.values[first_column], self.columns.values[second_column]
         ends = [(y.sent[first], max(y.consumed[first], default=0)) for y in theirs]
         consistent = [
@@ -209,7 +208,7 @@ class AllCuts:
         return Judgement(sizes, cuts, self._useless(sizes, together), self._untracked(tables, together))
 
     def _cuts(self, tables: dict[tuple[int, int], Table], sizes: tuple[int, ...]) -> list[tuple[Cut, int]]:
-        """Return the consistent cuts. They are built agent by agent, by intersecting the masks of the entries chosen so far."""
+        """Return the consistent cuts. The cuts are built agent by agent, by intersecting the masks of the entries chosen so far."""
         last = self._agents - 1
         prefixes: list[Cut] = [()]
         for agent in range(last):
@@ -261,7 +260,7 @@ class AllCuts:
 
 
 def _fitting(tables: dict[tuple[int, int], Table], prefix: Cut, agent: int, size: int) -> int:
-    """Return a mask of the entries of `agent` that are consistent with all entries in `prefix`."""
+    """Return a bit mask of the entries of `agent` that are consistent with all entries in `prefix`."""
     mask = (1 << size) - 1
     for other, place in enumerate(prefix):
         mask &= tables[other, agent].consistent[place]

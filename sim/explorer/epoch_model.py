@@ -1,28 +1,27 @@
-"""Model of a fleet with epochs, over the real cores. Contains the common part of the two Chandy-Lamport protocols, and
-the model of the epoch-stamped protocol.
+"""Models of fleets that take checkpoints in epochs. The models run the real cores. The module contains the common part of the two
+Chandy-Lamport protocols, and the model of the epoch-stamped protocol.
 
-The coordinator begins a bounded number of epochs, announces each epoch to every agent (the announcement arrives later),
-and collects the agents' reports. An epoch is complete when its reports cover all agents and channels. The coordinator
-keeps the cut of the last complete epoch. The cut contains each agent's ledger (the explorer's ground truth) when the
-agent recorded its state, and each channel's state from the reports.
+The coordinator begins a bounded number of epochs. The coordinator announces each epoch to every agent, with a delay, and collects the
+agents' reports. An epoch is complete when the reports cover all agents and all channels. The coordinator keeps the cut of the last complete
+epoch. The cut contains each agent's ledger (the explorer's ground truth) at the time when the agent recorded its state, and the state of
+each channel from the reports.
 
-A crash may happen at any moment. It rolls the whole fleet back to this cut, or to the initial state if no epoch is
-complete. It makes no difference which agent crashes. The recovery is one step: open epochs are aborted, messages of the
-older incarnation are dropped, cores are recreated, and each channel is filled with its state from the cut.
+A crash may happen at any moment. A crash rolls the whole fleet back to the cut of the last complete epoch, or to the initial state if no
+epoch is complete. The effect is the same whichever agent crashes. A recovery is one step. The recovery aborts open epochs, drops messages
+of the older incarnation, creates new cores, and fills each channel with its state in the cut.
 
-The model checks, using the ledgers:
+The model uses the ledgers to check the following properties.
 
-- When an epoch completes, its cut contains no orphan (G1) and the exact channel states, in order (G2).
-- In every state, including states after a recovery, each channel contains exactly the messages sent and not consumed,
-  in order (G3).
-- At the end of every run, each epoch that began has exactly one outcome, and nothing is waiting (G4, G10).
+- When an epoch completes, its cut contains no orphan (G1), and the recorded channel states are exact and in order (G2).
+- In every state, also after a recovery, each channel contains exactly the messages that were sent and not consumed, in order (G3).
+- At the end of every run, each epoch has exactly one outcome, and no messages are waiting (G4, G10).
 
-`StampedModel` models the protocol that fleets run, `protocols.epoch_stamped`, in which messages carry epochs as stamps.
-A message is consumed on arrival, unless the agent must record its state first. In that case, the message waits in the
-mailbox, as duty 1 requires. (A waiting message that a turn could have consumed is equivalent to a message that is still
-in its channel.) These are separate steps, between which other steps may happen: recording the state, sending the
-markers, each report, and each turn that consumes a waiting message. So later messages may overtake a marker, messages
-from the coordinator may be late, and reports may be outdated. `chandy_lamport.PlainModel` models the plain algorithm.
+`StampedModel` models `protocols.epoch_stamped`, which real fleets run. In the epoch-stamped protocol, messages carry epoch numbers as
+stamps. A message is consumed on arrival, unless the agent must record its state first. If the agent must record its state first, the
+message waits in the mailbox, as the protocol's duty 1 requires. A waiting message that a turn could have consumed is equivalent to a
+message that is still in its channel. The following actions are separate steps: recording the state, sending the markers, sending a report,
+and running a turn that consumes a waiting message. So later messages may overtake a marker, messages from the coordinator may arrive late,
+and reports may be outdated. `chandy_lamport.PlainModel` models the original Chandy-Lamport algorithm.
 """
 
 from abc import abstractmethod
@@ -72,15 +71,15 @@ from snapline.sim.explorer.state_search import (
 
 
 class MessageItem(NamedTuple):
-    """Message in transit or in a mailbox. If the protocol has no stamps, `stamp` is 0."""
+    """A message in transit or in a mailbox. `stamp` is the message's epoch stamp, or 0 if the protocol does not use stamps."""
 
     number: int
     stamp: int = 0
 
 
 class MarkerItem(NamedTuple):
-    """Marker in transit. `kind` is the first field, because named tuples are compared item by item, and a marker must
-    never equal a message."""
+    """Marker in transit. The first field is `kind`, because named tuples are compared field by field, and a marker must never equal a
+    message."""
 
     kind: str
     epoch: int
@@ -91,14 +90,14 @@ Item = MessageItem | MarkerItem
 
 
 class MailboxItem(NamedTuple):
-    """Message that waits in a mailbox."""
+    """A message that waits in a mailbox."""
 
     sender: int
     message: MessageItem
 
 
 class Record(NamedTuple):
-    """Copy of an agent's ledger at the moment when the agent recorded its state for `epoch`."""
+    """Copy of an agent's ledger, taken when the agent recorded its state for `epoch`."""
 
     epoch: int
     ledger: AgentLedger
@@ -108,11 +107,10 @@ class EpochNode(NamedTuple):
     """State of an agent.
 
     Attributes:
-        core: number of the core's image.
-        channels: items in transit to the agent, by sender.
-        words: messages from the coordinator that the agent has not handled yet.
-        mailbox: messages that wait for a turn.
-        records: the agent's records for epochs that have not ended for this agent.
+        core: number that identifies the image of the agent's core.
+        channels: for each sender, the messages and markers in transit to the agent.
+        words: messages from the coordinator that the agent has not yet handled.
+        records: the agent's records for epochs that this agent does not yet know to have ended.
         unreported: epochs for which the agent must send a new report.
         held: markers that have not been sent yet, with their receivers.
     """
@@ -131,9 +129,9 @@ class Report(NamedTuple):
     """An agent's report for an epoch.
 
     Attributes:
-        claim: the protocol's own report, which `is_whole` checks.
-        ledger: the agent's ledger when the agent recorded its state. Only the explorer reads it, not the coordinator.
-        in_transit: recorded channel states, by sender.
+        claim: the report as the protocol defines it, which `is_whole` checks.
+        ledger: the agent's ledger at the time when the agent recorded its state. Only the explorer reads the ledger, not the coordinator.
+        in_transit: for each sender, the recorded messages in transit on its channel.
     """
 
     agent: int
@@ -144,14 +142,15 @@ class Report(NamedTuple):
 
 
 class ExploredEpoch(NamedTuple):
-    """Open epoch, with each agent's latest report."""
+    """An epoch that has not ended, with each agent's latest report."""
 
     epoch: int
     reports: tuple[Report | None, ...]
 
 
 class ExploredCut(NamedTuple):
-    """Cut of a complete epoch. `ledger` contains the ledgers by agent, and `in_transit` the messages by receiver and sender."""
+    """The cut that a complete epoch describes. `ledger` contains each agent's ledger, and `in_transit` the messages in transit for each
+    receiver and sender."""
 
     epoch: int
     ledger: tuple[AgentLedger, ...]
@@ -159,7 +158,8 @@ class ExploredCut(NamedTuple):
 
 
 class EpochCoordinator(NamedTuple):
-    """State of the coordinator. `ended` contains (epoch, whether the epoch is complete), in the order in which epochs ended."""
+    """State of the coordinator. `ended` lists the ended epochs in the order in which they ended. Each entry says whether the epoch is
+    complete."""
 
     begun: int
     crashes: int
@@ -169,7 +169,7 @@ class EpochCoordinator(NamedTuple):
 
 
 class EpochModel(Model):
-    """Model of a fleet with epochs. The last actor is the coordinator."""
+    """Model of a fleet that takes checkpoints in epochs. The last actor is the coordinator."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.actors = bounds.agents + 1
@@ -188,11 +188,11 @@ class EpochModel(Model):
 
     @abstractmethod
     def cores_of(self, agent: int) -> CoreMemo[Any]:
-        """Return a memo for the agent's cores."""
+        """Return a memo that caches the behaviour of the agent's core."""
 
     @abstractmethod
     def new_core(self, agent: int, begun: int) -> Any:
-        """Return the core of an agent that starts when `begun` epochs have begun."""
+        """Return a new core for an agent that starts after `begun` epochs have begun."""
 
     @abstractmethod
     def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
@@ -200,11 +200,11 @@ class EpochModel(Model):
 
     @abstractmethod
     def agent_step(self, agent: int, node: EpochNode, proposal: ProposedMove) -> tuple[EpochNode, Outputs]:
-        """Execute a move that an agent has proposed. Return the agent's next state and the outputs."""
+        """Execute a move that `agent_proposals` has yielded. Return the agent's next state and the items that it sends."""
 
     @abstractmethod
     def is_whole(self, reports: tuple[Report, ...]) -> bool:
-        """Return whether an epoch is complete with these reports, one from each agent."""
+        """Return whether an epoch is complete with these reports, which include one from each agent."""
 
     @abstractmethod
     def begin_message(self, epoch: int) -> msgspec.Struct:
@@ -253,14 +253,14 @@ class EpochModel(Model):
         return self.nodes[actor].of(agent_node._replace(channels=channels)), ()
 
     def sends(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
-        """Yield a send to each other agent, unless the agent has reached its limit of messages."""
+        """Yield a move that sends a message to each other agent, unless the agent has already sent as many messages as the bounds allow."""
         if sum(node.ledger.sent) < self.bounds.sends:
             for to in self.agents:
                 if to != agent:
                     yield ProposedMove(f"{self.names[agent]} sends to {self.names[to]}", "send", to)
 
     def arrivals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
-        """Yield the receipt of the first item in each channel, and of the first message from the coordinator."""
+        """Yield the moves in which the agent receives the first item in one of its channels or the first message from the coordinator."""
         name = self.names[agent]
         for sender, items in enumerate(node.channels):
             if items:
@@ -272,17 +272,17 @@ class EpochModel(Model):
             yield ProposedMove(f"{name} hears {node.words[0]!r}", "hear")
 
     def take(self, node: EpochNode, sender: int) -> tuple[Item, EpochNode]:
-        """Return the first item in a channel, and the node without this item."""
+        """Return the first item in a channel, and the agent's node without this item."""
         items = node.channels[sender]
         return items[0], node._replace(channels=replaced(node.channels, sender, items[1:]))
 
     def message_to(self, agent: int, node: EpochNode, to: int, stamp: int) -> tuple[EpochNode, Outputs]:
-        """Send a message. Return the sender's next state and the output."""
+        """Send a message. Return the sender's next state and the message as an output."""
         message = MessageItem(node.ledger.sent[to] + 1, stamp)
         return node._replace(ledger=with_sent(node.ledger, to)), ((to, self.items.of((agent, message))),)
 
     def consume(self, node: EpochNode, sender: int, message: MessageItem) -> EpochNode:
-        """Return the node after a turn that consumes a message."""
+        """Return the agent's node after a turn that consumes a message."""
         return node._replace(ledger=with_consumed(node.ledger, sender, message.number))
 
     # -- the coordinator ------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class EpochModel(Model):
         return flow_of(agent, node.ledger, [self.in_transit_numbers(node, other) for other in self.agents])
 
     def in_transit_numbers(self, node: EpochNode, sender: int) -> list[int]:
-        """Return the numbers of a sender's messages in the receiver's mailbox and in the channel, in order."""
+        """Return the numbers of the sender's messages that wait in the receiver's mailbox or are in transit on the channel, in order."""
         waiting = [waiting.message.number for waiting in node.mailbox if waiting.sender == sender]
         return waiting + [item.number for item in node.channels[sender] if isinstance(item, MessageItem)]
 
@@ -414,12 +414,12 @@ class StampedModel(EpochModel):
         return EpochEnded(epoch)
 
     def image_of(self, agent: int, node: EpochNode) -> EpochStampedImage:
-        """Return the image of the node's core."""
+        """Return the image of the core of this agent's node."""
         image: EpochStampedImage = self.cores[agent].images.values[node.core]
         return image
 
     def owes(self, agent: int, node: EpochNode) -> bool:
-        """Return whether the agent must record its state before it starts another turn (duty 1)."""
+        """Return whether the agent must record its state before it starts another turn (the protocol's duty 1)."""
         image = self.image_of(agent, node)
         return image.owed > image.recorded
 

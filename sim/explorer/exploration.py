@@ -1,11 +1,11 @@
 """Explores every possible run of a small fleet under one protocol (`explore`).
 
 The models (`epoch_model`, `chandy_lamport`, `round_model`, `logged_model`) define a fleet's steps, and `state_search` contains the search.
-Within the bounds, the search covers every order of sends, deliveries, records, decisions and crashes, with the production cores. Each model
-documents which actions it combines into one step, and why no behaviour is lost by that.
+Within the bounds, the search covers every order of sends, deliveries, recorded states, decisions and crashes, and uses the production
+cores. Each model documents which actions it combines into one step, and why this does not exclude any behaviour.
 
-The models do not cover links (loss, duplicates, older incarnations; G9), stores (G11), effects (G12), agents that join
-or leave, and interrupted recoveries.
+The models do not cover lost, duplicated or outdated frames on links (G9), stores (G11), effects (G12), agents that join or leave, or
+interrupted recoveries.
 """
 
 import time
@@ -46,13 +46,12 @@ class Exploration(msgspec.Struct):
 
     Attributes:
         states: number of distinct states that were reached.
-        transitions: number of steps between these states.
-        depth: largest distance, in steps, of a state from the initial state.
-        is_complete: whether all possible states within the bounds were reached.
-        violation: the violation that was found, or None. Its `t_ns` is the number of steps that lead to it.
+        depth: largest number of steps from the initial state to another state, by the shortest path.
+        is_complete: whether all states that are possible within the bounds were reached.
+        violation: the violation that was found, or None. The field `t_ns` of a violation contains the number of steps that lead to it.
         path: shortest sequence of steps that leads to the violation.
-        uses_digests: whether states were compared by their digests, so that different states may have been taken for
-            the same. Currently always False.
+        uses_digests: whether states were compared only by their digests, so that two different states may have counted as equal. Currently
+            always False.
     """
 
     protocol: str
@@ -68,11 +67,11 @@ class Exploration(msgspec.Struct):
 
 
 def explore(protocol: str, bounds: Bounds | None = None, *, model: ModelFactory | None = None) -> Exploration:
-    """Explore every possible run within `bounds`, until a run violates a guarantee.
+    """Explore every possible run within `bounds` until a run violates a guarantee or all runs have been explored.
 
     Args:
-        protocol: one of `EXPLORED`.
-        bounds: limits of the fleet. By default, there are three agents that send one message each, and one crash.
+        protocol: name of a protocol in `EXPLORED`.
+        bounds: limits on the size of the fleet and its runs. By default, three agents send one message each, and there is one crash.
         model: factory for a model that replaces the protocol's own model. Used for mutants.
 
     Raises:

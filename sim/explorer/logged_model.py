@@ -1,33 +1,35 @@
-"""Model of a fleet whose agents log the messages they send. Contains the common part of all logged protocols, including the recovery.
+"""Model of a fleet whose agents log the messages they send. The module contains the common part of all models of logged protocols,
+including the recovery.
 
 Theory of operation
 -------------------
-An agent receives a message and runs the turn in one step. A message that cannot be consumed yet stays in its channel. (No behaviour is lost
-by this, because a message that is in a mailbox but may not be consumed is equivalent to a message in transit.) A checkpoint contains the
-core's image, the ledger (the explorer's ground truth) and the log, and is durable at once.
+Receiving a message and running its turn is one step. A message that the agent may not consume yet stays in its channel. This rule excludes
+no behaviour, because a message in a mailbox that may not be consumed is equivalent to a message in transit. A checkpoint contains the
+core's image, the ledger (the explorer's ground truth) and the log, and is durable immediately.
 
-A crash affects one agent, and the recovery is one step. The product's code computes the recovery line (`Recoveries`).
-An agent whose entry on the line is a checkpoint restarts from that checkpoint; every other agent keeps its live state.
-Every channel is refilled from its sender's log with the messages that its receiver lacks. Messages that were in transit
-before the crash are dropped, because they belong to an older incarnation.
+A crash affects one agent. The recovery from a crash is one step. The product's code computes the recovery line (`Recoveries`). If an
+agent's entry in the recovery line is a checkpoint, the agent restarts from that checkpoint. Every other agent keeps its live state. Every
+channel is refilled from its sender's log with the messages that the receiver lacks. Messages that were in transit before the crash are
+dropped, because they belong to an older incarnation.
 
-In every state, the model checks that each channel contains exactly the messages sent and not consumed, in order (G3). Right after a
-recovery, this check also finds every orphan. No other check of the ledgers is needed: agents may send at any time, so any ledgers that pass
-this check can also occur in a run without crashes. In every state in which a crash is possible, the model compares the product's recovery
-lines (G5), and the checkpoints that the product considers obsolete (G7), with all cuts.
+In every state, the model checks that each channel contains exactly the messages sent and not consumed, in order (G3). Immediately after a
+recovery, this check also detects every orphan. No other check of the ledgers is needed, because agents may send at any time. So any ledgers
+that pass this check can also occur without crashes. In every state in which a crash is possible, the model examines all cuts. The model
+compares the result with the product's recovery lines (G5) and obsolete checkpoints (G7).
 
-*Recovery code* (`Recoveries`). `recovery.lines`, which uses the rollback-dependency graph, is called for every distinct set of columns; its
-result determines the recovery. `recovery.history`, which the coordinator runs, also computes obsolete checkpoints and takes fifty times as
-long. So among sets of columns that differ only in the agents' names, `recovery.history` is called for only one. G7: any checkpoint on the
-recovery line after some single failure, as computed from all cuts, is needed and must not be considered obsolete. The theorem in
-`recovery.garbage`, which says that later recovery lines need no other checkpoints, is not checked here.
+*Recovery code* (`Recoveries`). `recovery.lines`, which uses the rollback-dependency graph, is called for every distinct set of columns. The
+result of `recovery.lines` determines the recovery. `recovery.history`, which the coordinator runs, also computes obsolete checkpoints and
+takes fifty times as long. So if several sets of columns differ only in the agents' names, `recovery.history` is called for only one of
+them. G7: every checkpoint on the recovery line after some single failure, as computed from all cuts, is needed and must not count as
+obsolete. The theorem in `recovery.garbage` that later recovery lines need no other checkpoints is not checked here.
 
 `InducedModel` models fleets with uncoordinated or communication-induced checkpoints, and uses the product's checkpointing rules. At any
-moment, an agent may take a basic checkpoint or send a message, each a bounded number of times. An agent may also consume the first message
-in any channel; before that, the rule may force a checkpoint. Any agent may crash in any state. In every state, including states after a
-crash, the model also checks the protocol's promises (G6). If the protocol is communication-induced, no checkpoint may be useless; if it
-promises RDT, every dependency must be tracked. (A forced checkpoint survives even if the message that forced it is undone. So after a
-crash, a rule may be in a state that no run without a crash reaches. The promises must hold in such states too.)
+moment, an agent may take a basic checkpoint or send a message. The numbers of basic checkpoints and of messages are bounded. An agent may
+also consume the first message in any channel, and before that, the rule may force a checkpoint. Any agent may crash in any state. In every
+state, also after a crash, the model also checks what the protocol guarantees (G6). If the protocol is communication-induced, no checkpoint
+may be useless. If the protocol promises RDT, every dependency must be tracked. A forced checkpoint remains even if the message that forced
+it is undone. So after a crash, a rule may be in a state that no run without a crash reaches. The guarantees must hold in these states
+too.
 """
 
 import itertools
@@ -77,10 +79,10 @@ Columns = tuple[int, ...]
 
 
 class Recoveries:
-    """Computes recovery lines after single failures with the product's code, and checks them.
+    """Uses the product's code to compute the recovery lines after single failures, and checks the results.
 
     Attributes:
-        lines: maps columns to the recovery lines after the failure of each agent. A line contains one entry from each column.
+        lines: for each tuple of columns, the recovery lines after the failure of each agent. A line contains one entry from each column.
         history_type: class that computes the recovery history. Mutants replace it.
     """
 
@@ -100,7 +102,7 @@ class Recoveries:
         self._asked: set[Columns] = set()
 
     def check(self, columns: Columns, relation: Relation) -> None:
-        """Check the product's results for every single failure. Raise `Fault` if a result is wrong."""
+        """Check the product's recovery lines and obsolete checkpoints for every single failure. Raise `Fault` if one of them is wrong."""
         expected = [self._cuts.lines[relation, (agent,)] for agent in self._agents]
         self._compare(self.lines[columns], expected)
         key = min(
@@ -117,7 +119,7 @@ class Recoveries:
                 raise Fault("recovery line", "G5", text)
 
     def _rename(self, column: int, renaming: tuple[int, ...]) -> int:
-        """Return a number that identifies the column if vectors are ignored and peers are reordered by `renaming`."""
+        """Return a number that identifies the column regardless of vector clocks, after the agents have been renamed by `renaming`."""
         entries = []
         for ledger in self._cuts.columns.values[column]:
             received = [len(ledger.consumed[agent]) for agent in renaming]
@@ -131,8 +133,8 @@ class Recoveries:
         return tuple([tuple(recovery_line(execution, [agent])) for agent in self._agents])
 
     def execution_of(self, columns: Columns) -> Execution:
-        """Return the columns as an execution that consists of intervals and messages, as if it had been read from a
-        trace. Events are not counted."""
+        """Convert the columns to an execution that consists of intervals and messages, as if it had been read from a trace. Events are not
+        counted."""
         execution = Execution(self._names, [], [], [], [], [], [], [], [], 0)
         first = 0
         for agent, column in enumerate(columns):
@@ -153,8 +155,8 @@ class Recoveries:
         return execution
 
     def _sent_in(self, column: int) -> list[tuple[int, int, int]]:
-        """Return (receiver, number, interval) for every message sent. The interval is the one that ends at the first
-        entry that includes the send."""
+        """Return the receiver, the number and the interval of every message sent. The interval ends at the first entry that includes the
+        send."""
         entries = self._cuts.columns.values[column]
         return [
             (receiver, number, sum([ledger.sent[receiver] < number for ledger in entries]) - 1)
@@ -163,7 +165,7 @@ class Recoveries:
         ]
 
     def _received_in(self, column: int) -> dict[tuple[int, int], int]:
-        """Return the interval in which each message was consumed, by (sender, number)."""
+        """Return, for each sender and message number, the interval in which the message was consumed."""
         entries = self._cuts.columns.values[column]
         return {
             (sender, number): sum([number not in ledger.consumed[sender] for ledger in entries]) - 1
@@ -202,7 +204,8 @@ class Recoveries:
         return {name: numbers[-1] for name, old, numbers in pairs if numbers != old}
 
     def _places(self, line: dict[str, int | None], columns: list[Column]) -> Cut:
-        """Return a recovery line as positions in the columns. None in `line` stands for the live state, which is a column's last entry."""
+        """Convert a recovery line to positions in the columns. None in `line` represents the live state, which is the last entry of a
+        column."""
         places = [line[name] for name in self._names]
         pairs = zip(places, columns, strict=True)
         return tuple(len(column) - 1 if place is None else place for place, column in pairs)
@@ -212,7 +215,7 @@ class Recoveries:
 
 
 class LoggedMessage(NamedTuple):
-    """Message in its sender's log."""
+    """A message in its sender's log."""
 
     number: int
     piggyback: bytes
@@ -224,11 +227,11 @@ Log = tuple[tuple[LoggedMessage, ...], ...]
 
 
 class SavedState(NamedTuple):
-    """State of an agent as a checkpoint saves it.
+    """State of an agent that a checkpoint saves.
 
     Attributes:
-        core: number of the core's image.
-        mark: the protocol's counter: either the number of basic checkpoints so far, or the checkpoint's round.
+        core: number that identifies the image of the agent's core.
+        mark: a counter of the protocol, which is either the number of basic checkpoints so far or the number of the checkpoint's round.
     """
 
     core: int
@@ -241,11 +244,10 @@ class LoggedNode(NamedTuple):
     """State of an agent.
 
     Attributes:
-        now: the live state.
-        checkpoints: permanent checkpoints, starting with the initial one.
-        channels: messages in transit to the agent, by sender.
-        tentative: checkpoint whose round is undecided, or None.
-        words: messages from the coordinator that the agent has not handled yet.
+        checkpoints: the agent's permanent checkpoints, starting with the initial checkpoint.
+        channels: for each sender, the messages in transit to the agent.
+        tentative: the agent's tentative checkpoint, whose round is undecided, or None.
+        words: messages from the coordinator that the agent has not yet handled.
     """
 
     now: SavedState
@@ -279,7 +281,7 @@ class LoggedModel(Model):
 
     @abstractmethod
     def columns_of(self, state: State) -> tuple[int, ...]:
-        """Return the numbers of all agents' columns."""
+        """Return the numbers that identify the columns of all agents."""
 
     @abstractmethod
     def can_crash(self, state: State) -> bool:
@@ -287,12 +289,12 @@ class LoggedModel(Model):
 
     @abstractmethod
     def restart(self, agent: int, past: SavedState, place: int, begun: int) -> SavedState:
-        """Return the live state of an agent after it restarts from `past`, which is its checkpoint at position `place`.
+        """Return an agent's live state after a restart from the checkpoint `past`, which is at position `place` in the agent's column.
         `begun` is the number of rounds begun so far."""
 
     @abstractmethod
     def check_promises(self, judgement: Judgement) -> None:
-        """Check the protocol's promises in a state, using the judgement of all cuts in that state."""
+        """Check the protocol's guarantees in a state, based on an examination of all cuts in that state."""
 
     def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
         value = self.items.values[item]
@@ -323,7 +325,7 @@ class LoggedModel(Model):
         self.recoveries.check(columns, self.relation_of(columns))
 
     def relation_of(self, columns: tuple[int, ...]) -> Relation:
-        """Return the relation of these columns: the numbers of the tables for all pairs of agents."""
+        """Return the relation of these columns, which consists of the numbers of the tables for all pairs of agents."""
         return tuple([self._tables[i, j, columns[i], columns[j]] for i, j in self.cuts.pairs])
 
     def _flow(self, agent: int, node: LoggedNode) -> int:
@@ -337,13 +339,13 @@ class LoggedModel(Model):
     # -- recoveries -----------------------------------------------------------------------------------------------------
 
     def recovered(self, nodes: State, places: Cut, *, begun: int = 0) -> State:
-        """Return the nodes of all agents after a recovery to the line `places`. `begun` is the number of rounds begun so far."""
+        """Return the nodes of all agents after a recovery to the recovery line `places`. `begun` is the number of rounds begun so far."""
         return self._filled[
             tuple([self._restarted_nodes[agent, nodes[agent], places[agent], begun] for agent in self.agents])
         ]
 
     def _restarted_node(self, agent: int, number: int, place: int, begun: int) -> int:
-        """Return an agent's node after a recovery to position `place` in its column, with empty channels."""
+        """Return an agent's node after a recovery to position `place` in its column. The channels in the node are still empty."""
         node = self.nodes[agent].values[number]
         empty: Log = ((),) * len(self.agents)
         if place == len(node.checkpoints):
@@ -375,7 +377,7 @@ RDT_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 
 
 class InducedModel(LoggedModel):
-    """Model of a fleet with a checkpointing rule. The coordinator's node is the number of crashes so far."""
+    """Model of a fleet that runs a protocol with independent checkpoints. The state of the coordinator is the number of crashes so far."""
 
     def __init__(self, bounds: Bounds, rule_type: type[CheckpointRule]) -> None:
         super().__init__(bounds)
@@ -431,7 +433,7 @@ class InducedModel(LoggedModel):
                 return self.nodes[actor].of(self.receive(actor, agent_node, proposal.detail)), ()
 
     def checkpoint(self, agent: int, node: LoggedNode, cause: bytes | None, *, is_basic: bool = True) -> LoggedNode:
-        """Let the rule act on the checkpoint, and then take the checkpoint, so that the saved image includes the rule's action."""
+        """Record the checkpoint in the rule first and then save the state, so that the saved image includes the effect on the rule."""
         core, _ = self.cores[agent].run(node.now.core, ("checkpoint", cause), lambda rule: rule.checkpoint(cause))
         saved = node.now._replace(core=core, mark=node.now.mark + is_basic)
         checkpoints = (*node.checkpoints, saved)
@@ -448,8 +450,8 @@ class InducedModel(LoggedModel):
         return self.nodes[agent].of(after), ((to, self.items.of((agent, sent))),)
 
     def receive(self, agent: int, node: LoggedNode, sender: int) -> LoggedNode:
-        """Receive a message. First test whether the rule forces a checkpoint, then take that checkpoint, then merge the
-        piggyback, and then run the turn (the rule's duties 1 and 2)."""
+        """Receive a message. Take a checkpoint if the rule forces one, then merge the piggyback, and then run the turn (the rule's duties 1
+        and 2)."""
         message = node.channels[sender][0]
         node = node._replace(channels=replaced(node.channels, sender, node.channels[sender][1:]))
         cores, piggyback = self.cores[agent], message.piggyback

@@ -1,15 +1,14 @@
-"""Model of a fleet with Koo and Toueg's checkpoint rounds, over the core in `protocols.koo_toueg`.
+"""Model of a fleet that runs Koo and Toueg's checkpoint rounds, using the core in `protocols.koo_toueg`.
 
-While no round is open, the coordinator may begin a round with any single agent as its initiator. The number of rounds
-is bounded. Requests, answers and decisions are delivered in separate steps, so any other step may happen in between. An
-open round may time out at any moment. An agent that is requested to take a checkpoint may refuse, or may fail to store
-the checkpoint. A blocked agent neither sends nor consumes messages.
+While no round is open, the coordinator may begin a round with any single agent as its initiator. Requests, answers and decisions are
+delivered in separate steps, between which any other step may happen. An open round may time out at any moment. An agent that receives a
+request for a checkpoint may refuse it, or may fail to store the checkpoint. A blocked agent neither sends nor consumes messages.
 
 Any agent may crash in any state. `logged_model` defines the recovery. As the protocol's duties require, the open round
 is aborted before the recovery, and the surviving agents receive all decisions.
 
 In addition to the checks in `logged_model`, this model checks the following. In every state, the latest permanent checkpoints that the
-coordinator has committed form a consistent cut (G1). An agent that receives a decision executes it (G4).
+coordinator has committed form a consistent cut (G1). Every agent that receives a decision executes it (G4).
 """
 
 from collections.abc import Iterator
@@ -65,7 +64,7 @@ class HashableAnswer(NamedTuple):
     requests: tuple[tuple[str, int], ...]
 
     def answer(self) -> Answer:
-        """Return the answer as the protocol's own type."""
+        """Convert the answer to the protocol's own type."""
         return Answer(self.round, self.by, self.is_willing, self.is_participant, dict(self.requests))
 
 
@@ -73,9 +72,9 @@ class RoundCoordinator(NamedTuple):
     """State of the coordinator.
 
     Attributes:
-        core: number of the image of the open round's core, or -1 if no round is open.
-        decided: for each decided round, in order, whether it was committed.
-        answers: answers in transit, by agent.
+        core: number that identifies the image of the open round's core, or -1 if no round is open.
+        decided: for each decided round, in order, whether the round was committed.
+        answers: for each agent, its answers that are in transit to the coordinator.
     """
 
     crashes: int
@@ -139,7 +138,7 @@ class RoundModel(LoggedModel):
                     yield ProposedMove(text, "receive", sender)
 
     def is_held(self, agent: int, node: LoggedNode) -> bool:
-        """Return whether the agent is blocked. A blocked agent starts no turn and sends nothing (duty 1)."""
+        """Return whether the agent is blocked. A blocked agent starts no turn and sends nothing (the protocol's duty 1)."""
         return self.cores[agent].run(node.now.core, "is_blocked", lambda core: core.is_blocked)[1]
 
     def _coordinator_proposals(self, found: RoundCoordinator) -> Iterator[ProposedMove]:
@@ -185,7 +184,7 @@ class RoundModel(LoggedModel):
         return node._replace(now=now, channels=replaced(node.channels, sender, node.channels[sender][1:]))
 
     def hear(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
-        """Handle the first message from the coordinator that the agent has not handled yet."""
+        """Handle the oldest message from the coordinator that the agent has not yet handled."""
         message, after = node.words[0], node._replace(words=node.words[1:])
         after, outputs = self._feed(agent, after, message)
         if isinstance(message, RoundDecided) and node.tentative is not None and node.tentative.mark == message.round:
@@ -195,12 +194,12 @@ class RoundModel(LoggedModel):
         return after, outputs
 
     def _refuse(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
-        """Refuse a request, like an agent that has no storage space or is leaving."""
+        """Refuse a request, as an agent does that has no storage space or is leaving."""
         request = msgspec.structs.replace(node.words[0], is_willing=False)
         return self._feed(agent, node._replace(words=node.words[1:]), request)
 
     def _fail(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
-        """Handle a request, but fail to store the tentative checkpoint. The answer reports the failure (duty 2)."""
+        """Handle a request, but fail to store the tentative checkpoint. The answer reports the failure (the protocol's duty 2)."""
         after, outputs = self.hear(agent, node)
         if after.tentative is None:
             return after, outputs
@@ -304,7 +303,7 @@ class RoundModel(LoggedModel):
         return after
 
     def _check_abort(self, found: RoundCoordinator, failed: str) -> None:
-        """Check that the loss of an agent aborts the round, either at once or when the round times out."""
+        """Check that the failure of an agent aborts the round, either immediately or when the round times out."""
         after, _ = self._feed_round(found, AgentLost(failed))
         if after.core >= 0:
             after, _ = self._feed_round(after, TimedOut())
@@ -314,14 +313,14 @@ class RoundModel(LoggedModel):
             )
 
     def _settle(self, agent: int, number: int, committed: int, aborted: int) -> int:
-        """Return an agent's node right before a recovery. A surviving agent has received all decisions. A failed agent
-        keeps only its stored checkpoints.
+        """Return an agent's node immediately before a recovery. A surviving agent has received all decisions by then. A failed agent keeps
+        only its stored checkpoints.
 
         Args:
-            agent: the agent's index.
-            number: the number of the agent's node.
+            number: the number that identifies the agent's node before the crash.
             committed: bit mask of the committed rounds.
-            aborted: the round that the recovery plan aborts. 0 means that it aborts none, and -1 means that this agent has failed.
+            aborted: number of the round that the recovery plan aborts. 0 means that the plan aborts no round, and -1 means that this agent
+                has failed.
         """
         node = self.nodes[agent].values[number]
         if aborted < 0:
@@ -346,8 +345,8 @@ class RoundModel(LoggedModel):
         return Memo(lambda key: self._column(self.nodes[agent].values[key[0]], key[1]))
 
     def _column(self, node: LoggedNode, committed: int) -> int:
-        """Return the number of an agent's column. The column contains the permanent checkpoints, the tentative
-        checkpoint if its round is committed, and the live state."""
+        """Return the number that identifies an agent's column. The column contains the permanent checkpoints, the tentative checkpoint if
+        its round is committed, and the live state."""
         entries = [past.ledger for past in node.checkpoints]
         if node.tentative is not None and committed >> node.tentative.mark & 1:
             entries.append(node.tentative.ledger)

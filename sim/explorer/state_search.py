@@ -1,26 +1,26 @@
-"""Breadth-first search through all reachable states of a small fleet.
+"""Breadth-first search of all reachable states of a small fleet.
 
 Theory of operation
 -------------------
-A *state* is a tuple of small integers, one for each *actor*: the agents and, last, the coordinator. An actor's integer is the number of its
-*node*. A node contains the image of the actor's core, the actor's ledger (the explorer's ground truth), and the queues of items in transit
-to the actor. So an actor's next moves depend only on its own node, and they change only this node and the queues of other actors. This
-makes the search fast: the real cores compute each move (by node) and each arrival (by node and item) only once, and later it is looked up.
-A hundred thousand states have only a few thousand nodes.
+A *state* is a tuple with one small integer per *actor*. The actors are the agents and, last, the coordinator. The integer of an actor is
+the number of its *node*, which is the actor's local state. A node contains the image of the actor's core, the actor's ledger (the
+explorer's ground truth), and the queues of items in transit to the actor. So an actor's next moves depend only on its own node, and they
+change only this node and the queues of other actors. The search is fast because the real cores compute each move and each arrival of an
+item only once per node. Afterwards, the result is cached. A hundred thousand states consist of only a few thousand different nodes.
 
-Only crashes (`Model.crashes`) and oracles (`Model.check`) depend on all nodes. The models memoise the results of these
-methods by pairs of nodes, or by the relevant part of a node.
+Only crashes (`Model.crashes`) and oracles (`Model.check`) depend on the nodes of all actors. The models cache the results of these methods
+for pairs of nodes, or for the relevant part of a node.
 
-States are stored in full, not as digests, so different states are never taken for the same. Predecessors are stored in
-two arrays, which take 16 bytes per state and allow counterexamples to be reconstructed. The search is breadth-first,
-and every violation is found in a step *from* a state, where a halt with unfinished work counts as a step. Hence no
-violation can be reached by a shorter path than the path that is found first.
+States are stored in full and not as digests, so two different states never count as equal. Two arrays, which take 16 bytes per state, store
+the predecessor of each state and the step from it, so counterexamples can be reconstructed. The search is breadth-first, and each violation
+is detected in a step *from* a state. A halt with unfinished work also counts as a step. Hence no violation has a shorter path than the
+first one found.
 
-The search cannot find a run that never ends, but no such run exists. In all models, every step uses up a bounded resource (a send, an item
-in a queue, an epoch, a crash). So no state occurs twice on a path, and every run ends with an idle fleet.
+The search cannot find a run that never ends, but no such run exists. In all models, every step consumes a bounded resource, such as a send,
+an item in a queue, an epoch or a crash. So no state occurs twice on a path, and every run ends in a state in which the fleet is idle.
 
-`Interner` assigns numbers to large values. Equal values get the same number, so a global state is a short tuple of
-integers. `Bounds` limits the size of the explored fleet.
+`Interner` assigns numbers to large values such as nodes. Equal values get the same number, so a global state is a short tuple of integers.
+`Bounds` limits the size of the explored fleet.
 """
 
 from abc import abstractmethod
@@ -54,7 +54,7 @@ class Interner(Generic[ValueT]):
         self._numbers: dict[ValueT, int] = {}
 
     def of(self, value: ValueT) -> int:
-        """Return the number of `value`. The number is assigned when the value is first used."""
+        """Return the number of `value`, which is assigned when the value is first used."""
         number = self._numbers.get(value)
         if number is None:
             number = self._numbers[value] = len(self.values)
@@ -63,7 +63,7 @@ class Interner(Generic[ValueT]):
 
 
 class Memo(dict[KeyT, ResultT]):
-    """Dictionary that computes missing values. Looking up a known key is as fast as in a plain dictionary."""
+    """A dictionary that computes a missing value when it is looked up. Looking up a known key is as fast as in a plain dictionary."""
 
     __slots__ = ("_work_out",)
 
@@ -77,7 +77,8 @@ class Memo(dict[KeyT, ResultT]):
 
 
 def key_of(event: msgspec.Struct) -> bytes:
-    """Return a hashable key for an event, which may contain dictionaries. The event's tag distinguishes its type."""
+    """Encode an event, which may contain dictionaries, as a hashable key. The key includes the event's tag, which distinguishes types of
+    events."""
     return msgspec.msgpack.encode(event)
 
 
@@ -95,24 +96,22 @@ def validated_image(core: ValidatedCore) -> Hashable:
 
 
 class CoreMemo(Generic[CoreT]):
-    """Memo for the cores of one agent. The memo maps (image, action) to (next image, result). The real core computes each entry only once.
-
-    Attributes:
-        images: all images seen so far.
-    """
+    """Memo that caches the behaviour of one agent's core. The memo maps an image and an action to the next image and the result. The real
+    core computes each entry only once."""
 
     def __init__(self, freeze: Callable[[CoreT], Hashable], restore: Callable[[Any], CoreT]) -> None:
-        """`freeze` validates a core and returns its image. `restore` returns a core for an image."""
+        """Create a memo. `freeze` must validate a core and return its image, and `restore` must return a core for an image."""
         self.images: Interner[Any] = Interner()
         self._freeze, self._restore = freeze, restore
         self._results: dict[tuple[int, Hashable], tuple[int, Any]] = {}
 
     def enter(self, core: CoreT) -> int:
-        """Return the number of a core's image."""
+        """Return the number that identifies the image of a core."""
         return self.images.of(self._freeze(core))
 
     def run(self, image: int, key: Hashable, act: Callable[[CoreT], ResultT]) -> tuple[int, ResultT]:
-        """Apply `act` to a core with this image. `key` identifies the action. Return the number of the next image, and the result of `act`."""
+        """Apply `act` to a core with this image. `key` identifies the action. Return the number of the image after the action, and the
+        result of `act`."""
         memoised = self._results.get((image, key))
         if memoised is None:
             core = self._restore(self.images.values[image])
@@ -133,11 +132,11 @@ Move = tuple[int, int, Outputs]
 
 
 class Fault(Exception):
-    """Raised if a guarantee is violated.
+    """Raised when a model finds that a guarantee is violated.
 
     Attributes:
-        oracle, guarantee, text: same as in `sim.result.Violation`.
-        label: label of the step that violates the guarantee. Empty if a state, not a step, violates it.
+        oracle, guarantee, text: as in `sim.result.Violation`.
+        label: label of the step that violates the guarantee. The label is empty if the violation belongs to a state and not to a step.
     """
 
     def __init__(self, oracle: str, guarantee: str, text: str, label: str = "") -> None:
@@ -146,7 +145,8 @@ class Fault(Exception):
 
 
 class ProposedMove(msgspec.Struct, frozen=True):
-    """Move that an actor may make, whose effect has not been computed yet. The model uses `kind` and `detail`; `label` is for display."""
+    """A move that an actor may make, and whose effect has not been computed yet. The model uses `kind` and `detail`, and `label` is for
+    display."""
 
     label: str
     kind: str
@@ -154,11 +154,10 @@ class ProposedMove(msgspec.Struct, frozen=True):
 
 
 class Model(Protocol):
-    """Model of a fleet that runs one protocol. Nodes are represented by numbers, because actors have different types of nodes.
+    """Model of a fleet that runs one protocol. In the interface, numbers identify nodes, because the types of nodes differ between actors.
 
     Attributes:
         actors: number of actors. The last actor is the coordinator.
-        labels: labels of steps.
     """
 
     actors: int
@@ -174,15 +173,16 @@ class Model(Protocol):
 
     @abstractmethod
     def carry_out(self, actor: int, node: int, proposal: ProposedMove) -> tuple[int, Outputs]:
-        """Execute a move. Return the actor's next node and the outputs."""
+        """Execute a move. Return the actor's next node and the items that it sends."""
 
     @abstractmethod
     def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
-        """Deliver an item to the actor, which queues the item or handles it at once. Return the actor's next node and the outputs."""
+        """Deliver an item to the actor, which queues the item or handles it at once. Return the actor's next node and the items that it
+        sends."""
 
     @abstractmethod
     def crashes(self, state: State) -> list[tuple[int, State]]:
-        """Return, for every possible crash in `state`, its label and the state after the crash and the recovery."""
+        """For every crash that is possible in `state`, return its label and the state after the crash and the recovery."""
 
     @abstractmethod
     def check(self, state: State) -> None:
@@ -190,11 +190,11 @@ class Model(Protocol):
 
     @abstractmethod
     def unfinished(self, actor: int, node: int) -> str:
-        """Describe the work that is left at `node` at the end of a run. Return "" if no work is left."""
+        """Describe the work that is unfinished at `node` at the end of a run. Return "" if no work is unfinished."""
 
 
 class Transitions:
-    """Computes the successors of a model's states. Each node's moves are computed only once."""
+    """Computes the successors of a model's states, and caches each node's moves."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -205,7 +205,7 @@ class Transitions:
         """Return the label and the next state of every move that an actor can make in `state`.
 
         Raises:
-            Fault: If one of these moves violates a guarantee.
+            Fault: If a move violates a guarantee.
         """
         steps = []
         label = -1
@@ -247,14 +247,14 @@ class Transitions:
                 self._spread(after, more)
 
     def _check_rest(self, state: State) -> None:
-        """Check that no work is left in a state in which no move is possible."""
+        """Check that no work is unfinished in a state in which no move is possible."""
         unfinished = [self._model.unfinished(actor, node) for actor, node in enumerate(state)]
         if any(unfinished):
             raise Fault("rest", "G10", "; ".join(filter(None, unfinished)), "nothing more happens")
 
 
 class _Worker:
-    """Callable that computes all moves of an actor at a given node."""
+    """Callable that computes all possible moves of an actor at a given node."""
 
     __slots__ = ("actor", "model")
 
@@ -291,7 +291,7 @@ class _ArrivalWorker:
 
 
 class SearchResult(msgspec.Struct):
-    """Outcome of a search. `path` contains the labels of the steps that lead to the violation."""
+    """Outcome of a search. `path` contains the labels of the steps that lead to the violation, if one was found."""
 
     states: int = 0
     transitions: int = 0
@@ -336,8 +336,8 @@ class Search:
         self._labels.append(label)
 
     def _layer(self, frontier: list[State], number: int) -> list[State]:
-        """Return the next layer, which consists of all new successors of the states in this layer. `number` is the
-        number of this layer's first state."""
+        """Return all new successors of the states in this layer, which together form the next layer. `number` is the number of the first
+        state in this layer."""
         seen, parents, labels = self._seen, self._parents, self._labels
         following_of, check = self._transitions.following_of, self.model.check
         following: list[State] = []
@@ -382,15 +382,17 @@ AGENTS_MAX = 6
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Limits on the size of the explored fleet and its runs.
+    """Limits on the size of an explored fleet and of its runs.
 
     Attributes:
         agents: number of agents, at least two.
-        sends: maximum number of messages that each agent sends, to any receivers. A send that a recovery has undone does not count.
+        sends: maximum number of messages that each agent sends in total. A send that a recovery has undone does not count towards the
+            limit.
         crashes: maximum number of crashes in a run. Each crash is followed by a recovery.
         epochs: maximum number of epochs or rounds in a run, for coordinated protocols.
-        checkpoints: maximum number of basic checkpoints per agent, for autonomous protocols. Forced checkpoints do not count.
-        states_max: number of states at which the search stops.
+        checkpoints: maximum number of basic checkpoints per agent, for autonomous protocols. Forced checkpoints do not count towards the
+            limit.
+        states_max: number of states after which the search stops.
     """
 
     agents: int = 3

@@ -1,8 +1,9 @@
-"""Interface of fault executors. One executor acts on the simulated world, another on real processes.
+"""Interface of fault executors. One executor injects faults into the simulated world, and another into real processes.
 
-`faults.py` decides when each fault happens and which nodes it affects; an executor only executes the faults. Nodes are
-hosts ("h1", "h2", …) and coordinators ("c1", …). Methods that affect the network take directed pairs of nodes. Calls do
-not nest: if several faults affect the same pair, the caller must keep count of them, as `faults.Conditions` does.
+The module `faults.py` decides when each fault happens and which nodes it affects, and an executor only executes the fault. Nodes are hosts
+("h1", "h2", …) and coordinators ("c1", …). Methods that affect the network take a sender and a receiver, so each call affects only one
+direction. An executor does not count the faults that are in effect. If several faults affect the same pair of nodes, the caller must count
+them, as `faults.Conditions` does.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ the outcome of a proposal; a host has received a message from the coordinator; a
 
 
 class Executor(Protocol):
-    """Executes faults on a clock of its own."""
+    """Interface for executing faults. Each executor has its own clock."""
 
     @property
     def now_ns(self) -> int: ...
@@ -43,7 +44,8 @@ class Executor(Protocol):
     def choices(self) -> Choices: ...
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the names of all hosts that may exist ("h1", "h2", …), in this order. Hosts in `scenario.joining_hosts` are down at first."""
+        """Return the names of all hosts that may exist during the run ("h1", "h2", …), in this order. The hosts in `scenario.joining_hosts`
+        are not running at first."""
         ...
 
     @property
@@ -56,7 +58,7 @@ class Executor(Protocol):
         ...
 
     def at(self, t_ns: int, call: Callable[[], None]) -> None:
-        """Schedule a call at the time `t_ns`. Calls for the same time run in the order in which they were scheduled."""
+        """Schedule a call of the function at the time `t_ns`. Calls for the same time run in the order in which they were scheduled."""
         ...
 
     def note_fault(self, fault: ExecutedFault) -> None: ...
@@ -64,15 +66,17 @@ class Executor(Protocol):
     # The network.
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
-        """Set the delay from sender to receiver until the next such call. `reset_network` restores the scenario's delay."""
+        """Set the network delay from sender to receiver. The delay remains in effect until the next call for the same pair. `reset_network`
+        restores the scenario's delay."""
         ...
 
     def set_loss(self, sender: str, receiver: str, per_mille: int) -> None:
-        """Set the rate, per thousand, of packets lost from sender to receiver. A lost packet only delays the stream."""
+        """Set how many of 1,000 packets from sender to receiver are lost. A lost packet only delays the stream, because TCP resends the
+        packet."""
         ...
 
     def block(self, sender: str, receiver: str) -> None:
-        """Block all packets from sender to receiver. After some time, the keepalive mechanism closes the stream."""
+        """Block all packets from sender to receiver. After some time, the keepalive mechanism closes the blocked stream."""
         ...
 
     def unblock(self, sender: str, receiver: str) -> None: ...
@@ -82,41 +86,41 @@ class Executor(Protocol):
 
     def hold_markers(self, sender: str, receiver: str, is_held: bool) -> None: ...
     def reset_network(self) -> None:
-        """Remove all blocks, losses, holds and delays that faults have set."""
+        """Remove all packet blocks, packet losses, held-back markers and delays that faults have caused."""
         ...
 
     # Hosts.
 
     def crash_host(self, host: str) -> None:
-        """Kill the host (SIGKILL). Has no effect if the host is down."""
+        """Kill the host (SIGKILL). The method has no effect if the host is not running."""
         ...
 
     def start_host(self, host: str) -> None:
-        """Start the host. Has no effect if the host is up."""
+        """Start the host. The method has no effect if the host is already running."""
         ...
 
     def pause_host(self, host: str) -> None:
-        """Stop the host's process (SIGSTOP). Has no effect if the host is down."""
+        """Stop the host's process (SIGSTOP). The method has no effect if the host is not running."""
         ...
 
     def resume_host(self, host: str) -> None:
-        """Resume the host. Has no effect if the host is down or not paused."""
+        """Resume the host. The method has no effect if the host is not running or not paused."""
         ...
 
     def set_speed(self, host: str, percent: int) -> None:
-        """Set the host's speed in percent: 100 is normal, and 10 is ten times slower."""
+        """Set the host's CPU speed in percent, where 100 is normal and 10 is ten times slower."""
         ...
 
     def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
-        """Make calls of this kind hang on the host. If `is_on` is false, let all hanging calls return."""
+        """If `is_on` is True, make all calls of this kind on the host hang. If `is_on` is False, let the hanging calls return."""
         ...
 
     def power_cut(self, host: str) -> None:
-        """Crash the host. Choices decide whether the host's unsynced data is kept, lost or torn."""
+        """Crash the host. The run's random choices decide whether the host's unsynced data is kept, lost or torn."""
         ...
 
     def leave_host(self, host: str) -> None:
-        """Make the host leave the fleet and exit. Has no effect if the host is down."""
+        """Make the host leave the fleet and exit. The method has no effect if the host is not running."""
         ...
 
     # Store and disk.
@@ -126,12 +130,12 @@ class Executor(Protocol):
         ...
 
     def flip_bit(self, pick: int) -> str:
-        """Damage a file of the newest complete epoch, provided that an older complete epoch exists. Return a
-        description of the damage, or "" if nothing was damaged."""
+        """Flip a bit in a file of the newest complete epoch, provided that an older complete epoch exists. Return a description of the
+        damage, or "" if nothing was damaged."""
         ...
 
     def clear_disks(self) -> None:
-        """End all disk faults. Damaged bytes are not repaired."""
+        """End all disk faults. Bytes that a fault has damaged are not repaired."""
         ...
 
     # Clocks. Only wall clocks are affected.
@@ -141,32 +145,33 @@ class Executor(Protocol):
     # The coordinator.
 
     def leader(self) -> str:
-        """Return the name of the leader, or "" if there is none."""
+        """Return the name of the coordinator replica that is the leader, or "" if there is none."""
         ...
 
     def crash_coordinator(self, node: str) -> None:
-        """Crash the coordinator node. Has no effect if the node is down."""
+        """Crash the coordinator node. The method has no effect if the node is not running."""
         ...
 
     def start_coordinator(self, node: str) -> None:
-        """Start the coordinator node. Has no effect if the node is up."""
+        """Start the coordinator node. The method has no effect if the node is already running."""
         ...
 
     def depose(self) -> None:
-        """Depose the leader. The leader does not notice at once."""
+        """Depose the leader. The deposed leader does not notice immediately."""
         ...
 
     def set_unknown(self, per_mille: int) -> None:
-        """Set the rate, per thousand, of proposals whose outcome is lost."""
+        """Set for how many of 1,000 proposals to the coordinator's log the outcome is lost."""
         ...
 
     # Failpoints: named lines in the product's code.
 
     def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
-        """Execute the action once, when the failpoint is reached for the `hit`-th time from now. Several actions may be
-        armed at the same failpoint.
+        """Execute the action once, when execution reaches the failpoint for the `hit`-th time from now. Several actions may be armed at the
+        same failpoint.
 
-        `restart_after_ns` is the time until a crashed node restarts, where 0 means never, or the duration of a pause.
+        If the action kills the node, `restart_after_ns` is the time until it restarts, where 0 means never. If the action pauses the node,
+        it is the duration of the pause.
         """
         ...
 

@@ -1,11 +1,12 @@
-"""Kinds of faults that a scenario's `[[fault]]` tables may contain, with their durations and failpoints.
+"""The kinds of faults that a scenario's `[[fault]]` tables may contain, with their durations and failpoints.
 
-Each kind is a struct whose fields are the keys of an inline table. `host = ""` means a host that is drawn when the fault begins, and `host
-= "*"` means every host. A duration is text with a unit, such as "250us", "1ms" or "1.5s". A failpoint is a named line in the product's
-code. The simulated world reaches some failpoints; only real processes reach the rest. `faults.py` executes the faults.
+Each kind of fault is a struct whose fields are the keys of an inline TOML table. `host = ""` means that a random host is chosen when the
+fault begins, and `host = "*"` means every host. A duration is text with a unit, such as "250us", "1ms" or "1.5s". A failpoint is a named
+location in the product's code at which a fault can be injected. Some failpoints are reached in the simulated world, and the others only in
+real processes. `faults.py` executes the faults.
 
-A link is a TCP stream, so duplicate, reordered or damaged packets never reach snapline. Faults of these kinds are
-rejected, because they would have no effect.
+A link is a TCP stream, so snapline never sees duplicate, reordered or damaged packets. So scenarios with such packet faults are rejected,
+because these faults would have no effect.
 """
 
 import json
@@ -57,7 +58,7 @@ def duration_ns(text: str) -> int:
 
 
 def format_duration(ns: int) -> str:
-    """Convert nanoseconds to the shortest text that consists of a whole number and a unit. The inverse of `duration_ns`."""
+    """Convert nanoseconds to the shortest text that consists of a whole number and a unit, such as "15ms". The inverse of `duration_ns`."""
     for unit in ("h", "m", "s", "ms", "us"):
         if ns and ns % _UNITS_NS[unit] == 0:
             return f"{ns // _UNITS_NS[unit]}{unit}"
@@ -72,8 +73,8 @@ EVERY_HOST = "*"
 
 
 class FaultKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base class of all kinds of faults. `at` is the time at which the fault begins. "" means 1 s, or 0 s if the fault
-    waits at a failpoint."""
+    """Base class of all kinds of faults. `at` is the time at which the fault begins. The default "" means 1 s, or 0 s if the fault waits at
+    a failpoint."""
 
     at: OptionalDuration = ""
 
@@ -89,21 +90,21 @@ class FaultKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return ""
 
     def ends_ns(self, hosts: int) -> int:
-        """Return the time at which the fault ends in a fleet with this number of hosts. Permanent faults and faults at
-        failpoints last until `heal`; for them, this is only the start of the fault."""
+        """Return the time at which the fault ends in a fleet with `hosts` hosts. For permanent faults and faults at failpoints, which last
+        until `heal`, return the time at which they begin."""
         return self.at_ns
 
     def problems(self) -> Iterator[str]:
-        """Yield a description of each combination of keys that is not allowed. A description begins with a key."""
+        """Yield a description of each combination of keys that is not allowed. Each description begins with one of the keys."""
         yield from ()
 
     def nodes(self) -> Iterator[tuple[str, str]]:
-        """Yield (key, node) for each node that the fault names."""
+        """Yield each node that the fault names, together with the key that names it."""
         yield from ()
 
 
 class LastingFault(FaultKind, frozen=True, kw_only=True):
-    """Fault whose duration is given by the key `for`."""
+    """A fault whose duration the key `for` specifies."""
 
     lasts: Duration = msgspec.field(default="1s", name="for")
 
@@ -116,7 +117,8 @@ class LastingFault(FaultKind, frozen=True, kw_only=True):
 
 
 def _restart_ns(text: str) -> int | None:
-    """Return None for "", which means no restart. Otherwise return at least 1 ns, because `arm_failpoint` takes 0 to mean no restart."""
+    """Return the time in nanoseconds after which a node restarts, or None for "", which means no restart. The result is at least 1 ns,
+    because `arm_failpoint` interprets 0 as no restart."""
     return max(1, duration_ns(text)) if text else None
 
 
@@ -131,7 +133,7 @@ def _pair_nodes(between: list[str]) -> Iterator[tuple[str, str]]:
 
 
 class PairFault(LastingFault, frozen=True, kw_only=True):
-    """Fault between two nodes. If no nodes are named, the fault's kind determines which nodes are affected."""
+    """Fault between two nodes. If the scenario names no nodes, the kind of the fault determines which nodes are affected."""
 
     between: list[str] = []
 
@@ -143,8 +145,8 @@ class PairFault(LastingFault, frozen=True, kw_only=True):
 
 
 class PathFault(PairFault, frozen=True, kw_only=True):
-    """Fault that affects the traffic between two nodes or between all nodes. "one-way" affects only the traffic from
-    the first node to the second."""
+    """A fault that affects the traffic between two nodes or between all nodes. With the direction "one-way", it affects only the traffic
+    from the first node to the second."""
 
     direction: Literal["both", "one-way"] = "both"
 
@@ -155,7 +157,7 @@ class PathFault(PairFault, frozen=True, kw_only=True):
 
 
 class HostFault(LastingFault, frozen=True, kw_only=True):
-    """Fault that affects a host. "" means a drawn host, and "*" means every host."""
+    """A fault that affects hosts. The host name "" means a random host, and "*" means every host."""
 
     host: str = ""
 
@@ -178,15 +180,15 @@ class LossFault(PathFault, frozen=True, kw_only=True):
 
 
 class HoldFault(PairFault, frozen=True, kw_only=True):
-    """Markers between two hosts are held back. All other traffic passes."""
+    """Markers between two hosts are held back until the fault ends. All other traffic passes."""
 
 
 class ClogFault(PairFault, frozen=True, kw_only=True):
-    """Traffic from the first node to the second is blocked. Traffic in the opposite direction passes."""
+    """Traffic from the first node to the second is blocked. Traffic in the opposite direction is not affected."""
 
 
 class SwizzleFault(LastingFault, frozen=True, kw_only=True):
-    """Some nodes are cut off one after another, and later reconnected in a different order."""
+    """Some nodes are disconnected one after another, and later reconnected in a different order."""
 
 
 Moment = Literal["", "working", "recording", "recovering", "telling", "deciding", "hearing"]
@@ -205,11 +207,12 @@ MOMENTS = {
 
 
 class ResetFault(FaultKind, frozen=True, kw_only=True):
-    """A stream between two nodes breaks `times` times. If no nodes are named, a new pair is drawn each time.
+    """A stream between two nodes breaks repeatedly, `times` times in total. If the scenario names no nodes, a random pair of nodes is
+    chosen each time.
 
     Attributes:
-        when: a moment. If it is set, the fault waits until this moment occurs for the `hit`-th time in the fleet, and
-            then breaks all streams of the host or coordinator at which it occurred.
+        when: a moment, such as "recording". If `when` is set, the fault waits until this moment occurs for the `hit`-th time in the fleet.
+            Then all streams of the node at which it occurred break.
     """
 
     between: list[str] = []
@@ -235,8 +238,8 @@ class ResetFault(FaultKind, frozen=True, kw_only=True):
 
 
 class PartitionFault(LastingFault, frozen=True, kw_only=True):
-    """Network partition. "one-way" cuts the traffic in only one, drawn, direction. `host` or `agent` selects the
-    isolated node. If both are "", the node is drawn."""
+    """Network partition. With the direction "one-way", only the traffic in one direction is cut, which is chosen at random. The key `host`
+    or `agent` selects the node to isolate. If both keys are "", a random node is isolated."""
 
     shape: Literal[
         "one",
@@ -264,13 +267,13 @@ class PartitionFault(LastingFault, frozen=True, kw_only=True):
 
 
 class SlowFault(HostFault, frozen=True, kw_only=True):
-    """A host's CPU is slowed down."""
+    """A host's CPU is slowed down until the fault ends."""
 
     percent: Percent = 10
 
 
 class PauseFault(HostFault, frozen=True, kw_only=True):
-    """A host, or the node that reaches a failpoint, is paused and later resumed."""
+    """A node is paused and later resumed. The node is either a host or the node that reaches a failpoint."""
 
     failpoint: str = ""
     hit: Hit = 1
@@ -285,19 +288,19 @@ class PauseFault(HostFault, frozen=True, kw_only=True):
 
 
 class HangFault(HostFault, frozen=True, kw_only=True):
-    """Calls of a host hang until the fault ends.
+    """Calls of one kind hang on a host until the fault ends.
 
     Attributes:
-        what: calls that hang. "store" means store calls, so the host applies no plan and stores no epoch. "stop" means
-            calls of `stop_when`. Both kinds of calls run in threads, so heartbeats continue. "loop" means a handler,
-            which blocks the event loop. Then no heartbeat is sent, but the host's streams stay open.
+        what: the kind of calls that hang. "store" means calls to the store, so the host applies no plan and stores no epoch. "stop" means
+            calls of the user's function `stop_when`. The calls "store" and "stop" run in threads, so heartbeats continue. "loop" means that
+            a message handler blocks the event loop. If the event loop is blocked, no heartbeat is sent, but the host's streams remain open.
     """
 
     what: HangingCall = "store"
 
 
 class ClockFault(HostFault, frozen=True, kw_only=True):
-    """A host's wall clock is skewed."""
+    """A host's wall clock shows a wrong time until the fault ends."""
 
     skew: SignedDuration = "3s"
     drift_ppm: Annotated[int, msgspec.Meta(ge=-500_000, le=500_000)] = 0
@@ -316,12 +319,13 @@ class CrashFault(FaultKind, frozen=True, kw_only=True):
     """A host is killed at a given time, at a failpoint, or at a given moment.
 
     Attributes:
-        restart_after: time until the killed host restarts. "" means that the host stays down until `heal` starts it.
-        failpoint: failpoint that is armed at the time `at`. The host or coordinator that is the `hit`-th to reach the failpoint is killed.
-        is_power_cut: whether the node also loses power, so that choices decide whether its unsynced data is kept, lost
-            or torn. Allowed only with a failpoint or moment.
+        restart_after: time until the killed host restarts. The value "" means that the host remains down until `heal` starts it.
+        failpoint: name of the failpoint at which the kill happens, counting from the time `at`. The host or coordinator whose execution
+            reaches this failpoint as the `hit`-th in the fleet is killed.
+        is_power_cut: whether the node also loses power. If so, random choices decide whether its unsynced data is kept, lost or torn. This
+            key requires a failpoint or a moment.
         is_all: whether all hosts are killed at once.
-        is_rolling: whether hosts are killed one after another, each after the previous host has restarted.
+        is_rolling: whether all hosts are killed one after another, each after the previous host has restarted.
         when: moment at which a host or coordinator is killed. The node at which this moment occurs for the `hit`-th time is killed.
     """
 
@@ -368,15 +372,15 @@ class CrashFault(FaultKind, frozen=True, kw_only=True):
 
 
 class DiskFault(HostFault, frozen=True, kw_only=True):
-    """Disk fault. `host = "*"` means all hosts and coordinators, or all hosts if the fault is a power cut.
+    """A fault of a disk. The host name "*" means all hosts and coordinators, or only all hosts if the fault is a power cut.
 
     Attributes:
-        mode: kind of disk fault. "power-cut" and "torn" mean the same: choices decide whether unsynced data is kept,
-            lost or torn. "bit-flip" damages the newest complete epoch, provided that an older one exists; otherwise the
-            fault tries again until the duration `for` has passed.
-        restart_after: time until the host restarts after a power cut. "" means that it does not restart.
-        failpoint: failpoint that raises OSError once, instead of failing disk operations for the duration `for`.
-            Allowed only with mode "eio".
+        mode: kind of disk fault. "power-cut" and "torn" mean the same: random choices decide whether unsynced data is kept, lost or torn.
+            "bit-flip" damages the newest complete epoch, provided that an older complete epoch exists. If there is none, the fault tries
+            again until the duration `for` has passed.
+        restart_after: time until the host restarts after a power cut. The value "" means that the host does not restart.
+        failpoint: name of the failpoint that raises OSError once. Without a failpoint, disk operations fail for the duration `for`. This
+            key requires the mode "eio".
     """
 
     mode: Literal["power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read", "away"] = (
@@ -411,7 +415,8 @@ class DiskFault(HostFault, frozen=True, kw_only=True):
 
 
 class CaptureFault(FaultKind, frozen=True, kw_only=True):
-    """Encoding an agent's state fails `times` times, starting with the `hit`-th attempt in the fleet."""
+    """Attempts to encode an agent's state fail. The first attempt to fail is the `hit`-th in the fleet, and `times` attempts fail in
+    total."""
 
     hit: Hit = 1
     times: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
@@ -422,8 +427,8 @@ class CaptureFault(FaultKind, frozen=True, kw_only=True):
 
 
 class CoordinatorFault(FaultKind, frozen=True, kw_only=True):
-    """Fault that affects the coordinator. With `for = ""`, the fault lasts until `heal`. `node` names the replica that
-    "kill" kills. If `node` is "", the replica is drawn."""
+    """A fault that affects the coordinator. If the duration `for` is "", the fault lasts until `heal`. For the kind "kill", `node` is the
+    name of the replica to kill, where "" means a random replica."""
 
     kind: Literal["kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"] = "kill-leader"
     node: str = ""
@@ -449,8 +454,8 @@ class MembershipFault(FaultKind, frozen=True, kw_only=True):
     """A host leaves the fleet, or a new host joins.
 
     Attributes:
-        host: name of the host. For "leave", "" means a drawn host; for "join", "" means the next new host.
-        back_after: time until a host that left joins again, or a host that joined leaves. "" means that this never happens.
+        host: name of the host that leaves or joins. The value "" means a random host for "leave", and the next new host for "join".
+        back_after: time after which a host that left joins again, or a host that joined leaves. The value "" means never.
     """
 
     kind: Literal["leave", "join"] = "leave"

@@ -1,22 +1,23 @@
-"""Executes a scenario's faults. Each fault begins and ends on the executor's clock, and finally all faults are healed.
+"""Executes a scenario's faults. The executor's clock determines when each fault begins and ends. After the last fault, all faults are
+healed.
 
 Theory of operation
 -------------------
-For each kind of fault, one method begins the fault. The method also draws the fault's target. The key of this choice
-contains the fault's index in the scenario.
+For each kind of fault, one method begins the fault and chooses its target at random. The key of this random choice contains the fault's
+index in the scenario.
 
-*Conditions.* Faults overlap: two partitions may cut the same pair of nodes, or two crashes may hit one host. So a fault
-never ends a condition of a node or link. It only ends *its part* of the condition; the condition holds while any part
-is left. If a condition has a value, the parts combine to one value: the lowest speed, the highest loss rate, the sum of
-all clock skews, or the most recently set delay. Invariant: the executor's state is determined by the parts. The only
-exceptions are the executor's own actions, such as restarting a node that was killed at a failpoint.
+*Conditions.* Faults may overlap. For example, two partitions may cut the same pair of nodes, or two crashes may hit one host. So each fault
+contributes its own part to a condition of a node or link. When a fault ends, it removes only its own part. A condition remains while any of
+its parts is left. If a condition has a value, the parts together determine it: the lowest speed, the highest loss rate, the sum of all
+clock skews, or the most recently set delay. Invariant: the parts of all conditions determine the executor's state. The invariant does not
+cover the executor's own actions, such as restarting a node that was killed at a failpoint.
 
-*Partitions* cut directed pairs of nodes. The shapes are those of Jepsen's nemeses. Hosts and coordinators are both
-nodes, so a partition may split the fleet, split the coordinator, or separate the two. Every order of nodes is drawn. If
-all choices are zero, nodes are ordered by name.
+*Partitions* cut the traffic between pairs of nodes, in one or both directions. The shapes of partitions are taken from Jepsen's nemeses.
+Hosts and coordinators are both nodes, so a partition may split the hosts, split the coordinators, or separate hosts from coordinators.
+Wherever the order of nodes matters, it is random. If all random choices are zero, nodes are in the order of their names.
 
-*Healing.* After the last fault has ended, `heal` restores each node individually, because `Conditions` does not contain
-hosts killed at a failpoint.
+*Healing.* After the last fault has ended, `heal` restores each node individually, because `Conditions` does not record nodes that were
+killed at a failpoint.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -70,15 +71,15 @@ _HANGING_CALLS: dict[str, HangingCall] = {"store": "store", "stop": "stop", "loo
 
 
 class Conditions:
-    """Conditions of nodes and links, caused by all active faults together.
+    """The conditions of nodes and links that result from all active faults together.
 
     Attributes:
-        _parts: maps each condition to the parts that faults contribute to it. A condition without parts is absent.
+        _parts: for each condition, the parts that faults contribute to it. A condition without parts has no entry.
     """
 
     def __init__(self, executor: Executor, network: NetworkPart, *, absent_hosts: Iterable[str]) -> None:
-        """`absent_hosts` are hosts that join later. They count as down until `relieve` is called for them, so that no
-        restart starts them earlier."""
+        """The hosts `absent_hosts` join later in the run. These hosts count as down until `relieve` is called for them, so that no restart
+        starts them too early."""
         self._executor = executor
         self._network = network
         self._parts: dict[Condition, list[Part]] = {("down", host): [()] for host in absent_hosts}
@@ -90,7 +91,7 @@ class Conditions:
             self._settle(condition)
 
     def relieve(self, condition: Condition, part: Part = ()) -> None:
-        """End one part of a condition. If this changes the condition, update the executor's state."""
+        """Remove one part of a condition. If the removal changes the condition, update the executor's state."""
         parts = self._parts[condition]
         parts.remove(part)
         if not parts:
@@ -99,16 +100,16 @@ class Conditions:
             self._settle(condition)
 
     def worsen_for(self, lasts_ns: int | None, conditions: Iterable[Condition], part: Part = ()) -> int:
-        """Add a part to each condition for `lasts_ns`, where None means forever. Return the time at which the part
-        ends, or 0 if it never ends."""
+        """Add a part to each condition for a duration of `lasts_ns`, where None means forever. Return the time at which the part is
+        removed, or 0 if it never is."""
         listed = list(conditions)
         for condition in listed:
             self.worsen(condition, part)
         return self._end_after(lasts_ns, listed, part)
 
     def take_down(self, down_ns: int | None, condition: Condition, how: Callable[[str], None]) -> int:
-        """Take a node down for `down_ns`, where None means forever, by calling `how`. Return the time at which the node
-        comes back, or 0 if it never does."""
+        """Take a node down by calling `how`, for a duration of `down_ns`, where None means forever. Return the time at which the node
+        restarts, or 0 if it never does."""
         how(condition[1])
         self._parts.setdefault(condition, []).append(())
         return self._end_after(down_ns, [condition], ())
@@ -126,7 +127,7 @@ class Conditions:
         return until_ns
 
     def _settle(self, condition: Condition) -> None:
-        """Update the executor's state to match the parts of this condition."""
+        """Make the executor's state match the parts of this condition."""
         executor = self._executor
         parts = self._parts.get(condition, [])
         match condition:
@@ -166,7 +167,7 @@ class Conditions:
                 raise AssertionError(f"no condition {condition}")
 
     def _settle_disk(self, mode: DiskMode, node: str, *, is_on: bool) -> None:
-        """Set or clear a disk mode. When a mode is cleared, it is set again wherever another condition still requires it."""
+        """Start or end a disk fault. When a disk fault ends, start it again on each node for which another condition still requires it."""
         self._executor.set_disk(node, mode, is_on)
         for other in self._parts if not is_on else ():
             if other[:2] == ("disk", mode):
@@ -178,7 +179,7 @@ Pair = tuple[str, str]
 
 
 def shuffled(nodes: Sequence[str], choices: Choices, index: int, what: str) -> list[str]:
-    """Return the nodes in an order that is drawn for the fault with this index in the scenario."""
+    """Return the nodes in a random order, chosen for the fault with this index in the scenario."""
     left = list(nodes)
     return [left.pop(choices.pick("fault", (index, what, step), len(left))) for step in range(len(nodes))]
 
@@ -188,7 +189,7 @@ def all_pairs(nodes: Sequence[str]) -> list[Pair]:
 
 
 def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
-    """Return all pairs of an isolated node and another node, in both directions. Pairs with an isolated sender come first."""
+    """Return all pairs that consist of an isolated node and another node, in both directions. Pairs with an isolated sender come first."""
     others = [node for node in nodes if node not in isolated]
     return [(inner, outer) for inner in isolated for outer in others] + [
         (outer, inner) for inner in isolated for outer in others
@@ -196,8 +197,8 @@ def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
 
 
 def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
-    """Return the pairs that a partition shape cuts if the nodes are in this order. Both directions are included. The
-    list is empty if there are too few nodes."""
+    """Return the pairs of nodes between which a partition of this shape cuts the traffic, given an order of the nodes. Both directions are
+    included. If there are too few nodes for the shape, the list is empty."""
     count = len(order)
     match shape:
         case "one":
@@ -218,7 +219,8 @@ def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
 
 
 def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
-    """Return only one direction of each pair: the direction that is listed first, or the opposite direction if `way` is 1."""
+    """For each pair of nodes, return only one direction. The result contains the direction that is listed first, or the opposite direction
+    if `way` is 1."""
     kept: dict[Pair, None] = {}
     for sender, receiver in pairs:
         if (receiver, sender) not in kept:
@@ -227,8 +229,8 @@ def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
 
 
 def _pairs_of_ring(order: Sequence[str]) -> list[Pair]:
-    """Return the pairs to cut so that each node reaches only its nearest neighbours on both sides of a ring. Each node
-    then sees a different majority."""
+    """Return the pairs of nodes to separate so that each node can reach only its nearest neighbours on a ring. In such a partition, each
+    node can reach a different majority."""
     count = len(order)
     reach = (count // 2 + 1) // 2
     return [
@@ -259,14 +261,15 @@ _PAIRS_LISTED = 6
 def schedule(scenario: Scenario, executor: Executor) -> int:
     """Schedule all faults on the executor's clock. Return the time in nanoseconds at which the last fault ends.
 
-    A fault that waits at a failpoint may happen until `run.until`. The caller must call `heal` at the returned time or later.
+    A fault that waits at a failpoint may happen at any time until `run.until`. The caller must call `heal` at the returned time or
+    later.
     """
     plan = Schedule(scenario, executor)
     return max([plan.add(index, fault.word) for index, fault in enumerate(scenario.fault)], default=0)
 
 
 def heal(executor: Executor) -> None:
-    """Restore the network, disks, clocks, hosts and coordinators. Damaged bytes in files are not repaired."""
+    """Restore the network, disks, clocks, hosts and coordinators. Bytes in files that a fault has damaged are not repaired."""
     executor.disarm_failpoints()
     executor.reset_network()
     executor.clear_disks()
@@ -286,9 +289,9 @@ class Schedule:
     """Schedules and begins the faults of one run.
 
     Attributes:
-        _joiners: maps the index of each "join" fault in the scenario to the name of the joining host.
-        _initial: hosts that exist at the start of the run. If the scenario does not name a fault's target, the target
-            is drawn from these hosts.
+        _joiners: for the index of each "join" fault in the scenario, the name of the joining host.
+        _initial: hosts that exist at the start of the run. If the scenario does not name a fault's target, one of these hosts is chosen at
+            random.
     """
 
     def __init__(self, scenario: Scenario, executor: Executor) -> None:
@@ -299,7 +302,7 @@ class Schedule:
         self._conditions = Conditions(executor, scenario.network, absent_hosts=joining_hosts(scenario))
 
     def add(self, index: int, word: FaultKind) -> int:
-        """Schedule the fault that has this index in the scenario. Return the time in nanoseconds at which the fault ends."""
+        """Schedule the fault with this index in the scenario. Return the time at which the fault ends, in nanoseconds."""
         self._executor.at(word.at_ns, partial(self._begin, index, word))
         return self._scenario.run.until_ns if word.point else word.ends_ns(len(self._executor.hosts))
 
@@ -331,7 +334,7 @@ class Schedule:
                 raise AssertionError(f"no word {word}")
 
     def _arm(self, index: int, word: FaultKind) -> None:
-        """Arm a failpoint. The node that reaches the failpoint is killed or paused, loses its streams, or gets an error."""
+        """Arm a failpoint. The node whose execution reaches the failpoint is killed or paused, loses its streams, or gets an error."""
         action: FailpointAction
         match word:
             case CrashFault():
@@ -395,7 +398,8 @@ class Schedule:
                 return pairs_of_shape(shape, shuffled(nodes, self._executor.choices, index, "order"))
 
     def _begin_swizzle(self, index: int, word: SwizzleFault) -> None:
-        """Cut nodes off one after another during the first half of the fault. Reconnect them in a different order during the second half."""
+        """Disconnect nodes one after another during the first half of the fault. Reconnect the nodes in a different order during the second
+        half."""
         nodes, choices, half_ns = self._nodes(), self._executor.choices, word.lasts_ns // 2
         count = 1 + choices.pick("fault", (index, "count"), max(1, len(nodes) - 1))
         clogged = shuffled(nodes, choices, index, "order")[:count]
@@ -533,7 +537,8 @@ class Schedule:
         return all_pairs(word.between or self._nodes())
 
     def _named_or_drawn(self, index: int, between: Sequence[str], nodes: Sequence[str], time: int = 0) -> list[Pair]:
-        """Return a list with the named pair, or otherwise with a drawn pair. The list is empty if there is only one node to draw from."""
+        """Return a list that contains the pair named in the scenario, or a random pair if the scenario names none. The list is empty if a
+        random pair is needed and there is only one node."""
         if between:
             return [(between[0], between[1])]
         pairs = all_pairs(nodes)
@@ -566,8 +571,8 @@ def _listed_pairs(pairs: Sequence[Pair]) -> str:
 
 
 def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
-    """Yield each joining host's name with the index of its "join" fault. Hosts without a name in the scenario get the
-    unused names, in order."""
+    """Yield the index of each "join" fault with the name of the joining host. Joining hosts that the scenario does not name get the unused
+    host names, in order."""
     members = [(index, fault.membership) for index, fault in enumerate(scenario.fault) if fault.membership]
     joins = [(index, word.host) for index, word in members if word.kind == "join"]
     named = [host for _, host in joins if host]
@@ -577,19 +582,20 @@ def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
 
 
 def check_budget(scenario: Scenario) -> None:
-    """Check that the faults stay within the fault budget that the guarantees assume. Skip the check if the scenario's budget is "beyond".
+    """Check that the faults do not exceed the fault budget, which is the number of failures that the guarantees tolerate. Skip the check if
+    the scenario's budget is "beyond".
 
-    Each target that the scenario does not name counts as a separate node.
+    A fault without a named target counts as a failure of a further node.
 
     Raises:
-        UsageError: If the faults exceed the budget. The message explains what to change.
+        UsageError: If the faults exceed the budget. The error message explains what to change.
     """
     for problem in budget_problems(scenario) if scenario.budget == "within" else ():
         raise UsageError(f'{scenario.name}: {problem}, or say budget = "beyond"')
 
 
 def budget_problems(scenario: Scenario) -> Iterator[str]:
-    """Yield a description of each fault, or combination of faults, that no fleet can survive."""
+    """Yield a description of each fault or combination of faults that no fleet can survive."""
     fleet = scenario.fleet
     words = [fault.word for fault in scenario.fault]
     hosts = _count_lost([lost for word in words for lost in _hosts_lost(word, fleet.hosts)])
@@ -608,12 +614,13 @@ def budget_problems(scenario: Scenario) -> Iterator[str]:
 
 
 def _count_lost(lost: Sequence[str]) -> int:
-    """Return the number of lost nodes. Each distinct name counts once, and each "" counts as a further node."""
+    """Return the number of lost nodes. Each distinct name counts once, and each empty name counts as a further node."""
     return len({name for name in lost if name}) + sum(not name for name in lost)
 
 
 def _hosts_lost(word: FaultKind, hosts: int) -> list[str]:
-    """Return the initial hosts that this fault takes down and that never restart before `heal`. "" stands for an arbitrary host."""
+    """Return the initial hosts that this fault takes down and that do not restart before `heal`. An empty name represents an arbitrary
+    host."""
     match word:
         case CrashFault(restart_after="") if word.is_of_all:
             return [""] * hosts
@@ -626,8 +633,8 @@ def _hosts_lost(word: FaultKind, hosts: int) -> list[str]:
 
 
 def _coordinators_lost(word: FaultKind, coordinators: int) -> list[str]:
-    """Return the coordinators that this fault takes down and that never restart before `heal`. "" stands for an
-    arbitrary coordinator, because any coordinator may reach a failpoint."""
+    """Return the coordinators that this fault takes down and that do not restart before `heal`. An empty name represents an arbitrary
+    coordinator, because any coordinator may reach a failpoint."""
     match word:
         case CrashFault(restart_after="") if word.point:
             return [""]
@@ -640,7 +647,7 @@ def _coordinators_lost(word: FaultKind, coordinators: int) -> list[str]:
 
 
 def describe_faults() -> list[tuple[str, str, str]]:
-    """Return the class, the kind with its variant, and the description of every fault, for display."""
+    """Return the class, the kind and variant, and the description of every fault, for display."""
     return list(DESCRIPTIONS)
 
 

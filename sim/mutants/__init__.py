@@ -1,4 +1,4 @@
-"""Mutants, which are bugs that we put into our own code on purpose, and which the oracles must find (`catalogue.py`)."""
+"""Mutants: bugs that are deliberately put into the product's code, and that the oracles must find (`catalogue.py`)."""
 
 from snapline.sim.mutants.catalogue import MUTANTS as MUTANTS
 from snapline.sim.mutants.catalogue import mutated as mutated

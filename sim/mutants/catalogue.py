@@ -1,7 +1,7 @@
-"""Catalogue of the seeded bugs.
+"""Catalogue of the mutants (bugs deliberately put into the product's code).
 
-Each bug has a scenario template in which the bug is likely to occur, and a seed with which its oracle finds it. A test
-checks that the oracle finds the bug with this seed.
+Each mutant has a scenario template in which its bug is likely to occur, and a seed with which an oracle finds the bug. A test checks that
+the oracle finds each bug with its seed.
 """
 
 import contextlib
@@ -481,7 +481,8 @@ MUTANTS: dict[str, Mutant] = {
 
 @contextlib.contextmanager
 def mutated(name: str) -> Iterator[None]:
-    """Apply a mutant within a `with` block. Raise UsageError if the cores are compiled, since compiled code cannot be replaced."""
+    """Apply a mutant within a `with` block. Raise UsageError if the cores are compiled, because the functions of compiled code cannot be
+    replaced."""
     check_replaceable()
     mutant = MUTANTS[name]
     with patched([*mutant.patches(), *(unchecked() if mutant.is_unchecked else [])]):

@@ -1,9 +1,10 @@
-"""Seeded bugs in the parts where data enters or leaves the fleet, which are clients, inputs, host logs and outputs.
+"""Mutants of the code through which data enters or leaves the fleet: clients, inputs, host logs and outputs.
 
-- The bugs of the client core violate the core's promises to its program (`client/core.py`).
-- The bugs of inputs, host logs and answers violate R1 or R2. For example, host logs are sealed wrongly.
-- The bugs of outputs violate R2. The coordinator releases the wrong outputs, or releases outputs at the wrong time, or
-  hosts drop the wrong outputs.
+- The mutants of the client core violate the core's guarantees to its program (`client/core.py`).
+- The mutants of inputs, host logs and answers violate guarantee R1 or R2. For example, some mutants seal host logs at the wrong time or not
+  at all.
+- The mutants of outputs violate guarantee R2. In these mutants, the coordinator releases the wrong outputs or releases outputs too early,
+  or hosts drop the wrong outputs.
 """
 
 import heapq

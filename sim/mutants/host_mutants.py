@@ -1,4 +1,4 @@
-"""Seeded bugs in hosts, the epoch-stamped protocol, links and the store."""
+"""Mutants of hosts, the epoch-stamped protocol, links and the store."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,9 +1,9 @@
-"""Seeded bugs in recoveries and dead letters.
+"""Mutants of recoveries and dead letters.
 
-- The bugs of the coordinator are in recovery lines, plans and epochs.
-- The bugs of restores and rollbacks are in the code that discards epochs and drops inputs.
-- The bugs of autonomous protocols are in their rules for forced checkpoints, and in their logs.
-- The bugs of dead letters are in dead letters and operator commands.
+- The mutants of the coordinator affect recovery lines, plans and epochs.
+- The mutants of restores and rollbacks affect the code that discards epochs and drops inputs.
+- The mutants of autonomous protocols affect the rules for forced checkpoints and the message logs.
+- The mutants of dead letters affect dead letters and operator commands.
 """
 
 import msgspec

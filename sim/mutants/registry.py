@@ -1,9 +1,9 @@
-"""Definition of seeded bugs (mutants), and parts that their scenarios have in common.
+"""Definition of mutants (bugs deliberately put into the product's code), and common parts of their scenarios.
 
-A mutant replaces functions of the product. The product also checks itself. The coordinator rejects an epoch whose
-channels do not balance and a line whose messages are incomplete. A host rejects a channel that does not continue at the
-message at which it stopped. A mutant may disable such checks, with `is_unchecked` or with further patches, which the
-mutant's text mentions. This shows that the *world's* oracles find the bug with their own ground truth.
+A mutant replaces functions of the product with faulty ones. The product's own checks may also detect the bug. For example, the coordinator
+rejects an epoch whose channel states do not match its counts, and a recovery line whose messages are incomplete. A host rejects a channel
+whose next message does not have the expected number. A mutant may disable these checks with `is_unchecked` or with further patches, which
+the mutant's text mentions. If the checks are disabled, the simulated world's oracles must find the bug with their own ground truth.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,15 +42,13 @@ SWEPT_OFTEN_MS = 20
 
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True):
-    """A seeded bug, with the scenario and the seed with which its oracle finds it.
+    """A bug deliberately put into the product's code, with a scenario and a seed with which an oracle finds it.
 
     Attributes:
-        text: description of the bug.
-        patches: function that returns the patches.
+        patches: function that returns the replacements for the product's functions.
         scenario: template in which the bug is likely to occur.
-        oracle: oracle that finds the bug with `seed`.
-        seed: seed with which the bug is found.
-        is_unchecked: whether the coordinator's own checks of channel states are disabled too.
+        oracle: name of the oracle that finds the bug when the scenario runs with `seed`.
+        is_unchecked: whether the coordinator's own checks of channel states are also disabled.
     """
 
     text: str
@@ -75,7 +73,8 @@ def template(
     outputs: OutputsPart | None = None,
     restores: RestoresPart | None = None,
 ) -> Scenario:
-    """Return a template of small fleets with these faults, clients and outputs. If `fleet` is given, only delays are drawn."""
+    """Return a scenario template for small fleets with these faults, clients and outputs. If `fleet` is given, only network delays are
+    random."""
     return Scenario(
         name="mutant",
         fleet=fleet or FleetPart(hosts=HOSTS, pattern=PatternPart(messages=MESSAGES)),
@@ -102,7 +101,7 @@ def template(
 
 
 def unchecked() -> list[Patch]:
-    """Return patches that disable the checks which the coordinator makes before it declares an epoch complete."""
+    """Return patches that disable the coordinator's checks of an epoch before it counts as complete."""
     return [
         (coordinated_epochs, "_check_coverage", lambda *arguments: None),
         (line_store, "_check_channel", lambda *arguments: None),

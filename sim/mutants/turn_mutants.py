@@ -1,4 +1,4 @@
-"""Seeded bugs in durable turns and effects (R3, G12). Effects are called at the wrong time or with the wrong key, are
+"""Mutants of durable turns and effects (R3, G12). In some of these mutants, effects are called at the wrong time or with the wrong key, are
 saved incompletely, or are undone wrongly."""
 
 from collections.abc import Callable

@@ -1,2 +1,2 @@
-"""Oracles, which check properties that must hold in every run. They use the simulated world's own ground truth, never
-results that the product computes."""
+"""Oracles, which check properties that must hold in every run. Oracles use only the simulated world's ground truth, never results that the
+product computes."""

@@ -1,32 +1,35 @@
-"""Oracles that compare a complete epoch with the ground truth: orphans (G1), channel states (G2), images (G3, G11), `stop_when` (G3).
+"""Oracles that compare a complete epoch with the ground truth. The oracles check orphans (G1), channel states (G2), images (G3, G11) and
+`stop_when` (G3).
 
 Theory of operation
 -------------------
-An epoch names one checkpoint for each of its agents. The ground truth records after how many turns each image was taken. So for each
-channel, it can determine which messages had been sent and which had been consumed inside the cut. The oracles compare:
+An epoch names one checkpoint for each of its agents. The ground truth records how many turns had ended when each image was captured. So it
+can determine, for each channel, which messages were sent and which were consumed inside the cut. The oracles apply the following two
+definitions.
 
-    orphan          consumed inside, but not sent inside, or still in the sender's outbox, so that a restart would
-    resend the message channel state   sent inside and not consumed inside, in order = stored in-transit messages, then
-    the sender's outbox
+- An orphan is a message that was consumed inside the cut, although it was not sent inside the cut or is still in its sender's outbox. A
+  restart would resend a message in the outbox.
+- The state of a channel consists of the messages that were sent but not consumed inside the cut, in order. The channel state must equal the
+  stored messages in transit, followed by the sender's outbox.
 
-*Members.* An agent that does not exist yet (unborn) has taken no turn. An agent outside the epoch either was gone before the epoch, so that
-all its messages count as sent inside, or was created after the epoch, so that none of its messages counts. An agent was gone if it has
-stopped and the message that created it had left its parent inside the cut. Messages that wait for an agent that is leaving or gone will
-become dead letters, so the channels to such an agent are not compared. No message may have left for any other agent outside the epoch.
+*Members.* An agent that does not exist yet (unborn) has taken no turn. An agent outside the epoch was either gone before the epoch or
+created after it. If the agent was gone, all its messages count as sent inside the cut. If the agent was created later, none of its messages
+count. An agent counts as gone if it has stopped and the message that created it left its parent inside the cut. Messages to an agent that
+is leaving or gone become dead letters, so the channels to such agents are not compared. For any other agent outside the epoch, no message
+may have left its sender inside the cut.
 
-*Vector clocks* check for orphans without channel counts: the cut is consistent iff no agent depends on more turns of another
-agent than are inside the cut (Mattern 1989). Vector clocks do not cover outboxes.
+*Vector clocks* detect orphans without channel counts. A cut is consistent if and only if no agent depends on more turns of another agent
+than are inside the cut (Mattern 1989). Vector clocks do not cover messages in outboxes.
 
-*Stops.* A fleet must stop if its `stop_when` is true for a complete cut, and only then. The oracle evaluates the user's predicate on every
-complete cut that the world reads from the store, after the other oracles have compared the cut with the ground truth. The oracle checks:
+*Stops.* A fleet must stop if and only if its `stop_when` is true for a complete cut. The oracle evaluates this predicate on every complete
+cut that the world reads from the store, after the other oracles have checked the cut. The oracle checks the following rules.
 
-- If the fleet's outcome is "stopped", it stopped at one of these cuts, and the predicate is true for that cut (G3).
-- If the predicate is true for the newest cut, the fleet ends, or completes a cut for which the predicate is false
-  (G10). This is checked at the end of a run.
-- A fleet with effects stops only at a cut without open effects. Turns that have had an effect are given a few seconds
-  to end (G12).
+- If the fleet's outcome is "stopped", it stopped at a complete cut for which the predicate is true (G3).
+- If the predicate is true for the newest cut, the fleet must end, or must complete a cut for which the predicate is false (G10). The G10
+  rule is checked at the end of a run.
+- A fleet with effects stops only at a cut without open effects. Turns that have called effects get a few seconds to end (G12).
 
-If the predicate raises an exception, the fleet ends as failed, and this oracle does not check it.
+If the predicate raises an exception, the fleet ends as failed, and the oracle makes no check.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -51,7 +54,8 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 def record_cut(
     ground_truth: GroundTruth, epoch: int, plan: int, checkpoints: Mapping[str, AgentCheckpoint]
 ) -> tuple[CutRecord, list[Finding]]:
-    """Return every agent's position in a cut, and a finding for each checkpoint that was never captured or that differs from its image."""
+    """Return every agent's position in a cut. The second result contains a finding for each checkpoint that was never captured or that
+    differs from its image."""
     findings: list[Finding] = []
     cut = CutRecord(epoch, plan, {}, {})
     branch = ground_truth.branch_of(plan)
@@ -70,7 +74,7 @@ def record_cut(
 def _check_image(
     ground_truth: GroundTruth, branch: Branch, epoch: int, checkpoint: AgentCheckpoint
 ) -> Iterator[Finding]:
-    """Check that a stored checkpoint equals its captured image and belongs to its branch."""
+    """Check that a stored checkpoint equals its captured image and belongs to the history of its plan."""
     agent = checkpoint.agent
     name = f"epoch {epoch}: checkpoint {checkpoint.number} of {agent}, incarnation {checkpoint.incarnation},"
     difference = ground_truth.difference(checkpoint)
@@ -83,7 +87,7 @@ def _check_image(
 
 
 def _add_gone(branch: Branch, cut: CutRecord) -> None:
-    """Add the agents that had left before the cut, parents before their children."""
+    """Add to the cut the agents that had left before it. Parents are added before their children."""
     waiting = [x for x in branch.histories.values() if x.stopped_at and x.agent not in cut.places]
     is_growing = True
     while waiting and is_growing:
@@ -96,7 +100,8 @@ def _add_gone(branch: Branch, cut: CutRecord) -> None:
 
 
 def _was_born_inside(branch: Branch, cut: CutRecord, agent: str) -> bool:
-    """Return whether the message that created `agent` had left its parent inside the cut. For an initial agent, the result is always true."""
+    """Return whether the message that created `agent` had left its parent inside the cut. For an agent that exists from the start, return
+    True."""
     creations = [
         (channel, index)
         for channel in branch.histories[agent].inward.values()
@@ -113,7 +118,7 @@ def _was_born_inside(branch: Branch, cut: CutRecord, agent: str) -> bool:
 def check_counts(
     ground_truth: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]
 ) -> Iterator[Finding]:
-    """Check orphans and channel states by counting messages."""
+    """Check a cut for orphans and check its channel states by counting messages."""
     outboxes = {agent: _outbox_of(checkpoint) for agent, checkpoint in checkpoints.items() if checkpoint.outbox}
     seen: dict[tuple[str, str], None] = {}
     for (sender, receiver), channel in ground_truth.branch_of(cut.plan).channels.items():
@@ -146,8 +151,8 @@ def check_counts(
 
 
 def _check_outside(cut: CutRecord, channel: ChannelTruth, at: CutPlace) -> Iterator[Finding]:
-    """Check a channel to an agent that is outside the cut and was not gone before it. A message that had left on this
-    channel would be lost."""
+    """Check a channel to an agent outside the cut that had not left the fleet before the cut. If a message had left on this channel inside
+    the cut, it would be lost."""
     left = GroundTruth.left(channel, at)
     lost = left - sum(index < left and count < at.voids for index, count in channel.void.items())
     if lost > 0:
@@ -172,8 +177,8 @@ def _check_channel(
     got: int,
     parked: list[bytes],
 ) -> Iterator[Finding]:
-    """Check that a channel's stored messages in transit and the sender's outbox contain exactly the messages that were
-    sent inside the cut but not consumed inside it."""
+    """Check that a channel's stored messages and the sender's outbox contain exactly the messages that were sent but not consumed inside
+    the cut."""
     sent = _sent_inside(channel, at)
     in_transit = checkpoints[channel.receiver].in_transit.get(channel.sender, ())
     if got == sent and not in_transit and not parked:
@@ -206,7 +211,7 @@ def _check_channel(
 
 
 def _sent_inside(channel: ChannelTruth, at: CutPlace) -> int:
-    """Return how many messages the sender's turns had sent on a channel at its position, including messages in its outbox."""
+    """Return how many messages on the channel had been sent by the sender's position in the cut, including messages in its outbox."""
     return GroundTruth.left(channel, at) + at.parked.get(channel.receiver, 0)
 
 
@@ -257,7 +262,7 @@ def situations(ground_truth: GroundTruth, cut: CutRecord, checkpoints: Mapping[s
 
 
 def situations_at_end(ground_truth: GroundTruth, initial: Container[str]) -> Iterator[str]:
-    """Yield the names of the probes that a finished run hits. `initial` contains the run's initial agents."""
+    """Yield the names of the probes that a finished run hits. `initial` contains the agents that exist from the start of the run."""
     dead_letters, outputs, branch = (
         ground_truth.dead_letters,
         ground_truth.outputs,
@@ -298,7 +303,7 @@ class StopOracle:
         """For each epoch, its open effects, and the running turns that have had effects."""
 
     def on_cut(self, t_ns: int, cut: Cut) -> None:
-        """Evaluate the predicate for a complete epoch."""
+        """Evaluate `stop_when` for the cut of a complete epoch."""
         if self._holds is None:
             return
         try:
@@ -310,7 +315,7 @@ class StopOracle:
             self._said.pop(cut.epoch, None)  # the fleet will fail with the user's error
 
     def on_ended(self, t_ns: int, kind: op.EndFleet) -> Iterator[Finding]:
-        """Check a committed EndFleet operation."""
+        """Check whether the fleet was permitted to end, when an EndFleet operation is committed."""
         effects, turns = self._open.get(kind.epoch, ((), ()))
         if kind.outcome == "stopped" and effects:
             yield "stop", "G12", f"the fleet has stopped in epoch {kind.epoch} with open effects: {', '.join(effects)}"
@@ -325,5 +330,5 @@ class StopOracle:
             yield "stop", "G3", f"the fleet has stopped in epoch {kind.epoch}, and stop_when {reason}"
 
     def required_reason(self, newest: int) -> str:
-        """Return why the fleet must end, given its newest complete epoch, or "" if it need not end."""
+        """Return the reason why the fleet must end after its newest complete epoch, or "" if it need not end."""
         return f"stop_when holds of epoch {newest}, and the fleet has not ended" if self._said.get(newest) else ""

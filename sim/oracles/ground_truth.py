@@ -1,55 +1,59 @@
-"""Ground truth of a simulated run. It records for every message who sent it, who received it, and in which turns it was sent and consumed.
+"""The ground truth of a simulated run: what really happened, regardless of what the product reports. For every message, it records the
+sender, the receiver, and the turns in which the message was sent and consumed.
 
 Theory of operation
 -------------------
-The ground truth records the inputs and outputs of turns, and never uses the product's numbers, stamps, markers or
-vectors. So it shares no assumptions with the protocols that it is used to check.
+The ground truth records the inputs and outputs of turns. The ground truth never uses the product's message numbers, stamps, markers or
+vectors. So it shares no assumptions with the protocols under test.
 
-*Branches.* A recovery plan starts every agent from a checkpoint. The agent's history under the plan begins with the checkpoint's history,
-up to the turn of the image, and continues in the plan's own branch. A host that does not know the newest plan yet (a zombie) continues in
-the old branch. This is allowed, but none of the zombie's work may become visible in a newer branch.
+*Branches.* A recovery plan starts every agent from a checkpoint. Under the plan, the agent's history consists of the checkpoint's history,
+up to the image's turn, and of new turns in the plan's own branch. A host that does not know the newest plan yet (a zombie) continues in the
+branch of an older plan. A zombie may continue, but none of its work may become visible in a newer branch.
 
-*Consumption.* The message that agent j consumes from agent i under plan p must be the next message of channel i → j in
-branch p. If the channel has no next message, the consumed message was never sent (G1), or was sent only in an older
-branch (G9). If the next message is a different message, a message was lost, duplicated or overtaken (G3).
+*Consumption.* If agent j consumes a message from agent i under plan p, it must be the next message of channel i → j in the branch of p. If
+the channel has no next message, the consumed message was never sent (G1) or was sent only in an older branch (G9). If the channel's next
+message is a different one, a message was lost, duplicated or overtaken (G3).
 
-*Positions.* A checkpoint is identified by (agent, incarnation, number, round); the incarnation is the plan under which the checkpoint was
-taken. The checkpoint's position is the number of turns finished before the image, over the agent's whole history. Message counts at a
-position are found by bisection, because a channel records the turn of every send and consumption. Messages that a finished turn has sent
-but that are still in the outbox have not left the sender. They belong to the sender's state, and a restart resends them.
+*Positions.* A checkpoint is identified by its agent, incarnation, number and round. The incarnation is the plan under which the checkpoint
+was taken. A checkpoint's position is the number of turns that the agent had finished before the image, counted over its whole history.
+Because a channel records the turn of every send and consumption, a bisection finds the number of messages at a position. If a finished turn
+has sent messages that are still in the outbox, the messages have not left the sender. Messages in the outbox belong to the sender's state,
+and a restart resends them.
 
-*Void messages.* A message for an agent that does not exist, and a refused creation, become dead letters of their sender. The world reports
-such messages (`on_unroutable`). They remain in the ground truth, because an earlier checkpoint of the sender still contains them, but they
-are skipped. The judge uses `is_created` to check a refused creation.
+*Void messages.* If a message is sent to an agent that does not exist, or a creation is refused, the message becomes a dead letter of its
+sender. The simulated world reports void messages by calling `on_unroutable`. Void messages remain in the ground truth, because earlier
+checkpoints of the sender still contain them, but consumption skips them. The judge uses `is_created` to check a refused creation.
 
-Recording a turn takes one lookup for its branch and agent, one lookup per channel, and otherwise only appends to lists.
+To record a turn, the ground truth looks up the branch, the agent and each channel once, and otherwise only appends to lists.
 
 Oracles of running turns
 ------------------------
-These oracles check steps (G3), waits (G3), rollback requests (G3) and effects (G12).
+The following oracles check steps (G3), waits (G3), rollback requests (G3) and effects (G12).
 
-*Steps.* If a turn has continued after a step, the step is not run again for the same turn, despite crashes and recoveries from any
-checkpoint. There is one exception: if a host was frozen while a plan replaced it, it may still run steps of its older incarnation when it
-resumes, because steps are not fenced. The oracle identifies a turn by what its handler has received: the number of the agent's earlier
-durable turns, the turn's cause and first state, and the outcome of each request. Turns with the same start and outcomes are the same turn.
-Times are ignored, because a replayed turn gets the time of its first run (`ctx.now`) only if it continued after a later step. The oracle
-does not use the product's seeds, digests, logs or counts.
+*Steps.* Once a turn has continued after a step, the step never runs again for that turn, whatever crashes and recoveries happen. There is
+one exception. If a plan replaces a frozen host, the host may still run steps of its older incarnation when it resumes, because steps are
+not fenced. The oracle identifies a turn by everything that its handler has received: the number of the agent's earlier durable turns, the
+turn's cause and first state, and the outcome of each request. Two turns with the same start and the same outcomes count as the same turn.
+The time that the handler reads (`ctx.now`) is ignored, because a replayed turn gets the original time only if it had continued after a
+later step. The oracle does not use the product's seeds, digests, logs or counts.
 
-*Waits.* A durable wait with a time limit ends when this time has passed since the wait first began. No recovery restarts the wait or ends
-it early. A wait is identified like a step: by the start of its turn and the outcomes that the turn has received. A crashed or slow host may
-end a wait late. So the deadline is the latest of three times (the wait's own end, the last load of the agent, and the end of the last
-fault), plus a tolerance. Waits are not checked in runs with clock faults.
+*Waits.* A durable wait with a time limit must end when the limit has passed since the wait first began. A recovery must neither restart
+such a wait nor end it early. Like a step, a wait is identified by the start of its turn and the outcomes that the turn has received. A wait
+on a crashed or slow host may end late. So a wait must end, within a tolerance, by the latest of three times: its own end, the last load of
+the agent, and the end of the last fault. Waits are not checked in runs with clock faults.
 
-*Rollbacks.* An agent that requests a rollback (`ctx.rollback`) takes no further turn in that incarnation, and the fleet is restored once in
-response. The oracle uses the turns that request rollbacks and the entries in the log. If a restore names an agent, this agent must have
-requested a rollback in the named incarnation. A second rollback at the same place for the same reason is left to operators. This rule
-applies as long as the log keeps the plan of the first rollback and no operator has restored the fleet since.
+*Rollbacks.* After an agent requests a rollback (`ctx.rollback`), it takes no further turn in that incarnation, and the fleet is restored
+once. The oracle compares the turns that request rollbacks with the entries in the coordinator's log. If a restore names an agent, this
+agent must have requested a rollback in the incarnation that the restore names. If the same agent requests a second rollback at the same
+place for the same reason, the fleet must leave the decision to operators. This rule about a second rollback applies until the log no longer
+keeps the plan of the first rollback, or an operator restores the fleet.
 
-*Effects.* Despite crashes, a fleet never calls an effect again after a turn has used the effect's outcome, and never calls it under its old
-key after it was undone. The oracle records the keys that are sent to outside services and the outcomes that handlers receive. A key belongs
-to one effect in one generation. Hosts that a plan has replaced may call pending effects for a while: they are not fenced, and the service
-knows their keys. A restored fleet does not repeat the effects that were executed after the epoch to which it was restored. If bytes of a
-complete epoch are lost, the fleet may repeat effects, so the oracle no longer reports anything.
+*Effects.* Whatever crashes happen, a fleet never calls an effect again after a turn has used the effect's outcome. After an effect was
+undone, it is never called under its old key. The oracle records the keys that are sent to outside services and the outcomes that handlers
+receive. A key belongs to one call of an effect, and a repeated effect gets a new key. Hosts that a plan has replaced may still call pending
+effects for a while. Calls by replaced hosts are not fenced, but the outside service recognizes their keys. A restored fleet does not repeat
+the effects that were executed after the epoch to which it was restored. If bytes of a complete epoch are lost, the fleet may repeat
+effects, so the oracle then reports nothing.
 """
 
 from bisect import bisect_right
@@ -98,7 +102,7 @@ TurnPosition = tuple[object, ...]
 
 
 class WaitOracle:
-    """Oracle that checks the waits in one run."""
+    """Oracle that checks when the durable waits in one run end."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -112,7 +116,7 @@ class WaitOracle:
         self._loaded_ns[agent] = t_ns
 
     def on_waiting(self, t_ns: int, place: TurnPosition, timeout_ns: int, *, is_again: bool) -> None:
-        """Record that a turn waits. `is_again` means that the turn was restored from a checkpoint that was taken during this wait."""
+        """Record that a turn is waiting. `is_again` means that the turn was restored from a checkpoint taken during this wait."""
         if not is_again or place not in self._due_ns:
             due_ns = t_ns + timeout_ns
             least_ns, most_ns = self._due_ns.get(place, (due_ns, due_ns))
@@ -121,7 +125,7 @@ class WaitOracle:
     def on_over(
         self, t_ns: int, agent: str, place: TurnPosition, found: JournalEntry, faults: Sequence[ExecutedFault]
     ) -> None:
-        """Check that a wait has ended in time. `faults` lists the faults executed so far."""
+        """Check that a wait has ended at the right time. `faults` lists the faults that have been executed so far."""
         due = self._due_ns.get(place)
         is_timed = (found.kind, found.outcome) == ("sleep", DONE) or found.outcome == LATE
         if due is None or not is_timed or any(fault.kind == "clock" for fault in faults):
@@ -143,14 +147,13 @@ def _s(span_ns: int) -> str:
 
 
 class StepRun(msgspec.Struct):
-    """One run of a handler for a turn.
+    """One execution of a turn's handler.
 
     Attributes:
-        begun: the turn's identity: the agent, the number of its earlier durable turns, the turn's cause, and its first state.
-        seen: outcomes of all the turn's requests so far.
-        asked: step that is running, or None.
+        begun: the identity of the turn, which consists of the agent, the number of its earlier durable turns, the turn's cause, and its
+            first state.
+        seen: outcomes of all requests that the turn has made so far.
         is_counted: whether the turn is already counted as a durable turn.
-        has_failed: whether the durable handler has raised an exception.
     """
 
     begun: tuple[object, ...]
@@ -161,8 +164,8 @@ class StepRun(msgspec.Struct):
 
 
 class StepOracle:
-    """Oracle that checks the steps in one run. Each agent's events must be reported in order. `waits` is the oracle
-    that checks waits with a time limit."""
+    """Oracle that checks the steps in one run. The events of each agent must be reported in order. The attribute `waits` is the oracle for
+    waits with a time limit."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -176,22 +179,22 @@ class StepOracle:
         """Number of durable turns before each checkpoint, by (agent, incarnation, checkpoint number)."""
 
     def place_of(self, agent: str, incarnation: int) -> tuple[object, ...]:
-        """Return what identifies the current point in the agent's turn: the turn's start, and all outcomes that the turn has received."""
+        """Return the identity of the current point in the agent's turn: the turn's start and all outcomes that the turn has received."""
         run = self._runs[agent, incarnation]
         return (*run.begun, *run.seen)
 
     def on_captured(self, agent: str, incarnation: int, number: int) -> None:
-        """Record the number of durable turns before a checkpoint."""
+        """Record the number of durable turns that precede a checkpoint."""
         self._captured[agent, incarnation, number] = self._counts.get((agent, incarnation), 0)
 
     def on_loaded(self, agent: str, incarnation: int, checkpoint: AgentCheckpoint | None) -> None:
-        """Record that the agent resumes from a checkpoint. None means that it starts in its initial state."""
+        """Record that the agent resumes from a checkpoint. None means that the agent starts in its initial state."""
         if checkpoint is not None:
             place = agent, checkpoint.incarnation, checkpoint.number
             self._counts[agent, incarnation] = self._captured.get(place, 0)
 
     def on_started(self, turn: StartTurn, state: bytes) -> None:
-        """Record that a turn, or a turn's next segment, starts. `state` is the agent's encoded state."""
+        """Record that a turn or its next segment starts. `state` is the agent's encoded state."""
         place = turn.agent, turn.incarnation
         count, saved = self._counts.get(place, 0), turn.turn
         if saved is not None:
@@ -208,7 +211,8 @@ class StepOracle:
                 run.asked = None
 
     def on_ended(self, ended: TurnEnded | TurnFailed) -> None:
-        """Record that a turn has ended, or that its handler now waits. Outcomes of requests that were answered at once are recorded too."""
+        """Record that a turn has ended or that its handler is waiting. Also record the outcomes of requests that were answered
+        immediately."""
         run = self._runs.get((ended.agent, ended.incarnation))
         if run is None:
             return
@@ -223,7 +227,7 @@ class StepOracle:
             self._count(ended.agent, ended.incarnation, run)
 
     def on_dead_lettered(self, agent: str, incarnation: int) -> None:
-        """Record that the turn's message was dead-lettered."""
+        """Record that the message of the agent's current turn was dead-lettered."""
         run = self._runs.get((agent, incarnation))
         if run is not None and run.has_failed:
             self._count(agent, incarnation, run)
@@ -234,7 +238,7 @@ class StepOracle:
             self._counts[agent, incarnation] = self._counts.get((agent, incarnation), 0) + 1
 
     def on_step(self, t_ns: int, agent: str, incarnation: int, name: str) -> None:
-        """Check that a step that is being run may be run for its turn."""
+        """Check that a step that starts to run may run for its turn."""
         run = self._runs[agent, incarnation]
         run.asked = (*run.begun, _timeless(run.seen), name)
         continued = self._continued_steps.get(run.asked)
@@ -257,7 +261,7 @@ class RollbackOracle:
     """Oracle that checks the rollback requests in one run.
 
     Attributes:
-        asked: time at which each (agent, incarnation) requested a rollback.
+        asked: for each agent and incarnation that requested a rollback, the time of the request.
     """
 
     def __init__(self, report: Report) -> None:
@@ -276,7 +280,7 @@ class RollbackOracle:
             self._report("rollback", "G3", t_ns, f"{agent} has asked that the fleet goes back, and takes a turn")
 
     def on_restored(self, t_ns: int, kind: op.Restore, plan: int) -> None:
-        """Check that a restore that names an agent was requested by this agent, and was not granted before."""
+        """Check that an agent named in a restore has requested the restore, and that the same request was not granted before."""
         if not kind.agent:
             self._granted.clear()
             return
@@ -289,7 +293,7 @@ class RollbackOracle:
 
 
 class EffectOracle:
-    """Oracle that checks the effects in one run. `inputs` is the oracle that records whether bytes of a complete epoch were lost."""
+    """Oracle that checks the effects in one run. The oracle `inputs` records whether bytes of a complete epoch were lost."""
 
     def __init__(self, report: Report, inputs: InputOracle) -> None:
         self._report = report
@@ -298,7 +302,8 @@ class EffectOracle:
         self._ended: dict[str, None] = {}
 
     def on_called(self, t_ns: int, agent: str, incarnation: int, key: str, *, is_present: bool) -> None:
-        """Check that an agent may call an effect under this outside key. `is_present` means that the call was made under the newest plan."""
+        """Check that an agent may call an effect under this key, which the outside service receives. `is_present` means that the call was
+        made under the newest plan."""
         self._called[agent, incarnation] = key
         if is_present and key + UNDO in self._ended and not self._inputs.has_lost_bytes:
             self._report("effects", "G12", t_ns, f"{agent} calls an effect under a key that was undone: {key}")
@@ -307,7 +312,7 @@ class EffectOracle:
             self._report("effects", "G12", t_ns, text)
 
     def on_started(self, turn: StartTurn) -> None:
-        """If a turn's next segment starts with the outcome of an effect, record that the effect has ended."""
+        """If a turn's next segment starts with an effect's outcome, record that the effect has ended."""
         entry = turn.found
         key = self._called.pop((turn.agent, turn.incarnation), "") if entry is not None else ""
         if entry is not None and key and (entry.kind, entry.outcome) == ("effect", DONE):
@@ -318,18 +323,12 @@ class GroundTruth:
     """Ground truth of one run, with all its branches.
 
     Attributes:
-        branches: branches by plan.
         newest_plan: number of the newest plan that any host has followed.
         captured: every captured image, by the checkpoint's identity.
-        places: each agent's index in vector clocks.
+        places: for each agent, its index in vector clocks.
         messages: number of messages consumed by turns.
         zombie_turns: number of turns taken under a plan that was not the newest.
-        dead_lettered, unroutable: number of messages that became dead letters of their receiver, and of their sender.
-        inputs: oracle for clients' inputs and the answers to them.
-        outputs: oracle for released outputs.
-        dead_letters: oracle for dead letters and operator commands.
-        steps, effects: oracles for steps and for effects.
-        rollbacks: oracle for rollback requests.
+        dead_lettered, unroutable: number of messages that became dead letters of their receivers, and of their senders, respectively.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
@@ -367,10 +366,10 @@ class GroundTruth:
         spawns: list[Spawn],
         draws: Draws | None = (),
     ) -> None:
-        """Record that a turn or segment has ended.
+        """Record that a turn or a segment of a turn has ended.
 
-        `what` is "start", "create", "message", "timer", "input", "segment", "stashed" or "letter". Only "create" and "message" consume a
-        message.
+        `what` is "start", "create", "message", "timer", "input", "segment", "stashed" or "letter". Only a "create" or "message" turn
+        consumes a message.
         """
         if plan != self._plan_now:
             self._turn_to(plan)
@@ -412,10 +411,10 @@ class GroundTruth:
             self._tick(plan, history, channel)
 
     def on_dead_lettered(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes | None) -> None:
-        """Record that a message became a dead letter of its receiver. The message counts as consumed. Its only effect
-        is that a call is refused.
+        """Record that a message became a dead letter of its receiver. The dead-lettered message counts as consumed. If the dead letter is a
+        call, the caller gets a refusal, and there is no other effect.
 
-        If `payload` is None, the payload is unknown, and the message is the channel's next message.
+        If `payload` is None, the payload is unknown, and the dead letter is the channel's next message.
         """
         self.dead_lettered += 1
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
@@ -431,9 +430,9 @@ class GroundTruth:
     def on_taken(
         self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes, *, is_stashed: bool
     ) -> None:
-        """Record a message or input that was consumed during a durable turn. If `is_stashed`, it gets its own turn later.
+        """Record a message or input that was consumed during a durable turn. If `is_stashed` is True, the message gets its own turn later.
 
-        If `what` is "stashed", the message had already been consumed before.
+        If `what` is "stashed", the message had already been consumed.
         """
         self._consume_alone(t_ns, plan, agent, "taken-" + what, sender, payload)
         if is_stashed:
@@ -476,7 +475,7 @@ class GroundTruth:
         history.inputs[payload] = history.turns
 
     def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes, *, is_dead_letter: bool = False) -> None:
-        """Record that the agent's last turn answered this input, or the input's dead letter."""
+        """Record that the agent's last turn answered this input, or answered the dead letter that the input had become."""
         self.inputs.on_replied(payload, reply)
         history = self.history_of(plan, agent)
         if is_dead_letter:
@@ -495,7 +494,7 @@ class GroundTruth:
         self.rollbacks.on_restored(t_ns, kind, plan)
 
     def on_effect_recorded(self, t_ns: int, plan: int, agent: str, payload: bytes) -> None:
-        """Record an output that the runtime emitted for the agent between two turns, which reports an effect."""
+        """Record an output about an effect, which the runtime emitted for the agent between two turns."""
         self._consume_alone(t_ns, plan, agent, "taken-effect", "", payload)
         self.on_emitted(plan, agent, EFFECTS_TOPIC.encode() + b" " + payload)
 
@@ -515,7 +514,8 @@ class GroundTruth:
         )  # fmt: skip
 
     def is_created(self, plan: int, agent: str) -> bool:
-        """Return whether this branch contains a creation of `agent` that is not void. If so, any other creation must be refused."""
+        """Return whether this branch contains a valid creation of `agent`, which means a creation that is not void. If so, all other
+        creations of the agent must be refused."""
         history = self.branch_of(plan).histories.get(agent)
         return history is not None and any(
             payload[:1] == CREATE and index not in channel.void
@@ -524,11 +524,11 @@ class GroundTruth:
         )
 
     def on_left(self, plan: int, sender: str, receiver: str, *, is_in_turn: bool, t_ns: int = 0) -> None:
-        """Record that a channel's next message has left its sender's outbox. If the world never calls this method, the
-        tracking of dependencies is not checked.
+        """Record that a channel's next message has left its sender's outbox. If the world never calls this method, dependencies are not
+        checked for tracking.
 
-        `is_in_turn` means that the sender is in a turn, or will retry a failed turn. In this case, the protocol has
-        already processed the messages that this turn consumes.
+        `is_in_turn` means that the sender is in a turn, or will retry a failed turn. If so, the protocol has already processed the messages
+        that this turn consumes.
         """
         history = self.history_of(plan, sender)
         if 0 < history.failed_ns < t_ns:
@@ -566,7 +566,7 @@ class GroundTruth:
         self._plan_now = plan
 
     def _tick(self, plan: int, history: AgentHistory, channel: ChannelTruth | None) -> None:
-        """Append the agent's vector clock after its latest turn. The agent's own component is the number of its turns."""
+        """Append the agent's vector clock after its latest turn. The agent's own component of the clock is the number of its turns."""
         clock = history.clocks[-1]
         if channel is not None and 0 < len(channel.consumed_at) <= len(channel.sent_at):
             sent_at = channel.sent_at[len(channel.consumed_at) - 1]
@@ -592,7 +592,7 @@ class GroundTruth:
             channel.consumed_at.append(turn)
 
     def _consume_mismatch(self, t_ns: int, plan: int, channel: ChannelTruth, turn: int, payload: bytes) -> None:
-        """Report that a consumed payload is not the channel's next message, unless only void messages precede it."""
+        """Report a consumed payload that is not the channel's next message, where void messages are skipped."""
         self._skip_void(channel, turn)
         index = len(channel.consumed_at)
         if index < len(channel.sent) and channel.sent[index] == payload:
@@ -652,7 +652,7 @@ class GroundTruth:
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> Captured:
-        """Record an image of the agent that was captured after all turns and dead letters recorded so far."""
+        """Record an image of the agent that was captured after all turns and dead letters that have been recorded so far."""
         history = self.history_of(plan, agent)
         parked: dict[str, int] = {}
         for message in control.outbox:
@@ -683,7 +683,7 @@ class GroundTruth:
         return captured
 
     def difference(self, checkpoint: AgentCheckpoint) -> str:
-        """Return how a checkpoint differs from its captured image, or "" if they are equal."""
+        """Describe how a checkpoint differs from its captured image, or return "" if they are equal."""
         captured = self.find(checkpoint)
         if captured is None:
             return "was never captured"
@@ -694,7 +694,7 @@ class GroundTruth:
         return ""
 
     def find(self, checkpoint: AgentCheckpoint) -> Captured | None:
-        """Return the captured image to which a checkpoint belongs, or None if no such image was captured."""
+        """Return the captured image of a checkpoint, or None if no such image was captured."""
         key = (checkpoint.agent, checkpoint.incarnation, checkpoint.number, checkpoint.round)
         return self.captured.get(key)
 
@@ -702,18 +702,19 @@ class GroundTruth:
 
     @staticmethod
     def left(channel: ChannelTruth, place: CutPlace) -> int:
-        """Return how many of a channel's messages had left the sender at its position, including void messages."""
+        """Return how many of a channel's messages had left the sender when it was at this position, including void messages."""
         return bisect_right(channel.sent_at, place.turns) - place.parked.get(channel.receiver, 0)
 
     @staticmethod
     def got(channel: ChannelTruth, place: CutPlace) -> int:
-        """Return how many of a channel's messages the receiver had consumed at its position, including void messages."""
+        """Return how many of a channel's messages the receiver had consumed when it was at this position, including void messages."""
         return bisect_right(channel.consumed_at, place.turns)
 
     # ---- branching ------------------------------------------------------------------------------------------------
 
     def start_branch(self, plan: int, cut: CutRecord | None) -> Branch:
-        """Create the branch for a plan that starts from a cut, where None means the initial states. Only events inside the cut are copied."""
+        """Create the branch for a plan that starts from a cut, where None means the initial states. Only events inside the cut are copied
+        to the new branch."""
         if cut is None:
             return self.branch_of(plan)
         source = self.branch_of(cut.plan)
@@ -779,7 +780,7 @@ def _record_deferral(history: AgentHistory, payload: bytes, *, is_over: bool) ->
 
 
 def _end_deferred_retry(history: AgentHistory, sender: str, payload: bytes) -> None:
-    """Remove the deferred command to retry a dead letter, after the dead letter has had its turn."""
+    """Remove the deferred command to retry a dead letter after the retry has run."""
     for command in stash_of(history.put_off):
         if is_retry_of(command, sender, payload):
             _record_deferral(history, command, is_over=True)

@@ -24,7 +24,7 @@ Draws = tuple[object, ...]
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
-    """Outcome of an attempt to run a step in a plain turn."""
+    """Outcome of an attempt to run a step in a turn that is not durable."""
 
     value: object = None
     error: Exception | None = None
@@ -45,9 +45,9 @@ class ChannelTruth(msgspec.Struct):
         sent: payloads of the messages, in order.
         sent_at: for each message, the sender's turn that sent it.
         consumed_at: for each message consumed so far, the receiver's turn that consumed or skipped it.
-        departed_at: for each message that has left, the sender's turn that had most recently begun or ended, or -1 if
-            this turn is not in the branch. Empty if the world does not report departures.
-        void: maps the index of each void message to the number of void messages that the sender had before it. Void messages never arrive.
+        departed_at: for each message that has left, the sender's turn that had most recently begun or ended, or -1 if this turn is not in
+            the branch. The list is empty if the world does not report departures.
+        void: for the index of each void message, the number of void messages that the sender had before it. Void messages never arrive.
     """
 
     sender: str
@@ -60,7 +60,7 @@ class ChannelTruth(msgspec.Struct):
 
 
 class Turn(msgspec.Struct):
-    """A turn's input and the messages that it sent, for replaying the turn."""
+    """A turn's input and the messages that it sent, recorded so that the turn can be replayed."""
 
     plan: int
     what: str
@@ -75,10 +75,9 @@ class Captured(msgspec.Struct, frozen=True):
     """A captured image of an agent.
 
     Attributes:
-        turns: number of turns that had finished before the image was captured.
+        turns: number of turns that the agent had finished before the image was captured.
         voids: number of the agent's messages that had become void before the image was captured.
-        parked: for each receiver, the number of messages that these turns had sent but that had not left.
-        digest: digest of the state.
+        parked: for each receiver, the number of messages that had been sent but were still in the outbox.
         rest: digest of the agent's other data (outbox, spawns, timers, dead letters, protocol state, inputs, outputs).
     """
 
@@ -100,10 +99,10 @@ class Captured(msgspec.Struct, frozen=True):
 
 
 class DeadLetterChange(msgspec.Struct, frozen=True):
-    """Event in which a message became a dead letter or, if `is_over` is set, ceased to be a dead letter.
+    """Event in which a message became a dead letter, or, if `is_over` is True, stopped being one.
 
-    `turns` and `voids` state when the change happened. For a dead letter of its sender, only `voids` is used.
-    `is_counted` means that the dead letter was handled rather than dropped.
+    The counts `turns` and `voids` state when the change happened. If the message is a dead letter of its sender, only `voids` is used. The
+    flag `is_counted` means that the dead letter was handled rather than dropped.
     """
 
     turns: int
@@ -114,12 +113,12 @@ class DeadLetterChange(msgspec.Struct, frozen=True):
     is_counted: bool = True
 
     def is_inside(self, turns: int, voids: int) -> bool:
-        """Return whether the change happened no later than the position with these counts."""
+        """Return whether the change happened before or at the position with these counts."""
         return self.turns <= turns and self.voids <= voids
 
 
 class CommandEffect(msgspec.Struct, frozen=True):
-    """An operator command that was consumed, with or without a turn, after this number of turns."""
+    """An operator command, consumed with or without a turn, and the number of turns that the agent had finished by then."""
 
     turns: int
     verb: str
@@ -130,25 +129,26 @@ class AgentHistory(msgspec.Struct):
     """An agent's history in one branch.
 
     Attributes:
-        turns: number of finished turns, including turns in earlier branches that lead to this branch.
-        origin: image from which the agent starts in the branch. None if the agent started in its initial state or did not exist.
+        turns: number of turns that the agent has finished, including turns in earlier branches that lead to this branch.
+        origin: image from which the agent starts in the branch, or None if the agent started in its initial state or did not exist.
         stopped_at: turn in which the agent stopped, or 0 if it has not stopped.
         voids: number of the agent's messages that have become void.
-        failed_ns: time at which a checkpoint of the agent failed, after which its work cannot be saved under this plan.
-            0 if no checkpoint failed.
-        inputs: for each input's payload, the turn that consumed or dead-lettered the input.
+        failed_ns: time at which a checkpoint of the agent failed, or 0 if none failed. Work after that time cannot be saved under this
+            plan.
+        inputs: for each input's payload, the turn in which the input was consumed or dead-lettered.
         replies: for each input's payload, the answer that its turn gave.
-        answered: for each input's payload, the turn or segment that ended with the answer.
-        dead_letter_answers: for each input's payload, the answers that turns gave to its dead letter. The client may
-            receive these answers too.
-        put_off: messages that were deferred to a later turn, and the ends of these deferrals. Each item contains the
-            number of turns, the payload, and whether the deferral has ended.
-        outputs: turn and bytes of each emitted output, in order.
-        dead_letters: changes of dead letters.
-        words: operator commands about dead letters that were consumed.
-        captured: images in order, including images from before the branch.
-        log: turns, in order. Empty unless turns are to be replayed.
-        clocks: vector clock after each turn. Entry 0 is the clock before the first turn. Components are indexed by `GroundTruth.places`.
+        answered: for each input's payload, the turn or segment that gave the answer.
+        dead_letter_answers: for each input's payload, the answers that turns gave to the dead letter that the input had become. The client
+            may receive these answers too.
+        put_off: events in which a message was deferred to a later turn, or in which a deferral ended. Each such event contains the number
+            of finished turns, the message's payload, and whether the deferral has ended.
+        outputs: for each emitted output, in order, its turn and its bytes.
+        dead_letters: events in which messages became dead letters or stopped being dead letters.
+        words: consumed operator commands about dead letters.
+        captured: captured images of the agent in order, including images from before the branch.
+        log: turns, in order. The list is empty unless turns are to be replayed.
+        clocks: the agent's vector clock after each turn. Entry 0 is the clock before the first turn. The index of an agent's component is
+            its entry in `GroundTruth.places`.
     """
 
     agent: str
@@ -173,10 +173,10 @@ class AgentHistory(msgspec.Struct):
 
 
 class Branch(msgspec.Struct):
-    """History of all agents under one plan, including the history that led to the plan.
+    """The history of all agents under one plan, including the history that led to the plan.
 
     Attributes:
-        loaded: agents that a host has started under this plan.
+        loaded: ids of the agents that a host has started under this plan.
     """
 
     plan: int
@@ -196,7 +196,8 @@ class CutPlace(msgspec.Struct, frozen=True):
 
 
 class CutRecord(msgspec.Struct):
-    """A cut of a branch. It contains the positions of the agents in the cut, and of agents that had left before it.
+    """A cut of the history under one plan. The record contains the positions of the agents in the cut, and of agents that had left before
+    it.
 
     Attributes:
         checkpoints: for each agent, the digest of its checkpoint on disk when the epoch became complete.
@@ -215,12 +216,12 @@ NOWHERE = CutPlace(0, 0, {})
 
 
 def digest_of(data: bytes) -> bytes:
-    """Return the digest of `data` that is used for comparisons."""
+    """Return the digest of `data`, which is used for comparisons."""
     return blake3(data).digest(DIGEST_BYTES)
 
 
 def rest_of(image: Control | AgentCheckpoint) -> bytes:
-    """Return the digest of an agent's data other than its state and channels."""
+    """Return the digest of an agent's data, apart from its state and its channels."""
     fields = (
         image.is_started,
         image.is_leaving,
@@ -239,8 +240,8 @@ def rest_of(image: Control | AgentCheckpoint) -> bytes:
 
 
 def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
-    """Return an image's durable turn with its whole journal. In a captured image, the sealed parts of the journal are
-    added; a checkpoint already contains them."""
+    """Return the durable turn in an image, with its complete journal. If the image was captured and not stored, add the sealed parts of the
+    journal, which stored checkpoints already contain."""
     if isinstance(image, AgentCheckpoint) or image.turn is None or image.sealed is None:
         return image.turn
     entries = [entry for run in image.sealed.runs for entry in _run_decoder.decode(run)]
@@ -248,7 +249,7 @@ def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
 
 
 def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:
-    """Return the payloads that are still deferred, in order. A command that undoes a failed turn comes first."""
+    """Return the payloads of the messages that are still deferred, in order. A command that undoes a failed turn comes first."""
     stash: list[bytes] = []
     for _, payload, is_over in put_off:
         if is_over:
@@ -261,5 +262,5 @@ def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:
 
 
 def show(payload: bytes) -> str:
-    """Return a payload as text, shortened if necessary."""
+    """Format a payload as text, shortened if necessary."""
     return repr(payload if len(payload) <= 40 else payload[:37] + b"...")

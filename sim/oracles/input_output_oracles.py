@@ -1,41 +1,41 @@
-"""Oracles for data that enters or leaves the fleet: clients' inputs (R1), answers to them (R2), released outputs (R2),
-and dead letters with their operator commands.
+"""Oracles for data that enters or leaves the fleet. The oracles check clients' inputs (R1), answers to inputs (R2), released outputs (R2),
+dead letters, and operator commands.
 
-*Inputs.* An acknowledged input takes effect exactly once, despite crashes and rollbacks (R1), and a final answer is never revoked (R2).
-Both guarantees hold unless the bytes of a complete epoch are lost. The simulated clients report their inputs and the answers that they
-receive. The ground truth records which inputs were consumed in each history, by turns or as dead letters. Each input is identified by its
-bytes, which are unique, so the oracle does not need the product's numbers, keys and logs.
+*Inputs.* An acknowledged input takes effect exactly once, despite crashes and rollbacks (R1), and a final answer is never revoked (R2). The
+guarantees R1 and R2 hold unless the bytes of a complete epoch are lost. The simulated clients report their inputs and the answers that they
+receive. The ground truth records which inputs were consumed in each history, either by a turn or as a dead letter. Each input is identified
+by its bytes, which are unique. So the oracle does not need the product's numbers, keys and logs.
 
-*Dropped inputs.* A restore may drop inputs. Then an input that was accepted before the restore, but not consumed in the epoch to which the
-fleet is restored, has no effect in later histories (R1). If a client resends such an input, the answer must not be that it was already
-accepted. The oracle uses only which plan drops inputs, and from which cut this plan starts. A later plan that starts from the same epoch
-drops the same inputs; a plan that starts from a later epoch in that history inherits the drop. Inputs accepted by a host that follows the
-dropping plan, or a later plan, were not dropped. All other inputs may have been in transit.
+*Dropped inputs.* A restore may drop inputs that were accepted before it. A dropped input is not consumed in the epoch to which the fleet is
+restored, and has no effect in later histories (R1). If a client resends a dropped input, the answer must not be that the input was already
+accepted. To check this, the oracle uses only the plan that drops inputs and the cut from which the plan starts. A later plan that starts
+from the same epoch drops the same inputs. A plan that starts from a later epoch in that history inherits the drop. An input was not dropped
+if a host accepted it under the dropping plan or a later plan. All other inputs may have been in transit at the time of the restore, so they
+may have been dropped.
 
-*Clients.* The input oracle also checks what a client's core promises to its program (`client/core.py`):
+*Clients.* The input oracle also checks the following promises of a client's core to its program (`client/core.py`).
 
-- The core reports "taken" only after a host has accepted the input.
+- The core reports an input as "taken" only after a host has accepted it.
 - An input that the core reports as not taken is never consumed, unless it is resent.
-- If several of a client's inputs to the same agent have receipts, they were accepted in the order in which they were
-  sent, except for inputs whose outcome was once in doubt.
-- Each send ends at its deadline.
+- If several of a client's inputs to the same agent have receipts, they were accepted in the order in which they were sent. Inputs whose
+  outcome was once in doubt are exempt.
+- Each send ends no later than its deadline.
 - Every answer that the core passes on was given by a turn of the agent.
 
-*Outputs.* The released outputs are exactly the outputs in the history of their cut, each once and in order, and the outputs of rolled-back
+*Outputs.* The released outputs are exactly the outputs in the history of their cut, each once and in order. The outputs of rolled-back
 epochs are explicitly reverted (R2). The ground truth records the outputs of each turn. Each output is identified by its bytes, which are
-unique. When a leader reports a release, the oracle reads the release file like a reader that began with the first file. Such a reader
-reverts the outputs of epochs above `after`, and then adds the new outputs. The reader must then have, for each agent in the cut, exactly
-the outputs that the agent's turns had emitted by the agent's position in the cut. All outputs of an agent that has left must be released.
-The product's output numbers are used only to check that they are consecutive.
+unique. When a leader reports a release, the oracle reads the release file in the same way as a reader that has read all earlier files. Such
+a reader reverts the outputs of all epochs after the epoch `after`, and then adds the new outputs. For each agent in the cut, the reader
+must then have exactly the outputs that the agent's turns had emitted by its position in the cut. If an agent has left the fleet, all its
+outputs must be released. The product's output numbers are used only to check that they are consecutive.
 
-*Dead letters.* Each operator command takes effect once, and a retried dead letter has one turn. The ground truth
-records every message that becomes a dead letter, and every turn of a retried dead letter. So for each agent, it
-determines which dead letters the agent has at its position in a cut, and how many: all messages that were
-dead-lettered, minus those that had a turn later. The checkpoint must agree. If a command takes no turn, the world
-reports the agent's answer, which says either that the dead letter was dropped or that there is no such dead letter.
+*Dead letters.* Each operator command takes effect exactly once, and a retried dead letter gets exactly one turn. The ground truth records
+every message that becomes a dead letter, and every turn of a retried dead letter. So it can determine which dead letters an agent has at
+its position in a cut: all dead-lettered messages except those that had a turn later. The checkpoint must agree. If a command is executed
+without a turn, the world reports the agent's answer: either the dead letter was dropped, or it does not exist.
 
-Dead letters are numbered in order, so the ground truth can determine their numbers too. A command identifies its dead
-letter by the number, and by a digest of the sender and the payload, which is part of the wire format.
+Dead letters are numbered in order, so the ground truth can also determine their numbers. A command identifies its dead letter by its number
+and by a digest of its sender and payload. The digest is part of the wire format.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -70,8 +70,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """A restore that dropped inputs: its plan, the time of its commit, and the number of turns of each agent in the cut
-    from which the plan starts."""
+    """A restore that dropped inputs, with its plan, the time of its commit, and the number of turns of each agent in the plan's cut."""
 
     plan: int
     at_ns: int
@@ -79,7 +78,7 @@ class Drop(msgspec.Struct, frozen=True):
 
 
 class Drops:
-    """All restores in one run that dropped inputs."""
+    """The restores in one run that dropped inputs."""
 
     def __init__(self) -> None:
         self._of_epoch: dict[int, Drop] = {}
@@ -101,13 +100,13 @@ class Drops:
         self._of_plan[plan] = [*before, *own]
 
     def on_taken(self, plan: int, payload: bytes, *, is_repeated: bool) -> None:
-        """Record that a host that follows this plan has accepted an input or, if `is_repeated`, has answered that the
-        input had already been accepted."""
+        """Record that a host has accepted an input under this plan. If `is_repeated` is True, the host has answered that it had accepted
+        the input before."""
         plans = self._repeated if is_repeated else self._accepted
         plans[payload] = max(plan, plans.get(payload, 0))
 
     def of_plan(self, plan: int) -> list[Drop]:
-        """Return the restores in a plan's history that dropped inputs."""
+        """Return the restores in the history of a plan that dropped inputs."""
         return self._of_plan.get(plan, [])
 
     def may_be_missing(self, plan: int, payload: bytes) -> bool:
@@ -115,13 +114,12 @@ class Drops:
         return any(self._accepted.get(payload, 0) < drop.plan for drop in self._of_plan.get(plan, []))
 
     def was_reported_accepted(self, plan: int, payload: bytes) -> bool:
-        """Return whether the answer to a resent input was that it had already been accepted, although the plan that
-        answered had dropped the input."""
+        """Return whether a resent input was answered with "already accepted" under a plan that had dropped it."""
         last = max([drop.plan for drop in self._of_plan.get(plan, [])], default=0)
         return self._repeated.get(payload, 0) >= last > 0
 
     def was_dropped(self, plan: int, agent: str, acknowledged_ns: int, turn: int) -> bool:
-        """Return whether an input that was acknowledged at this time had been dropped before this turn in the plan's history."""
+        """Return whether an input acknowledged at this time had been dropped before this turn in the plan's history."""
         return any(
             acknowledged_ns < drop.at_ns and turn > drop.turns.get(agent, 0) for drop in self._of_plan.get(plan, [])
         )
@@ -131,17 +129,16 @@ class InputRecord(msgspec.Struct):
     """The oracle's record of a client's input.
 
     Attributes:
-        serial: position among the client's inputs, in the order in which they were sent.
-        acknowledged_ns: time at which the client got the receipt, or 0 if it has none yet.
-        number: number in the receipt.
-        answer: final answer that the client received, or None if there is none yet.
-        is_given_up: whether the input's outcome was once in doubt, or no client waits for it. Such an input may be
+        serial: position among the client's inputs, in send order.
+        acknowledged_ns: time at which the client received the receipt, or 0 if it has received none yet.
+        number: input number in the receipt.
+        answer: final answer that the client received, or None if it has received none yet.
+        is_given_up: whether the input's outcome was once in doubt, or the client has stopped waiting for it. If so, the input may be
             accepted after later inputs.
         is_denied: whether the client was informed that the input was certainly not accepted, and has not resent it.
-        is_consumed: whether the input was consumed in any history.
         is_reported_dead_letter: whether the client was informed that the input is a dead letter.
-        words: numbers under which hosts have accepted the input, now or before.
-        replies: answers that turns in any history gave to the input.
+        words: all numbers under which hosts have accepted the input.
+        replies: all answers that turns, in any history, gave to the input.
     """
 
     agent: str
@@ -159,12 +156,12 @@ class InputRecord(msgspec.Struct):
 
 
 class InputOracle:
-    """Oracle that checks the inputs in one run, and the answers to them.
+    """Oracle that checks the clients' inputs in one run and the answers to them.
 
     Attributes:
-        offered: records of all inputs that clients have sent, by payload.
-        drops: restores that dropped inputs.
-        has_fallen_back: whether the fleet was rolled back to before a complete epoch, because the epoch's bytes were lost or by a restore.
+        offered: for each input's payload, the record of the input.
+        has_fallen_back: whether the fleet was rolled back to a point before a complete epoch, either by a restore or because the epoch's
+            bytes were lost.
         has_lost_bytes: whether bytes of a complete epoch were lost, so that a plan started from an older epoch.
     """
 
@@ -183,25 +180,25 @@ class InputOracle:
         self.offered[payload] = InputRecord(agent, client, serial)
 
     def on_offered_again(self, payload: bytes, serial: int) -> None:
-        """Record that the client resends an input, after all its earlier inputs."""
+        """Record that the client resends an input, which now follows all inputs that it has sent before."""
         offered = self.offered[payload]
         if offered.is_denied:
             offered.serial = serial
         offered.is_denied = False
 
     def on_given_up(self, payload: bytes) -> None:
-        """Record that the client no longer waits for an input, or that it got the outcome "unknown"."""
+        """Record that the client has stopped waiting for an input, or that the outcome it received is "unknown"."""
         self.offered[payload].is_given_up = True
 
     # ---- receipts -------------------------------------------------------------------------------------------------
 
     def on_taken(self, payload: bytes, plan: int, number: int, *, is_repeated: bool) -> None:
-        """Record that a host that follows this plan has answered that it accepts an input, or that it had already accepted it."""
+        """Record that a host has answered, under this plan, that it accepts an input or has already accepted it."""
         self.drops.on_taken(plan, payload, is_repeated=is_repeated)
         self.offered[payload].words.append(number)
 
     def on_acknowledged(self, t_ns: int, payload: bytes, number: int) -> None:
-        """Check a receipt that a client has got. A client may get several receipts for an input."""
+        """Check a receipt that a client has received. A client may receive several receipts for the same input."""
         offered = self.offered[payload]
         if number not in offered.words:
             text = f"{offered.client} was told that {show(payload)} is input {number} of {offered.agent}, and no host has said so"
@@ -223,7 +220,7 @@ class InputOracle:
         others.append(offered)
 
     def on_denied(self, t_ns: int, payload: bytes, why: str) -> None:
-        """Check an answer to a client that says that its input was certainly not accepted since it was last sent."""
+        """Check an answer that informs a client that its input was certainly not accepted since it was last sent."""
         offered = self.offered[payload]
         if offered.acknowledged_ns or offered.is_given_up:
             return  # an earlier send may have been accepted
@@ -233,11 +230,12 @@ class InputOracle:
             self._report("inputs", "R1", t_ns, text)
 
     def on_overdue(self, t_ns: int, client: str, what: str) -> None:
-        """Report that a client's program still waits after its request's deadline."""
+        """Report that a client's program is still waiting after the deadline of its request."""
         self._report("inputs", "R1", t_ns, f"{client} has heard nothing of {what}, and its time is over")
 
     def on_missing(self, t_ns: int, client: str, agent: str) -> None:
-        """Report that a client got an answer that the agent has stopped or does not exist, although the agent exists and has never stopped."""
+        """Report that a client received the answer that the agent has stopped or does not exist, although the agent exists and has never
+        stopped."""
         self._report("inputs", "R1", t_ns, f"{client} was told that {agent} is not there, and it has never stopped")
 
     # ---- answers --------------------------------------------------------------------------------------------------
@@ -249,7 +247,7 @@ class InputOracle:
             offered.replies.append(reply)
 
     def on_answered(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Check the final answer that a client received to an input. It is b"" if the input's turn gave no answer."""
+        """Check the final answer that a client received to an input. The answer is b"" if the input's turn gave none."""
         offered = self.offered[payload]
         if offered.answer not in (None, b"", answer) and not self.has_fallen_back:
             text = (
@@ -259,7 +257,7 @@ class InputOracle:
         offered.answer = answer
 
     def on_answered_early(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Check an answer that a client received from a turn that may still be rolled back. It is b"" if the turn gave no answer."""
+        """Check an answer that a client received from a turn that may still be rolled back. The answer is b"" if the turn gave none."""
         offered = self.offered[payload]
         if answer and answer not in offered.replies:
             text = f"{show(payload)} for {offered.agent} was answered {show(answer)}, which no turn has answered"
@@ -270,18 +268,18 @@ class InputOracle:
         self.offered[payload].is_reported_dead_letter = True
 
     def on_fallen_back(self) -> None:
-        """Record that a restore rolled the fleet back to before a complete epoch, which may revoke final answers."""
+        """Record that a restore returned the fleet to a point before a complete epoch. Such a restore may revoke final answers."""
         self.has_fallen_back = True
 
     def on_bytes_lost(self) -> None:
-        """Record that a complete epoch is damaged and a plan starts from an older epoch. This may revoke final answers,
-        and effects since then may be called again."""
+        """Record that a complete epoch is damaged and a plan starts from an older epoch. As a result, final answers may be revoked, and
+        effects that were called since then may be called again."""
         self.has_fallen_back = self.has_lost_bytes = True
 
     # ---- consumption ----------------------------------------------------------------------------------------------
 
     def on_consumed(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
-        """Check that the agent may consume an input, which its latest turn or dead letter in this history has consumed."""
+        """Check that the agent was allowed to consume an input that its latest turn or dead letter in this history has consumed."""
         offered = self.offered.get(payload)
         if offered is None or offered.agent != history.agent:
             self._report("inputs", "R1", t_ns, f"{history.agent} consumed {show(payload)}, which nobody offered it")
@@ -294,8 +292,8 @@ class InputOracle:
             offered.is_consumed = True
 
     def check_end(self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str], plan: int) -> None:
-        """Check, when the fleet is idle, that acknowledged inputs took effect in the order of their receipts, and that
-        dropped inputs had no effect."""
+        """Check, when the fleet is idle, that acknowledged inputs took effect in the order of their receipt numbers, and that dropped
+        inputs had no effect."""
         alive = dict.fromkeys(living)
         turns_of: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for payload, offered in self.offered.items():
@@ -341,7 +339,7 @@ class InputOracle:
 
 
 class ReadRelease(msgspec.Struct, frozen=True):
-    """Outputs that a reader has received in one release. Each output consists of agent, number and payload."""
+    """The outputs that a reader received in one release. Each output consists of its agent, its number and its payload."""
 
     epoch: int
     outputs: list[tuple[str, int, bytes]]
@@ -356,9 +354,8 @@ class OutputOracle:
     """Oracle that checks the outputs in one run.
 
     Attributes:
-        had: releases that a reader of all release files has received, without the releases that were reverted.
-        emitted: number of outputs that turns have emitted, in all histories.
-        undone: number of outputs that were reverted.
+        had: the releases that a reader of all release files has received and that were not reverted.
+        emitted: number of outputs that turns have emitted, counted over all histories.
     """
 
     def __init__(self, report: Report) -> None:
@@ -386,14 +383,14 @@ class OutputOracle:
         self._plans[epoch] = plan
 
     def on_called(self, t_ns: int, agent: str, key: str) -> None:
-        """Check that the intent of an effect was released before the effect is called under this key. After that, no
-        failure can revert the request (G12)."""
+        """Check that the request for an effect was released before the effect is called under this key. After the release, no failure can
+        revert the request (G12)."""
         key_bytes = key.encode()
         if not any(x[0] == agent and key_bytes in x[2] for each in self.had for x in each.outputs):
             self._report("effects", "G12", t_ns, f"{agent} calls an effect before its intent is released: {key}")
 
     def on_left(self, t_ns: int, history: AgentHistory) -> None:
-        """Check that all outputs of an agent that has left are released. Outputs that are still on its host would be lost."""
+        """Check that all outputs of an agent that has left are released. Outputs that are still on the agent's host would be lost."""
         released = [
             payload
             for each in self.had
@@ -407,7 +404,8 @@ class OutputOracle:
             self._report("outputs", "R2", t_ns, text)
 
     def _counts(self, epoch: int) -> bool:
-        """Return whether the epoch belongs to the current plan's history. Readers revert rolled-back outputs only with the next release."""
+        """Return whether the epoch belongs to the history of the current plan. Readers revert the outputs of rolled-back epochs only when
+        they read the next release."""
         plan = max(self._lines, default=0)
         while self._plans[epoch] != plan:
             line = self._lines.get(plan, 0)
@@ -428,11 +426,11 @@ class OutputOracle:
         *,
         is_void: bool = False,
     ) -> None:
-        """Check an epoch that a leader reports as released. If its cut in `branch` is known, compare the outputs with
-        it. `release` is None if there is no release file.
+        """Check an epoch that a leader reports as released. If the epoch's cut in `branch` is known, compare the outputs with the cut.
+        `release` is None if there is no release file.
 
-        `is_void` means that the fleet was restored to an earlier epoch. A leader that does not know this may still
-        release the epoch, and readers need not receive it.
+        `is_void` means that the fleet was restored to an earlier epoch, so the epoch is void. A leader that does not know of the restore
+        may still release a void epoch, and readers need not receive it.
         """
         if epoch not in self._plans:
             self._say(t_ns, f"epoch {epoch} was released, and was never complete")
@@ -470,14 +468,14 @@ class OutputOracle:
                 numbers[agent] = number
 
     def _before(self, epoch: int) -> int:
-        """Return the epoch that precedes this epoch in its history, according to the log."""
+        """Return the epoch that, according to the coordinator's log, precedes this epoch in its history."""
         plan = self._plans[epoch]
         return max(
             [x for x, epoch_plan in self._plans.items() if epoch_plan == plan and x < epoch], default=self._lines[plan]
         )
 
     def _compare(self, t_ns: int, epoch: int, cut: CutRecord, branch: Branch) -> None:
-        """Check that a reader has exactly the outputs that the agents in the cut had emitted by their positions in the cut."""
+        """Check that a reader has exactly the outputs that each agent in the cut had emitted by its position in the cut."""
         for agent, place in cut.places.items():
             history = branch.histories.get(agent)
             if history is None or place.is_gone or place.captured is None:
@@ -489,7 +487,7 @@ class OutputOracle:
                 return
 
     def check_end(self, t_ns: int, epoch: int, cut: CutRecord | None, branch: Branch) -> None:
-        """Check, when the fleet is idle or has ended, that the newest epoch is released, even if no leader has reported its release."""
+        """Check, when the fleet is idle or has ended, that the newest epoch is released, even if no leader has reported this."""
         if cut is not None and epoch not in self._released:
             self._compare(t_ns, epoch, cut, branch)
 
@@ -525,7 +523,7 @@ def _difference(agent: str, kept: list[bytes], emitted: list[bytes]) -> str:
 
 
 class KnownDeadLetter(msgspec.Struct, frozen=True):
-    """An agent's dead letter. `number` is its position among all dead letters that the agent has ever had."""
+    """An agent's dead letter. `number` is the dead letter's position among all dead letters that the agent has ever had."""
 
     number: int
     sender: str
@@ -533,12 +531,12 @@ class KnownDeadLetter(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> bytes:
-        """Return the digest by which commands identify this dead letter."""
+        """Return the digest that commands use to identify this dead letter."""
         return identity_of(DeadLetterRecord(self.sender, self.payload, "", 0, 0))
 
 
 class OperatorCommand(msgspec.Struct):
-    """An operator command. `acknowledged_ns` is the time of its receipt, or 0 if there is none yet."""
+    """An operator command. `acknowledged_ns` is the time of the command's receipt, or 0 if there is none yet."""
 
     agent: str
     verb: str
@@ -550,8 +548,8 @@ class DeadLetterOracle:
     """Oracle that checks the dead letters and operator commands in one run.
 
     Attributes:
-        said: operator commands by key.
-        effects: number of commands that took effect in all histories, by their effect on the dead letter.
+        said: for each key, the operator command with this key.
+        effects: for each kind of effect on a dead letter, the number of commands that had it in any history.
     """
 
     def __init__(self, report: Report) -> None:
@@ -567,7 +565,7 @@ class DeadLetterOracle:
         self.said[key] = OperatorCommand(agent, command.verb, command.identity)
 
     def on_acknowledged(self, t_ns: int, key: str) -> None:
-        """Record that the operator has received a receipt for a command. A receipt may be repeated."""
+        """Record that the operator has received a receipt for a command. The same receipt may be reported several times."""
         self.said[key].acknowledged_ns = self.said[key].acknowledged_ns or t_ns
 
     # ---- dead letters ---------------------------------------------------------------------------------------------
@@ -634,12 +632,12 @@ class DeadLetterOracle:
     def check_end(
         self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str], drops: Drops, plan: int
     ) -> None:
-        """Check, when the fleet is idle, that every acknowledged command that was not dropped has taken effect, and
-        that no command has taken effect more often than it was given.
+        """Check, when the fleet is idle, that every acknowledged command has taken effect unless it was dropped, and that none has taken
+        effect too often.
 
-        Commands are inputs, so a restore that drops inputs may drop commands that were accepted before it. They have no
-        effect after the epoch to which the fleet was restored. There is one exception: if the agent had consumed a
-        command and deferred it to a later turn, the checkpoint contains the command.
+        Commands are inputs, so a restore that drops inputs may also drop commands that were accepted before it. Dropped commands have no
+        effect after the epoch to which the fleet was restored. There is one exception: if an agent had consumed a command and deferred it
+        to a later turn, the checkpoint contains the command.
         """
         alive = dict.fromkeys(living)
         counts: dict[tuple[str, str, bytes], tuple[int, int]] = {}
@@ -671,7 +669,7 @@ class DeadLetterOracle:
 
 
 def is_retry_of(payload: bytes, sender: str, dead_letter: bytes) -> bool:
-    """Return whether this input is a command to retry this dead letter."""
+    """Return whether this input is an operator command to retry this dead letter."""
     return _is_command(payload, RETRY, KnownDeadLetter(0, sender, dead_letter).identity)
 
 
@@ -683,12 +681,12 @@ def _is_command(payload: bytes, verb: str, identity: bytes) -> bool:
 
 
 def command_name(key: str) -> bytes:
-    """Return the name that identifies a command among the inputs that may be dropped."""
+    """Return the name that identifies a command among the inputs that may have been dropped."""
     return b"word " + key.encode()
 
 
 def dead_letters_of(history: AgentHistory, place: CutPlace | None = None) -> list[KnownDeadLetter]:
-    """Return an agent's dead letters in order, either its current dead letters or those at a position in a cut."""
+    """Return an agent's dead letters in order, either at present or at a position in a cut."""
     dead_letters: list[KnownDeadLetter] = []
     number = 0
     for change in _changes(history, place):
@@ -705,7 +703,7 @@ def dead_letters_of(history: AgentHistory, place: CutPlace | None = None) -> lis
 def check_dead_letters(
     history: AgentHistory, place: CutPlace, checkpoint: AgentCheckpoint, epoch: int
 ) -> Iterator[str]:
-    """Yield a description of each difference between a checkpoint's dead letters and the ground truth."""
+    """Yield a description of each difference between the dead letters in a checkpoint and those in the ground truth."""
     changes = _changes(history, place)
     count = len([x for x in changes if not x.is_over]) - len([x for x in changes if x.is_over and x.is_counted])
     prefix = f"epoch {epoch}: {checkpoint.agent}"

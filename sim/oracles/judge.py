@@ -2,8 +2,9 @@
 
 Theory of operation
 -------------------
-The world calls a method for each event and command of the production cores, in order. The judge updates the ground
-truth (`sim/oracles/ground_truth.py`), and runs each oracle when one of these things happens:
+The world calls a method for each event and command of the production cores, in order. The judge updates the ground truth
+(`sim/oracles/ground_truth.py`). The judge also runs the oracles when certain events happen. The following table lists each event with its
+oracles, their guarantees and the module.
 
     a turn ends             exactly-once G3, orphan G1, incarnation G9            ground_truth.py
     a step is run           steps G3                                              ground_truth.py
@@ -20,14 +21,14 @@ truth (`sim/oracles/ground_truth.py`), and runs each oracle when one of these th
     a core has raised       core                                                  here
     the run is over         replay G3; useless and tracking G6                    replay_oracles.py, useless.py
 
-Findings are appended to `violations`. The world ends the run after the event that caused the first violation. If a run
+Findings are appended to `violations`. The world ends the run after the event that caused the first violation has been judged. If a run
 exceeds the fault budget, the store may lose complete epochs, so an unreadable epoch is not a violation.
 
-The world's duties:
+The world has the following duties.
 
-1. Report every event and command in the order of the core's commands.
-2. Call `on_turn` before the core learns that the turn has ended, and `on_captured` when the image is captured.
-3. Read epochs and packs without the disk faults that hosts experience.
+1. Report every event and command of the cores in the order in which they happen.
+2. Call `on_turn` before the core learns that the turn has ended. Call `on_captured` at the time when the image is captured.
+3. Read epochs and packs without the injected disk faults that hosts experience.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,14 +73,14 @@ CUTS_KEPT = 64
 
 
 class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules according to which a run is checked.
+    """Options that determine how a run is judged.
 
     Attributes:
-        budget: "within" or "beyond", as in the scenario.
+        budget: the scenario's fault budget, which is "within" or "beyond".
         wanted: retention policy that the coordinator must follow, or None.
         check_cut: function that checks the workload's invariant.
-        with_clocks, with_replay: whether to run the oracles that use vector clocks, and that replay turns. These are the most expensive.
-        is_own: whether the fleet is a user's own.
+        with_clocks, with_replay: whether to run the oracles that use vector clocks, and the oracles that replay turns. These oracles are
+            the most expensive.
     """
 
     protocol: str
@@ -95,11 +96,8 @@ class Judge:
     """The ground truth and the oracles of one run.
 
     Attributes:
-        violations: violations found, up to `VIOLATIONS_MAX`.
-        probes: probes that this run has hit.
-        ground_truth: ground truth of the run.
-        replays: the replay oracle.
-        on_turn, on_dead_lettered, on_unroutable, on_left: methods of the ground truth; `on_turn` is called most often.
+        violations: the violations found so far, up to `VIOLATIONS_MAX`.
+        on_turn, on_dead_lettered, on_unroutable, on_left: methods of the ground truth that the world calls directly for speed.
         on_frozen: method of `LivePlaces` to call when a host has frozen its agents.
         on_unsaved: method of `LivePlaces` to call when a frozen agent cannot be saved.
     """
@@ -133,7 +131,7 @@ class Judge:
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> None:
-        """Record an image that was just captured by a CaptureState command (with the basis "coordinated") or a TakeCheckpoint command."""
+        """Record an image that a TakeCheckpoint or CaptureState command has just captured. For CaptureState, `basis` is "coordinated"."""
         if control.is_born:
             self.ground_truth.on_captured(t_ns, plan, agent, control, state, basis, round_)
             if basis == "forced":
@@ -145,9 +143,10 @@ class Judge:
         self.probes.hit("agent stopped")
 
     def on_refused(self, t_ns: int, plan: int, parent: str, child: str, payload: bytes) -> None:
-        """Check that a creation was rightly refused. This is the case if an agent with this id has already been created in this history.
+        """Check that the refusal of a creation was correct. A refusal is correct if an agent with this id has already been created in this
+        history.
 
-        A refusal is also right on a host that follows an older plan, and in a fleet that has reached its maximum size.
+        A refusal is also correct on a host that follows an older plan, and in a fleet that has reached its maximum size.
         """
         self.ground_truth.on_unroutable(t_ns, plan, parent, child, payload)
         is_old = self._outcomes.is_used and plan < self._outcomes.plan
@@ -158,8 +157,8 @@ class Judge:
         self.report("refused", "G3", t_ns, text)
 
     def on_loaded(self, t_ns: int, plan: int, line_epoch: int, agent: str, checkpoint: AgentCheckpoint | None) -> None:
-        """Check an agent that a host has loaded from a plan's recovery line. If `checkpoint` is None, the agent was
-        loaded in its initial state."""
+        """Check the state of an agent that a host has loaded from a plan's recovery line. If `checkpoint` is None, the agent was loaded in
+        its initial state."""
         cut = self._cuts.get(line_epoch)
         if plan not in self.ground_truth.branches:
             self._start_branch(t_ns, plan, line_epoch, cut)
@@ -197,7 +196,7 @@ class Judge:
     def on_committed(
         self, t_ns: int, index: int, operation: op.Operation, result: OperationResult, state: FleetView
     ) -> None:
-        """Check a committed log entry. `state` is the coordinator's state after the entry."""
+        """Check an entry that was committed to the coordinator's log. `state` is the coordinator's state after this entry."""
         self._report_all(t_ns, self._log.on_committed(index, op.encode_operation(operation), result))
         is_repeated = self._outcomes.is_repeated(operation)
         self._report_all(t_ns, self._outcomes.on_committed(operation, result, state))
@@ -255,8 +254,8 @@ class Judge:
             self.probes.sometimes(any(durable.values()), "domino to the initial states")
 
     def on_survivors(self, t_ns: int, operation: op.Operation, frozen: Sequence[Frozen]) -> None:
-        """Check that a committed plan takes account of the hosts that froze in time. If the world never calls this
-        method, only lines of durable checkpoints are checked."""
+        """Check that a committed plan uses the live states on all hosts that froze in time. If the world never calls this method, recovery
+        lines are checked only against durable checkpoints."""
         kind = operation.kind
         assert isinstance(kind, op.CommitPlan)
         plan, cut = kind.expected_plan, self._cuts.get(kind.line_epoch)
@@ -278,7 +277,8 @@ class Judge:
                 self._lines.on_proposed(operation.client, operation.sequence, self._outcomes.plan)
 
     def on_outcome(self, t_ns: int, proposal: int, outcome: ProposalOutcome, index: int | None) -> None:
-        """Check a proposal's outcome, as a leader has learned it. `index` is the entry's index, or None if the world does not know it."""
+        """Check the outcome of a proposal as a leader has received it. `index` is the index of the proposal's entry in the log, or None if
+        the world does not know it."""
         self._report_all(t_ns, self._log.on_outcome(proposal, outcome, index))
         self.probes.sometimes(isinstance(outcome, Unknown), "unknown outcome")
         self.probes.sometimes(isinstance(outcome, Rejected), "proposal rejected")
@@ -286,10 +286,10 @@ class Judge:
     # ---- epochs ---------------------------------------------------------------------------------------------------
 
     def on_damaged_base(self, epoch: int) -> None:
-        """Record that an epoch that will be reported as complete refers to a damaged file from an earlier epoch.
+        """Record that an epoch that is about to be reported as complete refers to a damaged file from an earlier epoch.
 
-        A writer that reuses stored bytes does not read them again, so it cannot detect the damage. A recovery that
-        needs these bytes detects the damage, and uses an older epoch.
+        A writer that reuses stored bytes does not read them again, so it cannot detect damage. A recovery that needs the damaged bytes
+        detects the damage and uses an older epoch.
         """
         self._damaged[epoch] = None
         self._lines.note_damage(self._plan_of(epoch))
@@ -297,7 +297,7 @@ class Judge:
     def on_epoch_complete(
         self, t_ns: int, epoch: int, trigger: str, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
     ) -> None:
-        """Check a complete epoch, whose checkpoints the world has read from the store as they were written."""
+        """Check a complete epoch. The world has read its checkpoints from the store as they were written."""
         self.probes.hit("epoch complete")
         if checkpoints is None or error:
             if self._is_within:
@@ -318,7 +318,7 @@ class Judge:
     def on_read_back(
         self, t_ns: int, epoch: int, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
     ) -> None:
-        """Check that a kept epoch that was read long after its completion is unchanged."""
+        """Check that a retained epoch, read again long after it became complete, is unchanged."""
         cut = self._cuts.get(epoch)
         if cut is None or not self._is_within:
             return
@@ -332,14 +332,14 @@ class Judge:
             self.report("restored", "G11", t_ns, text)
 
     def on_retained(self, t_ns: int, before_ms: Mapping[int, int], after: set[int], *, now_ms: int) -> None:
-        """Check that a deletion of files follows the retention policy. `before_ms` contains the creation times of the
-        epochs that had a ref before the deletion, and `after` the epochs that have a ref after it."""
+        """Check that a deletion of files follows the retention policy. `before_ms` contains the creation times of the epochs that had a ref
+        before the deletion, and `after` contains the epochs that still have a ref."""
         if self._terms.wanted is not None:
             self.probes.sometimes(len(after) < len(before_ms), "epoch deleted under a policy")
             self._report_all(t_ns, check_retained(before_ms, after, self._terms.wanted, now_ms=now_ms))
 
     def _check_epoch(self, t_ns: int, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
-        """Compare an epoch with the ground truth. All its images must be known."""
+        """Compare an epoch with the ground truth. The images of all its checkpoints must be known to the ground truth."""
         self._report_all(t_ns, cut_oracles.check_counts(self.ground_truth, cut, checkpoints))
         if self._terms.with_clocks:
             self._report_all(t_ns, cut_oracles.check_clocks(self.ground_truth, cut))
@@ -369,7 +369,7 @@ class Judge:
         return line.plan if line is not None else self.ground_truth.newest_plan
 
     def _base_of(self, epoch: int) -> int:
-        """Return the newest complete epoch other than this epoch. The world may report this epoch before or after its
+        """Return the newest complete epoch other than this epoch. The world may report the given epoch either before or after its
         completion is committed."""
         return max([each for each in self._outcomes.complete_epochs() if each != epoch], default=0)
 
@@ -386,8 +386,8 @@ class Judge:
         self.ground_truth.outputs.on_released(t_ns, epoch, release, cut, branch, is_void=is_void)
 
     def on_condemned(self, t_ns: int, epoch: int, *, is_whole: bool) -> None:
-        """Check that an epoch was rightly condemned. `is_whole` means that every byte of the epoch on the disk is as it
-        was written, so the epoch should not have been condemned."""
+        """Check that the decision to condemn an epoch as damaged was correct. `is_whole` means that every byte of the epoch on the disk is
+        intact, so the epoch should not have been condemned."""
         if is_whole:
             text = f"epoch {epoch} was condemned as damaged, and every byte of it is as it was written"
             self.report("outcome", "G4", t_ns, text)
@@ -395,7 +395,7 @@ class Judge:
     # ---- checkpoints of single agents -------------------------------------------------------------------------------
 
     def on_checkpoints_durable(self, t_ns: int, plan: int, checkpoints: Sequence[AgentCheckpoint]) -> None:
-        """Check the checkpoints in a durable pack, and record them as durable."""
+        """Check the checkpoints in a pack that has become durable, and record them as durable."""
         for checkpoint in checkpoints:
             self._check_captured(t_ns, "a pack holds", checkpoint)
             captured = self.ground_truth.find(checkpoint)
@@ -408,14 +408,15 @@ class Judge:
         self._lines.on_known(plan, agent, number)
 
     def note_damage(self, plan: int) -> None:
-        """Record that a checkpoint file was damaged or hidden, so recovery lines of this plan need not contain its checkpoints."""
+        """Record that a checkpoint file was damaged or hidden, so recovery lines under this plan need not contain its checkpoints."""
         self._lines.note_damage(plan)
 
     def on_deleted(self, t_ns: int, newest_readable: bool, missing: Sequence[tuple[str, int]], plan: int = 0) -> None:
-        """Check that a deletion of files deleted nothing that a recovery may need. `missing` lists the agent and number
-        of each deleted checkpoint in packs of `plan`.
+        """Check that a deletion of files has deleted no checkpoint that a recovery may need. `missing` lists the agent and number of each
+        deleted checkpoint in packs of `plan`.
 
-        If `plan` is 0, the plan is unknown. In this case, only numbers that occur in no pack of an earlier plan are checked.
+        If `plan` is 0, the plan is unknown. If the plan is unknown, only those checkpoints are checked whose numbers occur in no pack of an
+        earlier plan.
         """
         epoch = self._outcomes.newest_complete
         if not newest_readable and self._is_within:
@@ -432,7 +433,7 @@ class Judge:
         self._report_all(t_ns, check_deleted(missing, self._cuts.get(epoch), epoch))
 
     def rollback_of(self, plan: int, line_epoch: int) -> list[tuple[int, int]]:
-        """Return, for each affected agent, how many (turns, checkpoints) it loses if the plan after `plan` starts from this epoch."""
+        """For each affected agent, return how many turns and checkpoints it loses if the plan after `plan` starts from this epoch."""
         source = self.ground_truth.branches.get(plan)
         cut = self._cuts.get(line_epoch)
         losses = []
@@ -443,12 +444,12 @@ class Judge:
         return losses
 
     def holds_input(self, epoch: int, agent: str, payload: bytes) -> bool:
-        """Return whether the agent has consumed this input in an epoch's cut. If the cut does not contain the agent, return True."""
+        """Return whether the agent has consumed this input inside an epoch's cut. If the cut does not contain the agent, return True."""
         return self._holds(epoch, agent, payload, lambda history: history.inputs)
 
     def holds_answer(self, epoch: int, agent: str, payload: bytes) -> bool:
-        """Return whether an epoch's cut contains the turn that answered the input, or the input's dead letter. If the
-        cut does not contain the agent, return True."""
+        """Return whether an epoch's cut contains the turn that answered the input or answered the dead letter that the input had become. If
+        the cut does not contain the agent, return True."""
         return self._holds(epoch, agent, payload, lambda history: {**history.inputs, **history.answered})
 
     def _holds(
@@ -464,7 +465,7 @@ class Judge:
         return turn is not None and turn <= cut.places[agent].turns
 
     def beyond_line(self) -> list[str]:
-        """Return the agents that have taken turns after the cut of the newest complete epoch."""
+        """Return the ids of the agents that have finished turns after the cut of the newest complete epoch."""
         branch = self.ground_truth.branches.get(self.ground_truth.newest_plan)
         cut = self._cuts.get(self._outcomes.newest_complete)
         places = cut.places if cut is not None else {}
@@ -472,11 +473,11 @@ class Judge:
         return [history.agent for history in histories if history.turns > places.get(history.agent, NOWHERE).turns]
 
     def required_stop_reason(self) -> str:
-        """Return why the fleet must end because of `stop_when`, or "" if it need not end."""
+        """Return the reason why the fleet must end because of `stop_when`, or "" if it need not end."""
         return self._stop.required_reason(self._outcomes.newest_complete)
 
     def turns_of(self, agent: str) -> int:
-        """Return how many turns an agent has finished in the newest plan's history."""
+        """Return how many turns the agent has finished in the history of the newest plan."""
         branch = self.ground_truth.branches.get(self.ground_truth.newest_plan)
         history = branch.histories.get(agent) if branch is not None else None
         return history.turns if history is not None else 0
@@ -484,7 +485,7 @@ class Judge:
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def on_core_failed(self, t_ns: int, node: str, error: BaseException, place: str) -> None:
-        """Report that one of the product's cores raised an exception or violated one of its invariants."""
+        """Report that one of the product's cores has raised an exception or violated one of its invariants."""
         self.report("core", "core", t_ns, f"{node}: {type(error).__name__}: {error} ({place})")
 
     def at_end(
@@ -498,9 +499,9 @@ class Judge:
     ) -> None:
         """Run the final checks.
 
-        `states` contains the states of the agents that are not in a turn. `is_quiet` means that no turn is running;
-        then the inputs of the agents in `heard`, which must have received all messages, are checked. `is_released`
-        means that the outputs of the newest complete epoch are released.
+        `states` contains the state of each agent that is not in a turn. `is_quiet` means that no turn is running. In this case, the inputs
+        of the agents in `heard` are checked, all of which must have received their messages. `is_released` means that the outputs of the
+        newest complete epoch have been released.
         """
         self.probes.sometimes(is_quiet, "fleet quiet at the end")
         for name in cut_oracles.situations_at_end(self.ground_truth, self._fleet.agents):

@@ -1,59 +1,63 @@
-"""Oracles for recovery lines. They check that a line is maximal and includes survivors (G5), and that no data that a
-later line needs is deleted (G7).
+"""Oracles for recovery lines. The oracles check that a recovery line is maximal and includes survivors (G5), and that no data that a later
+line needs is deleted (G7).
 
 Theory of operation
 -------------------
-An epoch of an autonomous protocol is a recovery line over checkpoints that agents took independently. The *maximal consistent line* of a
-set of checkpoints is unique: if two cuts are consistent, so is the cut with the later checkpoint of each agent. Two independent searches
-over all durable checkpoints must find the same line. The first search starts with the latest checkpoints, and lowers each agent that has
-consumed an unsent message. The second search, which is for small fleets, tries every combination.
+Under an autonomous protocol, an epoch is a recovery line over checkpoints that agents took independently. The *maximal consistent line* of
+a set of checkpoints is unique. If two cuts are consistent, the cut with the later checkpoint of each agent is also consistent. Two
+independent searches over all durable checkpoints must find the same maximal line. The first search starts with the latest checkpoints, and
+moves an agent back whenever it has consumed a message that was not sent. The second search, used only for small fleets, tries every
+combination of checkpoints.
 
-*Exactness.* The coordinator computes the line when it proposes BeginEpoch, from the checkpoints that it knows at this time. The world does
-not inspect the coordinator, but it has a lower and an upper bound for each agent's checkpoints that the coordinator knows:
+*Exactness.* The coordinator computes the recovery line when it proposes BeginEpoch, from the checkpoints that it knows at that time. The
+world does not inspect the coordinator, but it has a lower and an upper bound for each agent's checkpoints that the coordinator knows.
 
-    known     the checkpoints that the coordinator had acknowledged to hosts, and the base (the previous epoch's line)
-    durable   the checkpoints in the store when the line becomes an epoch (the world may learn of a pack late)
+- The lower bound, *known*, consists of the checkpoints that the coordinator had acknowledged to hosts, and of the previous epoch's line
+  (the *base*).
+- The upper bound, *durable*, consists of the checkpoints in the store when the line becomes an epoch. The upper bound may include later
+  checkpoints, because the world may learn of a pack late.
 
-An agent's reports arrive in order, so its known checkpoints form a prefix: all checkpoints up to some number between the two bounds. A line
-L is correct iff L is the maximal line for some choice of prefixes. A larger set never has a lower maximal line, and the set must contain L,
-so only the smallest such choice matters: L is correct iff L is durable and is the maximal line over all numbers up to max(known, L). If
-known = durable, L must equal the maximal line of all checkpoints.
+An agent's reports arrive in order, so the coordinator knows all its checkpoints up to some number between the two bounds. A line L is
+correct if and only if it is the maximal line for some choice of these numbers. Adding checkpoints never moves the maximal line back, and
+the known checkpoints must include L. So only the smallest such choice matters: L is correct if and only if it is durable and is the maximal
+line over all checkpoints up to max(known, L). If both bounds are equal, L must be the maximal line of all checkpoints.
 
-If a checkpoint is damaged, the coordinator omits that checkpoint and all later ones of its agent. From `note_damage`
-until the next plan, the oracle checks only that the line is durable, consistent and not below its base.
+If a checkpoint is damaged, the coordinator ignores it and all later checkpoints of the same agent. Between a call of `note_damage` and the
+next plan, the oracle checks only that the line is durable, consistent and not before its base.
 
-*Survivors.* Before an autonomous fleet gets a new recovery plan, its hosts are requested to freeze their agents, and frozen agents are
-saved to the store. So the plan must start from the greatest line over durable checkpoints *and live states*: `check_plan` adds the live
-positions on hosts that froze in time to the candidates that the coordinator knew. What the coordinator actually knew does not show whether
-it waited for these states, so the oracle uses what the coordinator could have known.
+*Survivors.* Before a new recovery plan in an autonomous fleet, hosts receive a request to freeze their agents, and the frozen agents are
+saved to the store. So the plan must start from the greatest line over durable checkpoints *and live states*. To check this, `check_plan`
+adds the live positions on hosts that froze in time to the checkpoints that the coordinator knew. The coordinator's actual knowledge would
+not reveal whether it waited for the live states. So the oracle uses everything that the coordinator could have known.
 
-A host *froze in time* if three conditions hold. It had been requested to freeze before the plan was proposed, it answered within the time
-limit, and the stream of the request was still open when the plan was committed. A correct coordinator has received such an answer before
-its proposal. If a host in the plan has not answered on such a stream, it also counts as long as its time limit has not passed, because the
-coordinator had to wait for it. A host that is late or had no stream does not count. If a host is not in the plan and answers only after the
-proposal, it does not count either, because the coordinator does not wait for an evicted host.
+A host *froze in time* if three conditions hold. The host received the request before the plan was proposed, it answered within the time
+limit, and the request's stream was still open when the plan was committed. A correct coordinator has received the answer of such a host
+before it proposes the plan. A host in the plan that has not answered also counts as frozen in time until its time limit has passed, because
+the coordinator had to wait for it. A host that answered too late or had no open stream does not count. A host outside the plan that answers
+only after the proposal does not count either, because the coordinator does not wait for evicted hosts.
 
-The ground truth provides the frozen positions at the time of the freeze (or of the plan, if the host has not frozen
-yet). There is a position for each agent that was not in a turn and whose state could be saved; it consists of the
-agent's turns and departed messages. Consider the greatest consistent line, at or above the plan's line, over these
-positions and the acknowledged checkpoints. It must equal the plan's line. The oracle uses no code from `recovery/`.
+The ground truth provides the positions of frozen agents at the time of the freeze, or at the time of the plan if the host has not frozen
+yet. An agent has such a position if it was not in a turn and its state could be saved. The position consists of the agent's turns and
+departed messages. The plan's line must equal the greatest consistent line over these positions and the acknowledged checkpoints. Only lines
+that are not before the plan's line are considered. The oracle uses no code from `recovery/`.
 
-*Deleted checkpoints* (G7). A later recovery may need two kinds of data:
+*Deleted checkpoints* (G7). A later recovery may need two kinds of data.
 
-- The newest complete epoch as a whole, because the next plan starts from it. The world reads this epoch after every
-  deletion.
-- Under autonomous protocols, each checkpoint of the current plan after this epoch, because lines only advance. A later
-  line may contain this checkpoint, or it may contain a later checkpoint of the same agent and need the log of the
-  messages sent in between.
+- First, it needs the newest complete epoch as a whole, because the next plan starts from it. To check this, the world reads the epoch after
+  every deletion.
+- Second, under autonomous protocols, it may need each checkpoint of the current plan after this epoch, because lines only advance. A later
+  line may contain such a checkpoint itself. A later line may also contain a later checkpoint of the same agent, and then needs the log of
+  the messages sent in between.
 
-No later line can contain a checkpoint at or below the epoch's line, or a checkpoint of a replaced plan. If an agent has left the fleet, it
-is in no epoch that begins later, so its checkpoints are not needed when all earlier epochs have ended. In koo-toueg fleets, a checkpoint
-after the line is tentative and is deleted if its round aborts, so only the epoch is checked.
+No later line can contain a checkpoint of a replaced plan, or a checkpoint that is not after the epoch's line. If an agent has left the
+fleet, no epoch that begins later contains it. So its checkpoints are not needed after all earlier epochs have ended. Under `koo-toueg`, a
+checkpoint after the line is tentative and is deleted if its round aborts, so only the epoch is checked.
 
-*Deleted epochs.* Epochs that the user's retention policy keeps must not be deleted, in addition to the epochs that a recovery needs. The
-oracle uses each epoch's creation time in milliseconds, which is read from the manifest. A policy keeps the newest `last` epochs, and the
-newest epoch in each of the latest `hourly` and `daily` time spans, counted backwards from the newest epoch. If an epoch's creation time
-lies in the future, a clock is wrong. The policy does not delete such epochs, and as long as they exist, the oracle checks nothing.
+*Deleted epochs.* The coordinator must not delete epochs that the user's retention policy keeps, nor the epochs that a recovery needs. The
+oracle reads each epoch's creation time, in milliseconds, from the epoch's manifest. A policy keeps the newest `last` epochs. Counted
+backwards from the newest epoch, it also keeps the newest epoch in each of the latest `hourly` and `daily` time spans. If an epoch's
+creation time lies in the future, a clock is wrong. The policy deletes no epoch with a creation time in the future, and while one exists,
+the oracle makes no check.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -82,7 +86,7 @@ AGENTS_MAX = 4
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A checkpoint that a recovery line may contain. The number 0 also stands for an agent that does not exist yet."""
+    """A checkpoint that a recovery line may contain. The number 0 also represents an agent that does not exist yet."""
 
     number: int
     place: CutPlace
@@ -95,7 +99,8 @@ the number consumed at each candidate of the receiver."""
 
 
 def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTruth]) -> Channels:
-    """Count, for each channel, the messages sent and the messages consumed up to each candidate checkpoint."""
+    """For each channel and candidate checkpoint, count the messages that had left the sender, and the messages that the receiver had
+    consumed."""
     return [
         (
             sender,
@@ -109,7 +114,8 @@ def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTr
 
 
 def lowered(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
-    """Return the maximal line at or below `tops`, found by lowering agents until there is no orphan. Lines are indices of candidates."""
+    """Return the maximal line that is not after `tops`, found by moving agents back until there is no orphan. A line contains the index of
+    one candidate for each agent."""
     line = dict(tops)
     is_changing = True
     while is_changing:
@@ -122,7 +128,7 @@ def lowered(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
 
 
 def searched(tops: Mapping[str, int], channels: Channels) -> dict[str, int] | None:
-    """Return the maximal line at or below `tops`, found by trying every cut, or None if there are too many cuts."""
+    """Return the maximal line that is not after `tops`, found by trying every cut. Return None if there are too many cuts."""
     agents = list(tops)
     count = 1
     for top in tops.values():
@@ -138,7 +144,7 @@ def searched(tops: Mapping[str, int], channels: Channels) -> dict[str, int] | No
 
 
 def maximal(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
-    """Return the maximal line at or below `tops`, computed by both searches.
+    """Return the maximal line that is not after `tops`, computed by both searches.
 
     Raises:
         AssertionError: If the two searches disagree, which means that this module has a bug.
@@ -176,7 +182,8 @@ class LineOracle:
         self._is_damaged[plan] = None
 
     def on_proposed(self, client: str, sequence: int, plan: int) -> None:
-        """Record that a BeginEpoch or CommitPlan was proposed, so its line is fixed. A repeated proposal has the same line."""
+        """Record that a BeginEpoch or CommitPlan was proposed, which determines its recovery line. Ignore a repeated proposal, which has
+        the same recovery line."""
         self._proposed.setdefault((client, sequence), dict(self._known.get(plan, {})))
 
     def on_begun(self, client: str, sequence: int, epoch: int) -> None:
@@ -184,7 +191,7 @@ class LineOracle:
         self._known_at[epoch] = self._proposed.get((client, sequence), {})
 
     def knows(self, request: tuple[str, int], agents: Iterable[str]) -> bool:
-        """Return whether the coordinator had acknowledged a checkpoint of each agent when this request was proposed."""
+        """Return whether the coordinator had acknowledged at least one checkpoint of each agent when this request was proposed."""
         return all(agent in self._proposed.get(request, {}) for agent in agents)
 
     def durable_of(self, plan: int) -> dict[str, int]:
@@ -202,7 +209,7 @@ class LineOracle:
     # ---- judging --------------------------------------------------------------------------------------------------
 
     def check(self, cut: CutRecord, base: CutRecord | None) -> Iterator[Finding]:
-        """Check a recovery line that became an epoch. `base` is the previous epoch's line, or None for the initial states."""
+        """Check a recovery line that has become an epoch. `base` is the previous epoch's line, or None for the initial states."""
         candidates = self._candidates(cut, base)
         line = {agent: _number(cut.places.get(agent, NOWHERE)) for agent in candidates}
         late = [agent for agent, number in line.items() if number > candidates[agent][-1].number]
@@ -264,8 +271,8 @@ class LineOracle:
     def check_plan(
         self, plan: int, cut: CutRecord | None, live: Mapping[str, CutPlace], request: tuple[str, int]
     ) -> Iterator[Finding]:
-        """Check the plan that replaces `plan` and starts from `cut`, where None means the initial states. `live`
-        contains the positions of the agents that were frozen in time."""
+        """Check the plan that replaces `plan` and starts from `cut`, where a cut of None means the initial states. `live` contains the
+        positions of the agents that froze in time."""
         if plan in self._is_damaged:
             return
         known = self._proposed.get(request, {})
@@ -292,15 +299,14 @@ class LineOracle:
                 return
 
     def is_in_doubt(self, cut: CutRecord) -> bool:
-        """Return whether more than one line would be correct."""
+        """Return whether more than one recovery line would be correct."""
         known = self._known_of(cut)
         return any(number > known.get(agent, 0) for agent, number in self.durable_of(cut.plan).items())
 
     def _candidates(self, cut: CutRecord, base: CutRecord | None) -> dict[str, list[Candidate]]:
-        """Return the candidates of each agent in the branch that still exists: its checkpoint in the base, and all
-        later durable checkpoints.
+        """Return each agent's candidates: its checkpoint in the base, and all later durable checkpoints in the same branch.
 
-        Agents that were gone before the cut do not constrain other agents, because all their messages are inside the cut.
+        Agents that had left before the cut do not constrain other agents, because all their messages are inside the cut.
         """
         return {agent: [first, *later] for agent, first, later in self._above(cut.plan, base, cut)}
 
@@ -318,7 +324,7 @@ class LineOracle:
 
 
 def _in_a_row(durable: Mapping[int, Captured], number: int) -> Iterator[Candidate]:
-    """Yield the checkpoints that follow a number consecutively. Checkpoints after a gap do not count, because the
+    """Yield the durable checkpoints whose numbers follow `number` without a gap. Checkpoints after a gap cannot be used, because the
     missing checkpoint's part of the log is lost."""
     while (captured := durable.get(number := number + 1)) is not None:
         yield Candidate(number, _place(captured))
@@ -333,7 +339,7 @@ def _number(place: CutPlace) -> int:
 
 
 def _index(candidates: Sequence[Candidate], number: int) -> int:
-    """Return the index of the newest candidate whose number is at most `number`, or 0 if there is none."""
+    """Return the index of the newest candidate whose number is at most `number`, or 0 if there is no such candidate."""
     return max(index for index, x in enumerate(candidates) if x.number <= number or index == 0)
 
 
@@ -342,8 +348,8 @@ Request = tuple[str, int]
 
 
 class Frozen(msgspec.Struct, frozen=True):
-    """A host that froze in time. `is_awaited` means that the host has not answered yet and its time limit has not
-    passed. `start` is the host generation, or 0 if it is unknown."""
+    """A host that froze its agents in time. `is_awaited` means that the host has not answered, but its time limit has not passed either.
+    `start` is the host generation, or 0 if it is unknown."""
 
     host: str
     plan: int
@@ -363,14 +369,14 @@ class _FreezeRequest(msgspec.Struct):
 
 
 class Freezes:
-    """Records a leader's freeze requests and the answers to them, by stream number."""
+    """Records, for each stream, the leader's freeze request and the host's answer."""
 
     def __init__(self) -> None:
         self._asked: dict[int, _FreezeRequest] = {}
         self._proposed: dict[Request, tuple[int, dict[int, _FreezeRequest]]] = {}
 
     def on_freeze_sent(self, stream: int, host: str, freeze: FreezeAgents, t_ns: int) -> None:
-        """Record that a FreezeAgents request was sent."""
+        """Record that the leader has sent a FreezeAgents request."""
         known = self._asked.get(stream)
         if known is None or (known.plan, known.number) != (freeze.plan, freeze.number):
             self._asked[stream] = _FreezeRequest(host, freeze.plan, freeze.number, t_ns)
@@ -384,15 +390,15 @@ class Freezes:
             asked.answered_ns = t_ns
 
     def on_closed(self, stream: int) -> None:
-        """Remove the request on a stream that has closed."""
+        """Forget the request on a stream that has closed."""
         self._asked.pop(stream, None)
 
     def on_plan_proposed(self, request: Request, t_ns: int) -> None:
-        """Record that a CommitPlan was proposed. A repeated proposal counts as the same decision."""
+        """Record that a CommitPlan was proposed. Ignore a repeated proposal."""
         self._proposed.setdefault(request, (t_ns, dict(self._asked)))
 
     def in_time(self, request: Request, hosts: Sequence[str]) -> Iterator[Frozen]:
-        """Yield the freezes of the hosts that froze in time for this committed proposal. `hosts` are the hosts in the plan."""
+        """Yield the hosts that froze in time for this committed proposal. `hosts` contains the hosts in the plan."""
         proposed_ns, asked = self._proposed.get(request, (0, {}))
         for stream, request_ in asked.items():
             if self._asked.get(stream) is not request_:
@@ -405,7 +411,7 @@ class Freezes:
 
 
 class LivePlaces:
-    """Records the agents' positions in the ground truth when their hosts froze."""
+    """Records the positions that agents had in the ground truth when their hosts froze."""
 
     def __init__(self, ground_truth: GroundTruth) -> None:
         self._ground_truth = ground_truth
@@ -414,7 +420,7 @@ class LivePlaces:
     def on_frozen(self, host: str, start: int, plan: int, number: int, agents: Sequence[str]) -> None:
         """Record the positions of a host's frozen agents that are not in a turn. Only the first report for a request counts.
 
-        A restarted host may get the request with the same number, but has no frozen agents.
+        A restarted host may receive a request with the same number, but it has no frozen agents.
         """
         if (host, start, plan, number) in self._places:
             return
@@ -428,7 +434,7 @@ class LivePlaces:
         self._places.get((host, start, plan, number), {}).pop(agent, None)
 
     def of(self, frozen: Sequence[Frozen], plan: int) -> Mapping[str, CutPlace]:
-        """Return the positions of the agents that were frozen in time under a plan."""
+        """Return the positions of the agents that froze in time under a plan."""
         return dict(self._of(frozen, plan))
 
     def _of(self, frozen: Sequence[Frozen], plan: int) -> Iterator[tuple[str, CutPlace]]:
@@ -440,7 +446,7 @@ class LivePlaces:
 
 
 def _live_place(history: AgentHistory) -> CutPlace:
-    """Return an agent's current position. Messages that it has sent but that have not left count as being in its outbox."""
+    """Return an agent's current position, as if all messages that have not left were in its outbox."""
     parked = {
         receiver: len(channel.sent) - len(channel.void) - len(channel.departed_at)
         for receiver, channel in history.outward.items()
@@ -449,9 +455,10 @@ def _live_place(history: AgentHistory) -> CutPlace:
 
 
 def is_covered(cut: CutRecord, plan: int, agent: str, number: int) -> bool:
-    """Return whether `cut` is a recovery line of `plan` that is at or above this checkpoint.
+    """Return whether `cut` is a recovery line of `plan` that makes this checkpoint unnecessary, because it contains the same or a later
+    one.
 
-    Checkpoints below a line may be deleted even if the line is condemned later, because some of these deletions are late.
+    A checkpoint before a line may be deleted even if the line is condemned later, because such a deletion may be delayed.
     """
     place = cut.places.get(agent)
     return cut.plan == plan and place is not None and place.captured is not None and number <= place.captured.number
@@ -478,7 +485,7 @@ def check_deleted(missing: Sequence[tuple[str, int]], base: CutRecord | None, ba
 
 
 class ExpectedRetention(msgspec.Struct, frozen=True):
-    """A retention policy. `hour_ms` and `day_ms` are the lengths of its time spans."""
+    """A retention policy. The fields `hour_ms` and `day_ms` are the lengths of an hourly and a daily time span."""
 
     last: int
     hourly: int
@@ -488,7 +495,7 @@ class ExpectedRetention(msgspec.Struct, frozen=True):
 
 
 def wanted_epochs(created_ms: Mapping[int, int], wanted: ExpectedRetention) -> set[int]:
-    """Return the epochs that the policy keeps, given the epochs' creation times."""
+    """Return the epochs that the policy keeps, given each epoch's creation time."""
     newest_first = sorted(created_ms, reverse=True)
     kept = set(newest_first[: wanted.last])
     for length_ms, count in ((wanted.hour_ms, wanted.hourly), (wanted.day_ms, wanted.daily)):
@@ -503,8 +510,8 @@ def wanted_epochs(created_ms: Mapping[int, int], wanted: ExpectedRetention) -> s
 def check_retained(
     before_ms: Mapping[int, int], after: set[int], wanted: ExpectedRetention, *, now_ms: int
 ) -> Iterator[Finding]:
-    """Check that a deletion follows the retention policy. `before_ms` contains the creation times of the epochs before
-    the deletion, `after` the epochs that are left, and `now_ms` the deleting node's clock."""
+    """Check that a deletion follows the retention policy. `before_ms` contains each epoch's creation time before the deletion, `after` the
+    remaining epochs, and `now_ms` the clock of the deleting node."""
     if max(before_ms.values(), default=0) > now_ms:
         return
     for epoch in sorted(wanted_epochs(before_ms, wanted) - after):

@@ -1,32 +1,32 @@
-"""Oracles for the coordinator's log. They check the history of epochs and plans (G4), and linearizability as the log's
-callers observe it (G8).
+"""Oracles for the coordinator's log. The oracles check the history of epochs and plans (G4), and linearizability as observed by the log's
+callers (G8).
 
 Theory of operation
 -------------------
-*Outcomes* (G4). The oracle computes its own table of epochs, using only the committed entries. Every request counts once: the oracle
-detects duplicates by client, sequence number and payload, whatever the product replies. These rules must hold:
+*Outcomes* (G4). The oracle computes its own table of epochs from the committed log entries alone. Every request counts once. The oracle
+detects duplicates by client, sequence number and payload, whatever the product replies. The oracle checks the following rules.
 
 - An epoch begins once, with the next number, and ends once, as complete or aborted.
-- The number of the newest complete epoch never decreases, unless the epoch is condemned as damaged or the fleet is
-  restored. A restore makes all later epochs void, and a void epoch is never used as a recovery line again.
-- Each plan has the next number, and starts from the newest epoch that is complete and not condemned.
-- A published ref names a complete epoch, with the root that the log contains.
+- The number of the newest complete epoch never decreases, unless the epoch is condemned as damaged or the fleet is restored. A restore
+  makes all later epochs void, and a void epoch never serves as a recovery line again.
+- Plans are numbered consecutively, and each starts from the newest epoch that is complete and not condemned.
+- A published ref names a complete epoch and the root that the log contains.
 
-"Complete means durable, whole and verified" is checked by reading the epoch from the disk when it becomes complete (`judge.py`).
+To check that a complete epoch is durable, whole and verified, the judge (`judge.py`) reads it from the disk when it becomes complete.
 
-*Linearizability* (G8). Each acknowledged proposal is in the log exactly once, in an order that is consistent with real time. A log is
-linearizable if every proposal seems to take effect at one instant between its call and its answer (Herlihy and Wing 1990). Checking this is
-expensive if only calls and answers are known (Wing and Gong 1993). Here the order is known too, because the log's entries are a *witness*.
-So the following checks suffice, and they take linear time:
+*Linearizability* (G8). Each acknowledged proposal is in the log exactly once. The order of proposals is consistent with real time. A log is
+linearizable if every proposal appears to take effect at a single instant between its call and its answer (Herlihy and Wing 1990). If only
+calls and answers are known, checking linearizability is expensive (Wing and Gong 1993). Here, the entries of the log also show the order,
+as a *witness*. So the following checks, which take linear time, are sufficient.
 
-1. Every entry in the log was proposed earlier, at least as often as it is committed.
+1. Every entry in the log was proposed earlier, at least as many times as it is committed.
 2. Every acknowledged proposal is in the log with the acknowledged result, and each acknowledgement has its own entry.
-3. A rejected proposal is not in the log, and never will be.
-4. A proposal that was made after another proposal was answered comes after it in the log (real-time order).
-5. No index is committed a second time with a different entry.
+3. A rejected proposal is never in the log.
+4. If one proposal was made after another was answered, it also follows the other in the log (real-time order).
+5. No log index is committed twice with different entries.
 
-If the outcome is unknown, the entry may be committed at any time, or never. Tests compare these checks with Wing and
-Gong's checker, which tries every order of a few operations.
+If a proposal's outcome is unknown, its entry may be committed at any time or never. Tests compare these checks with Wing and Gong's
+checker, which tries every possible order of a few operations.
 """
 
 from collections.abc import Iterator
@@ -62,9 +62,8 @@ class Outcomes:
     """Oracle that computes each epoch's outcome from the committed log entries, and checks the rules for epochs and plans.
 
     Attributes:
-        epochs: all epochs that have ever begun, including epochs that the product no longer remembers.
-        plan: number of the newest plan.
-        is_used: whether the oracle has seen any entry.
+        epochs: all epochs that have ever begun, even if the product no longer remembers them.
+        is_used: whether the oracle has received any log entry.
     """
 
     def __init__(self) -> None:
@@ -76,7 +75,7 @@ class Outcomes:
 
     @property
     def condemned(self) -> list[int]:
-        """Return the epochs that were complete and were later found to be damaged."""
+        """Return the epochs that became complete and were later found to be damaged."""
         return [epoch for epoch, line in self.epochs.items() if line.state == CONDEMNED]
 
     @property
@@ -89,16 +88,17 @@ class Outcomes:
         return [epoch for epoch, line in self.epochs.items() if line.state == COMPLETE]
 
     def open_epochs(self) -> list[int]:
-        """Return the epochs without an outcome."""
+        """Return the epochs that have no outcome yet."""
         return [epoch for epoch, line in self.epochs.items() if line.state == OPEN]
 
     def is_removed(self, plan: int, agent: str) -> bool:
-        """Return whether the agent has left the fleet under this plan, and every epoch that began before it left has ended."""
+        """Return whether the agent has left the fleet under this plan, and all epochs that began before it left have ended."""
         epochs_before = self._removed.get((plan, agent))
         return epochs_before is not None and all(epoch > epochs_before for epoch in self.open_epochs())
 
     def is_limited(self, plan: int) -> bool:
-        """Return whether the recovery line of the plan after `plan` may omit survivors, because a limit was reached or the store failed."""
+        """Return whether the plan after `plan` may start from a line without survivors' live states, because a limit was reached or the
+        store failed."""
         lines = [line for line in self.epochs.values() if line.plan == plan]
         recoveries = [line for line in lines if line.trigger == RECOVERY_TRIGGER]
         is_failing = any(line.state in (ABORTED, CONDEMNED) for line in recoveries) or any(
@@ -196,7 +196,7 @@ class Outcomes:
         self.plan = max(self.plan, result.number)
 
     def is_void(self, epoch: int) -> bool:
-        """Return whether the epoch is void, because the fleet was restored to an earlier epoch."""
+        """Return whether the epoch is void because the fleet was restored to an earlier epoch."""
         return epoch in self.epochs and self.epochs[epoch].state == VOID
 
     def _check_plan(self, kind: op.CommitPlan, result: OperationResult) -> Iterator[Finding]:
@@ -239,7 +239,7 @@ class _Proposal(msgspec.Struct):
 
 
 class LogHistory:
-    """Oracle that checks linearizability from the proposals, their answers, and the committed entries of one run."""
+    """Oracle that checks the linearizability of one run's log from the proposals, their answers and the committed entries."""
 
     def __init__(self) -> None:
         self._proposals: dict[int, _Proposal] = {}
@@ -255,7 +255,7 @@ class LogHistory:
         self._proposed.setdefault(entry, []).append(proposal)
 
     def on_committed(self, index: int, entry: bytes, result: OperationResult) -> Iterator[Finding]:
-        """Check an entry that was committed."""
+        """Check an entry that has been committed."""
         if index <= self._last:
             if self._order.get(index) != entry:
                 yield "log", "G8", f"entry {index} of the log was committed a second time, with something else"
@@ -273,8 +273,8 @@ class LogHistory:
             yield "log", "G8", f"entry {index} is in the log, and its proposal was rejected"
 
     def on_outcome(self, proposal: int, outcome: ProposalOutcome, index: int | None) -> Iterator[Finding]:
-        """Check a proposal's outcome, as its caller has received it. `index` is the index of the proposal's entry, or
-        None if it is unknown."""
+        """Check the outcome of a proposal as its caller has received it. `index` is the index of the proposal's entry, or None if it is
+        unknown."""
         record = self._proposals[proposal]
         if isinstance(outcome, Rejected):
             record.is_rejected = True

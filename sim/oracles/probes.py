@@ -1,17 +1,17 @@
-"""Probes, which count how often a run or a sweep of runs has covered named situations.
+"""Probes: counters of how often named situations occurred in a run or a sweep of runs.
 
-An oracle without findings proves little if the situation that it checks never occurred. So the world and its oracles hit a probe when a
-situation occurs. The catalogue of probes is fixed, and a sweep lists the probes that were never hit. The verb of a probe states the
-meaning of its hits:
+An oracle without findings proves little if the situation that it checks never occurred. So the simulated world and its oracles hit a probe
+each time a situation occurs. The catalogue of probes is fixed, and a sweep lists the probes that were never hit. Each probe has a verb,
+which states the meaning of its hits.
 
-    sometimes              at least one run of a sweep should hit the probe; otherwise the sweep warns
-    reachable              as `sometimes`, but for a place in the code rather than a situation
-    always                 the condition must hold on each check
-    always_or_unreachable  as `always`, but no check needs to happen
-    unreachable            the probe must never be hit
+- For the verb `sometimes`, at least one run of a sweep should hit the probe. If no run hits such a probe, the sweep prints a warning.
+- The verb `reachable` has the same meaning as `sometimes`, but marks a place in the code rather than a situation.
+- For the verb `always`, the condition must hold on each check, and at least one check must happen.
+- For the verb `always_or_unreachable`, the condition must hold on each check, but no check needs to happen.
+- For the verb `unreachable`, the probe must never be hit.
 
-These verbs are common in deterministic simulators. Probes report no violations by themselves. `failures` returns the
-probes whose rule was broken.
+Other deterministic simulators use the same verbs. A probe never causes a violation. `failures` returns the probes whose rule was
+violated.
 """
 
 from collections.abc import Mapping
@@ -145,11 +145,11 @@ CATALOGUE: dict[str, Probe] = {
 
 
 class Probes:
-    """Hits of one run, or of many runs after merging.
+    """The hits of one run, or the combined hits of several runs.
 
     Attributes:
-        hits: for each name, the number of hits, or the number of checks whose condition was true.
-        misses: for each name, the number of checks whose condition was false.
+        hits: for each probe's name, the number of hits, or for a condition, how often it was true.
+        misses: for each probe's name, how often the condition was false.
     """
 
     def __init__(self, catalogue: Mapping[str, Probe] = CATALOGUE) -> None:
@@ -181,18 +181,18 @@ class Probes:
         self.hit(name)
 
     def always(self, condition: bool, name: str) -> None:
-        """Check that `condition` is true. It must be true on every check."""
+        """Check that `condition` is true. The condition must be true on every check."""
         self.hit(name)
         if not condition:
             self.hits[name] -= 1
             self.misses[name] = self.misses.get(name, 0) + 1
 
     def always_or_unreachable(self, condition: bool, name: str) -> None:
-        """Check a condition like `always`, for a probe that a run need not reach."""
+        """Check a condition as `always` does, but for a probe that a run need not reach."""
         self.always(condition, name)
 
     def merge(self, hits: Mapping[str, int], misses: Mapping[str, int] | None = None) -> None:
-        """Add the hits of another run. Names that are not in this catalogue are kept."""
+        """Add the hits of another run. Also add the hits of probes that are not in this catalogue."""
         for name, count in hits.items():
             self.hits[name] = self.hits.get(name, 0) + count
         for name, count in (misses or {}).items():
@@ -208,7 +208,7 @@ class Probes:
         ]
 
     def failures(self) -> list[str]:
-        """Return the probes whose condition was false, or that were reached although they must not be."""
+        """Return the probes whose condition was false, and the probes that were reached although they must not be."""
         return [
             name
             for name, probe in self._catalogue.items()

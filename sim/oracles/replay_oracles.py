@@ -1,40 +1,42 @@
-"""Replay oracles (G3), which replay surviving histories and durable turns, and compare them with what happened in the run.
+"""Oracles that replay surviving histories and durable turns, and compare the results with the original run (G3).
 
 Theory of operation
 -------------------
-*Histories.* At the end of a run each agent has one surviving history. It consists of the turns that were not rolled back. The ground truth
-has the inputs of each turn, which are the message, the values that `ctx.random()` and `ctx.now()` returned, and the plan. A fresh object
-takes these turns in the same order, without failures, checkpoints and restores. The object must send the same messages and end in the same
-state as the real agent. Then a failure-free run can reach the fleet's state. G3 consists of this check and of "exactly-once", which checks
-that each consumed message was sent, and was consumed once and in order. States are compared as bytes. If the bytes differ, both states are
-decoded and encoded again, since a restored state may hold values in another form (`1` for `1.0`) than a state that never left memory.
-Agents that failed with `on_error = "keep"` are not replayed after the failure, because such agents promise only an unchanged state.
+*Histories.* At the end of a run, each agent has one surviving history, which consists of the turns that were not rolled back. For each
+turn, the ground truth has recorded the message, the values that `ctx.random()` and `ctx.now()` returned, and the plan. The oracle replays
+these turns with a new object, in the same order, without failures, checkpoints and restores. The new object must send the same messages and
+reach the same state as the real agent. If it does, a run without failures can reach the fleet's state. Guarantee G3 consists of this check
+and of "exactly-once", which checks that each consumed message was sent and was consumed once and in order. States are compared as bytes. If
+the bytes differ, both states are decoded and encoded again, because a restored state may represent a value differently, such as `1` for
+`1.0`. For an agent that failed with `on_error = "keep"`, the replay ends at the failure, because the fleet guarantees only an unchanged
+state.
 
-A user's fleet is replayed twice. The first replay uses the values that the run has left in module variables, and the
-second replay uses the variables' values in a new process. If a variable keeps its value during a recovery and a handler
-depends on it, at least one of the two replays shows a difference.
+A user's fleet is replayed twice. The first replay uses the values that the run has left in module variables. The second replay uses the
+values that these variables have in a new process. If a handler depends on a variable whose value a recovery does not reset, at least one of
+the replays differs from the run.
 
-*Durable turns.* For agents with durable turns, histories are not replayed. Instead, each durable turn is replayed when it ends. A handler
-that is replayed from its journal must make the same requests in the same order, and leave the same state. A recovery replays the handler
-from the turn's first state, and answers its requests from the journal. Crashes in the middle of a turn are rare, so the oracle replays
-every durable turn of a user's fleet that has ended after a wait. The oracle restores a fresh object as a recovery would, uses the turn's
-journal entries, and discards all effects. If a handler makes a different request, it diverges from its journal, either in this replay or in
-a recovery (`DivergenceError`). Both cases are the same violation, and the report names the agent, the handler and the line. A turn is not
-replayed if it never waited, failed, is a compensation, or has a state that cannot be restored.
+*Durable turns.* The histories of agents with durable turns are not replayed. Instead, the oracle replays each durable turn when it ends. A
+handler that is replayed from its journal must make the same requests in the same order and produce the same state. A recovery runs the
+handler from the turn's first state and answers its requests from the journal. Crashes during a turn are rare, so in a user's fleet, the
+oracle replays every durable turn that has waited, when the turn ends. The oracle restores a new object as a recovery would, uses the turn's
+journal entries, and discards all effects. If a handler makes a different request, it diverges from its journal, either in the oracle's
+replay or in a recovery (`DivergenceError`). In both cases the oracle reports the same violation, which names the agent, the handler and the
+line. A turn is not replayed if it never waited, if it failed, if it is a compensation, or if its state cannot be restored.
 
-`DivergenceReasons` searches for the reason for which a user's fleet diverges.
+If a user's fleet diverges, `DivergenceReasons` searches for the reason.
 
 Reasons for divergences
 -----------------------
-The oracles detect that a replayed turn diverges. The search looks only for the reason, which is state outside
-checkpoints that the turn's handler uses. So the violation can name a line. The search follows a handler's bytecode
-through functions and classes of the agents' own modules. It records the global variables and class attributes that the
-handler uses, and the handler's calls of clocks and random generators. Values are recorded before the first turn of an
-agent class in a run. The reason is a variable whose value has changed by the end of the run, or else one of the calls.
+The oracles above detect a replayed turn that diverges. The search for reasons only explains the divergence. The search looks for state that
+the turn's handler uses and that checkpoints do not contain. With its result, the violation can name a line of code. The search follows a
+handler's bytecode through the functions and classes of the agents' own modules. The search records which global variables and class
+attributes the handler uses, and where it calls clocks or random generators. The values of these variables are recorded before an agent
+class runs its first turn. The reported reason is a variable whose value has changed by the end of the run. If no variable has changed, the
+reported reason is a call of a clock or random generator.
 
-The next run in this process starts with the earlier values of those variables, as in a new process, unless other code has changed them.
+The next run in this process starts with the variables' original values, as in a new process, unless other code has changed them.
 
-Constants, caches with reproducible values and unread counters are never reported, since no replay diverges because of them.
+Constants, caches with reproducible values and counters that are never read cause no divergence, so they are never reported.
 """
 
 import contextlib
@@ -90,7 +92,7 @@ _Key = tuple[str, str]
 
 
 class Use(msgspec.Struct, frozen=True):
-    """A source location at which a handler uses a variable or calls an outside function."""
+    """A source location at which a handler uses a variable or calls a clock or random generator."""
 
     key: _Key
     place: str
@@ -99,7 +101,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Variable:
-    """A global variable in `names`, or an attribute of the class `of_class`."""
+    """A global variable in the namespace `names`, or an attribute of the class `of_class`."""
 
     def __init__(self, name: str, names: dict[str, Any], of_class: type | None = None) -> None:
         self._name = name
@@ -110,20 +112,20 @@ class Variable:
         return self._names.get(self._name) if self._class is None else vars(self._class).get(self._name)
 
     def bind(self, value: Any) -> None:
-        """Bind the name to this object."""
+        """Make the variable refer to this object."""
         if self._class is None:
             self._names[self._name] = value
         else:
             setattr(self._class, self._name, value)
 
     def set(self, other: Any) -> None:
-        """Set the variable to another value. A container is changed in place, since other names may refer to it."""
+        """Give the variable a new value. A container is changed in place, because other names may refer to it."""
         if not _filled(self.get(), other):
             self.bind(other)
 
     def left(self) -> dict[_Key, tuple[bytes, object]]:
-        """Return the values that earlier runs in this process have left in variables, and the values before those runs.
-        The user's module stores both kinds of values."""
+        """Return the values that earlier runs in this process have left in variables, and the values that the variables had before. Both
+        kinds of values are stored in the user's module."""
         module = sys.modules.get(self._class.__module__) if self._class is not None else None
         names = self._names if self._class is None else vars(module) if module is not None else {}
         values: dict[_Key, tuple[bytes, object]] = names.setdefault(LEFT, {})
@@ -131,7 +133,7 @@ class Variable:
 
 
 def _filled(value: Any, other: Any) -> bool:  # the values may have any types
-    """Fill a container with the contents of another container. Return False if the values are not containers."""
+    """Replace the contents of a container with those of another container. Return False if the values are not containers."""
     match value, other:
         case (list(), list()) | (bytearray(), bytearray()):
             value[:] = other
@@ -144,7 +146,7 @@ def _filled(value: Any, other: Any) -> bool:  # the values may have any types
 
 
 class DivergenceReasons:
-    """State outside checkpoints that the agents' handlers use in one run."""
+    """Finds the state outside checkpoints that agents' handlers use in one run."""
 
     def __init__(self) -> None:
         self._uses: dict[type[Agent], dict[str, list[Use]]] = {}
@@ -153,7 +155,8 @@ class DivergenceReasons:
         self._first: dict[_Key, object] = {}
 
     def look(self, known: AgentType) -> None:
-        """Record which variables an agent class uses, before the class runs its first turn. Later calls for the same class have no effect."""
+        """Record which variables an agent class uses. The caller must do this before the class runs its first turn. Later calls for the
+        same class have no effect."""
         if known.agent_class in self._uses:
             return
         search = _Search(own_modules(known.agent_class, ()), known.agent_class)
@@ -165,7 +168,7 @@ class DivergenceReasons:
                 self._note(key, variable)
 
     def _note(self, key: _Key, variable: Variable) -> None:
-        """Record the variable. If only the previous run has changed it, first reset it to its value in a new process."""
+        """Record the variable. If its value is the one that the previous run has left, first reset it to its value in a new process."""
         left_image, first = variable.left().pop(key, (b"", None))
         if left_image == _image(variable.get()):
             variable.set(copy.deepcopy(first))
@@ -183,7 +186,7 @@ class DivergenceReasons:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
-        """Within a `with` block, give the variables their values from before the run, as in a new process."""
+        """Within a `with` block, give the variables the values that they had before the run, as in a new process."""
         changed = {key: self._variables[key].get() for key in self._changed() if key in self._first}
         present = {key: copy.copy(value) for key, value in changed.items() if isinstance(value, _CONTAINERS)}
         for key in changed:
@@ -200,8 +203,8 @@ class DivergenceReasons:
         return [key for key, variable in self._variables.items() if _image(variable.get()) != self._before[key]]
 
     def reasons(self, agent_class: type[Agent], handler: str = "") -> list[tuple[str, str]]:
-        """Return possible reasons for the divergence, with locations of handlers and of the use. If `handler` is set, only that handler is
-        considered."""
+        """Return possible reasons for a divergence, each with a handler and the location where it uses the state. If `handler` is set, only
+        that handler is considered."""
         found = {name: uses for name, uses in self._uses.get(agent_class, {}).items() if handler in ("", name)}
         texts = [reason for key in self._changed() if (reason := _reason_of(agent_class, found, key))]
         if not texts:
@@ -217,12 +220,12 @@ def place_of(agent_class: type, handler: str) -> str:
 
 
 def relative(text: str) -> str:
-    """Return the text with paths in the current folder made relative."""
+    """Return the text, in which paths inside the current folder are replaced with relative paths."""
     return text.replace(f"{Path.cwd()}/", "")
 
 
 def _reason_of(agent_class: type[Agent], uses: dict[str, list[Use]], key: _Key) -> tuple[str, str] | None:
-    """Return the reason, and the location of a handler that uses a changed variable, preferably of one that sets the variable."""
+    """Return a handler that uses a changed variable, with the reason to report. Prefer a handler that sets the variable."""
     of_key = [(name, use) for name, each in uses.items() for use in each if use.key == key and not use.is_call]
     if not of_key:
         return None
@@ -242,11 +245,7 @@ def _call_in(agent_class: type[Agent], handler: str, uses: list[Use]) -> tuple[s
 
 
 class _Search:
-    """Search through the code of handlers for uses of state outside checkpoints.
-
-    Attributes:
-        variables: variables that the code uses.
-    """
+    """A search through the code of handlers for uses of state outside checkpoints."""
 
     def __init__(self, own: tuple[str, ...], agent_class: type[Agent]) -> None:
         self._own = own
@@ -254,7 +253,7 @@ class _Search:
         self.variables: dict[_Key, Variable] = {}
 
     def uses_of(self, function: object) -> list[Use]:
-        """Return the uses in a function, and in all functions of the agents' own modules that the function calls."""
+        """Return the uses of state outside checkpoints in a function and in all functions of the agents' own modules that it calls."""
         uses: list[Use] = []
         waiting, seen = [function], dict[CodeType, None]()
         while waiting and len(seen) < FUNCTIONS_MAX:
@@ -267,7 +266,7 @@ class _Search:
         return uses
 
     def _follow(self, code: CodeType, names: dict[str, Any], found: list[Use]) -> Iterator[object]:
-        """Record the uses in one code object, and yield the functions that the code may call."""
+        """Record the uses of such state in one code object, and yield the functions that the code may call."""
         holder: object = None
         line = code.co_firstlineno
         for step in dis.get_instructions(code):
@@ -302,7 +301,8 @@ class _Search:
         return Use(key, place, is_set=is_set)
 
     def _attribute(self, holder: object, name: str, place: str, found: list[Use], *, is_set: bool) -> Iterator[object]:
-        """Follow an attribute of a module, of a class, or of a value that may be the agent itself."""
+        """Record the use of an attribute of a module, of a class, or of a value that may be the agent itself. Yield the functions to which
+        the attribute may refer."""
         if isinstance(holder, ModuleType):
             if holder.__name__ in OUTSIDE and holder.__name__ != "os":
                 found.append(Use(("", f"{holder.__name__}.{name}"), place, is_call=True))
@@ -335,7 +335,7 @@ class _Search:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code object and all code objects nested in it."""
+    """Yield the code object and all code objects that are nested in it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -347,7 +347,8 @@ def _functions_of(of_class: type) -> Iterator[object]:
 
 
 def _is_variable(value: object) -> bool:
-    """Return whether the value may change. A module, a function, a class, and an object of certain libraries cannot change."""
+    """Return whether the value can change during a run. Modules, functions, classes and objects of certain libraries count as
+    unchangeable."""
     if isinstance(value, ModuleType | type) or callable(value):
         return False
     return not type(value).__module__.startswith(("snapline", "logging", "threading", "re", "typing"))
@@ -358,8 +359,8 @@ def _is_large(value: object) -> bool:
 
 
 def _image(value: Any) -> bytes:
-    """Return the bytes by which a value is compared. They encode the value's contents or, if the contents cannot be
-    encoded, the value's type."""
+    """Return bytes that represent a value in comparisons. The bytes encode the value's contents or, if that is not possible, the value's
+    type."""
     if _is_large(value):
         return f"{len(value)} items".encode()
     try:
@@ -377,11 +378,10 @@ NOT_POSSIBLE = "not possible"
 
 
 class ReplayOracle:
-    """Replay oracle of one run of the world.
+    """Oracle that replays the surviving histories of one run.
 
     Attributes:
-        durable: oracle of single durable turns.
-        is_own: whether the fleet is a user's fleet. If so, its module variables are checked, and its durable turns are replayed.
+        is_own: whether the fleet is a user's fleet. If so, the fleet's module variables are checked, and its durable turns are replayed.
     """
 
     def __init__(self, report: Report, fleet: Fleet, *, is_own: bool) -> None:
@@ -393,7 +393,7 @@ class ReplayOracle:
         self.durable = DurableOracle(report, self._suspects, is_again=is_own)
 
     def on_turn(self, agent: str, known: AgentType, made: Agent) -> None:
-        """Record the start of a turn. Only an agent's first turn counts, because the agent then has its initial state."""
+        """Record the start of a turn. Only the agent's first turn is recorded, because the agent then has its initial state."""
         if agent not in self._classes:
             self._suspects.look(known)
             self._classes[agent] = known.agent_class
@@ -407,7 +407,7 @@ class ReplayOracle:
         self._suspects.finish()
 
     def check(self, history: AgentHistory, state: bytes | None) -> str:
-        """Replay a history. Return "" if the replay agrees, `NOT_POSSIBLE` if the history cannot be replayed, or the
+        """Replay a history. Return "" if the replay agrees with the run, `NOT_POSSIBLE` if the history cannot be replayed, otherwise the
         difference and its reason."""
         first = self._first.get(history.agent)
         different = replay(self._fleet, history, state, first)
@@ -422,11 +422,11 @@ class ReplayOracle:
 
 
 class _NotPossibleError(Exception):
-    """The history cannot be replayed."""
+    """Raised if a history cannot be replayed."""
 
 
 class _Draws(TurnEnvironment):
-    """Environment of a handler that returns the recorded draws, in order."""
+    """Environment for a replayed handler. The environment returns the recorded random numbers, times and step outcomes in order."""
 
     def __init__(self) -> None:
         self.left: list[object] = []
@@ -451,7 +451,7 @@ class _Draws(TurnEnvironment):
         return self.step(name, function)
 
     async def pause(self, seconds: float) -> None:
-        """Return at once, because the time has already passed in the run."""
+        """Return immediately, because the time has already passed in the run."""
 
     async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of the awaited coroutine
         return await running
@@ -463,10 +463,10 @@ class _Draws(TurnEnvironment):
 
 
 def replay(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes | None = None) -> str:
-    """Replay a history. Return "" if the replay agrees, `NOT_POSSIBLE` if the history cannot be replayed, or the
-    difference. If `state` is None, only sends are compared.
+    """Replay a history. Return "" if the replay agrees with the run, `NOT_POSSIBLE` if the history cannot be replayed, otherwise a
+    description of the difference. If `state` is None, only the sent messages are compared.
 
-    `first` is the agent's initial state. If it is None, the replay begins with the state with which the fleet creates the agent now.
+    `first` is the agent's initial state. If `first` is None, the replay begins with the state in which the fleet creates the agent now.
     """
     try:
         return _run(fleet, history, state, first)
@@ -499,7 +499,7 @@ def _run(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes 
 
 
 def _first_state(fleet: Fleet, turn: Turn) -> Agent | None:
-    """Return the agent that a creation made, even if the creation is dead-lettered. Return None if no agent was made."""
+    """Return the agent that a creation message made, even if the message is dead-lettered. Return None if the message made no agent."""
     if turn.payload[:1] != CREATE:
         return None
     kind, image = read_creation(turn.payload)
@@ -510,7 +510,7 @@ def _first_state(fleet: Fleet, turn: Turn) -> Agent | None:
 
 
 def _take_turn(agent: Agent, turn: Turn, ctx: Context) -> str:
-    """Replay one turn, and return a description of how the replay differs from the recorded turn."""
+    """Replay one turn, and describe how the replay differs from the recorded turn."""
     try:
         coroutine = _call(agent, turn, ctx)
         if coroutine is not None:
@@ -554,7 +554,7 @@ def _compare(history: AgentHistory, agent: Agent, state: bytes) -> str:
 
 
 def _plain(known: AgentType, state: bytes) -> bytes:
-    """Return the state in the encoding that a restored agent would produce."""
+    """Return the state in the encoding that it has after a restore."""
     try:
         return encode_body(known.state_decoder.decode(state))
     except Exception:
@@ -566,7 +566,7 @@ _ADVICE = ": a durable handler must"
 
 
 class _Clock(TurnEnvironment):
-    """Clock that returns the times that the turn's last segment has read."""
+    """Clock that returns the times that the turn's last segment read in the run."""
 
     def __init__(self, draws: Sequence[object]) -> None:
         self._left = [draw for draw in draws if isinstance(draw, int)]
@@ -591,8 +591,8 @@ class DurableRun(msgspec.Struct):
 
 
 class DurableOracle:
-    """Durable-turn oracle of one run of the world. If `is_again` is unset, turns are not replayed, and only divergences
-    in recoveries are reported."""
+    """Oracle that replays the durable turns of one run. If `is_again` is False, it replays no turns and reports only divergences in
+    recoveries."""
 
     def __init__(self, report: Report, suspects: DivergenceReasons, *, is_again: bool) -> None:
         self._report = report
@@ -601,7 +601,7 @@ class DurableOracle:
         self._runs: dict[tuple[str, int], DurableRun] = {}
 
     def on_started(self, turn: StartTurn, state: bytes) -> None:
-        """Record the start of a turn or of its next segment. `state` is the agent's encoded state."""
+        """Record the start of a turn or of a turn's next segment. `state` is the agent's encoded state."""
         if not self._is_again:
             return
         place, saved = (turn.agent, turn.incarnation), turn.turn
@@ -615,7 +615,8 @@ class DurableOracle:
             self._runs[place].entries.append(turn.found)
 
     def on_failed(self, t_ns: int, failed: TurnFailed, turn: StartTurn, known: AgentType | None) -> None:
-        """Report a handler that diverged when a recovery replayed it. Other failures only end the record of the turn."""
+        """Report a handler that diverged from its journal when a recovery replayed it. After any other failure, only end the record of the
+        turn."""
         payload = self._runs.pop((failed.agent, failed.incarnation), None)
         if not failed.is_divergent:
             return
@@ -628,7 +629,7 @@ class DurableOracle:
     def on_ended(
         self, t_ns: int, ended: TurnEnded, known: AgentType | None, made: Agent, draws: Sequence[object]
     ) -> None:
-        """Record the end of a segment. If the turn has ended, replay it."""
+        """Record the end of a turn's segment. If the turn has ended, replay it."""
         run = self._runs.get((ended.agent, ended.incarnation))
         if run is None:
             return
@@ -664,7 +665,7 @@ def _handler_of(known: AgentType | None, payload: bytes) -> Handler | None:
 
 
 def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, draws: Sequence[object]) -> str:
-    """Return how the replayed turn differs from the original turn. Return "" if the turns do not differ, or if the turn cannot be replayed."""
+    """Describe how the replayed turn differs from the original turn. Return "" if it does not differ, or if the turn cannot be replayed."""
     handler, clock = _handler_of(known, run.payload), _Clock(draws)
     if handler is None or not handler.is_durable:
         return ""
@@ -688,7 +689,7 @@ def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, d
 
 
 def _asks(coroutine: Any, journal: TurnJournal) -> str:
-    """Run the handler to its end from the journal. Return how the handler diverges, or "" if it does not diverge."""
+    """Run the handler to its end with answers from the journal. Describe how the handler diverges, or return "" if it does not diverge."""
     try:
         request = coroutine.send(None)
     except StopIteration:
@@ -714,7 +715,7 @@ def _asks(coroutine: Any, journal: TurnJournal) -> str:
 
 
 def _differ(known: AgentType, again: Agent, made: Agent) -> bool:
-    """Return whether the states differ, even after decoding and encoding them as a restore would."""
+    """Return whether the states still differ after they are decoded and encoded as in a restore."""
     images = [encode_ordered(agent.state) for agent in (again, made)]
     if images[0] == images[1]:
         return False

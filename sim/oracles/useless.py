@@ -1,25 +1,26 @@
-"""Find useless checkpoints and untracked dependencies (G6) in the checkpoints and messages of one branch.
+"""Finds useless checkpoints and untracked dependencies (G6) among the checkpoints and messages of one branch.
 
 Theory of operation
 -------------------
 Checkpoints c(i,1), c(i,2), … divide the history of agent i into intervals I(i,0), I(i,1), …. The checkpoint c(i,0) is the agent's initial
-state. The *rollback graph* (Wang 1997) has an edge from each interval to the agent's next interval. For each message it has an edge from
-the interval in which the message left to the interval in which the message was consumed. An edge means that undoing the first interval
-requires undoing the second. A Z-path is a path that contains the edge of at least one message.
+state. The *rollback graph* (Wang 1997) has an edge from each interval to the same agent's next interval. For each message, the graph also
+has an edge from the interval in which the message left its sender to the interval in which it was consumed. An edge means that if the first
+interval is undone, the second must also be undone. A Z-path is a path that contains at least one message edge.
 
-*Useless.* A checkpoint on a Z-cycle is in no consistent cut (Netzer and Xu 1995). The checkpoint c(i,x) is on a Z-cycle
-if and only if undoing I(i,x) undoes I(i,x−1). Since the edge I(i,x−1) → I(i,x) always exists, this holds if and only if
-both intervals are in the same strongly connected component. Tarjan's algorithm finds the components in one pass. BCS,
-HMNR and the RDT family promise that no checkpoint is useless. Uncoordinated agents promise nothing.
+*Useless.* A checkpoint on a Z-cycle is part of no consistent cut (Netzer and Xu 1995). The checkpoint c(i,x) is on a Z-cycle if and only if
+undoing I(i,x) undoes I(i,x−1). The edge I(i,x−1) → I(i,x) always exists, so the checkpoint is on a Z-cycle if and only if both intervals
+are in the same strongly connected component. Tarjan's algorithm finds the strongly connected components in one pass. BCS, HMNR and the RDT
+protocols promise that no checkpoint is useless. Uncoordinated agents promise nothing.
 
-*Tracked.* RDT requires that each Z-path is covered by a causal path. For all j, y and i, the greatest x with I(i,x) ⇝ I(j,y) must be the
-value for i in the dependency vector of agent j at the end of I(j,y). Agents send this vector with their messages, and receivers merge it
-into their own vector. This module computes the vectors from the order of turns in the ground truth. A message carries its sender's vector
-at its *departure*, perhaps several turns after the turn that sent the message. If the world does not report departures (`on_left`),
-tracking is not checked. A message may leave while another message is being tried or waits for a retry. Then the departing message carries
-the vector of that other message, which is already merged although its turn may end in a later interval.
+*Tracked.* RDT requires that wherever a Z-path leads from one interval to another, a causal path does so too. Let x be the greatest number
+such that I(j,y) is reachable from I(i,x). Then x must be the entry for i in j's dependency vector at the end of I(j,y). Agents send their
+dependency vectors with their messages, and receivers merge them. This module computes the dependency vectors from the order of turns in the
+ground truth. A message carries the vector that its sender has at the message's *departure*, perhaps several turns after the turn that sent
+it. If the world does not report departures (`on_left`), dependencies are not checked. A message may leave while its sender is processing
+another message or is waiting to retry it. In this case, the departing message carries the vector that includes the other message, although
+that message's turn may end in a later interval.
 
-The interval in which a message left is always known exactly, since an image's outbox shows which messages had left before the image.
+The interval in which a message left is always known exactly, because the outbox in an image shows which messages had not left before it.
 """
 
 from bisect import bisect_right
@@ -36,10 +37,10 @@ TRACKING_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """A consumed message, with the intervals and turns in which it left and was consumed.
+    """A consumed message, with the intervals and turns in which it left its sender and was consumed.
 
-    `departed_at` is the last turn of the sender that began or ended before the departure, or -1 if this turn is
-    unknown. `consumed_at` is the receiver's turn that consumed the message.
+    `departed_at` is the sender's last turn that began or ended before the departure, or -1 if this turn is unknown. `consumed_at` is the
+    receiver's turn that consumed the message.
     """
 
     sender: str
@@ -51,13 +52,11 @@ class Flow(msgspec.Struct, frozen=True):
 
 
 class Intervals(msgspec.Struct):
-    """One branch, divided into intervals.
+    """The history of one branch, divided into checkpoint intervals.
 
     Attributes:
-        checkpoints: images of each agent, without the initial image. Image x − 1 begins interval x.
-        first: for each agent, the node of its interval 0. The nodes of the agent's other intervals follow this node.
-        flows: all consumed messages.
-        nodes: number of intervals.
+        checkpoints: for each agent, its images without the initial image. The image with the index x − 1 begins interval x.
+        first: for each agent, the node of its interval 0. The nodes of the agent's other intervals follow.
     """
 
     checkpoints: dict[str, list[Captured]]
@@ -66,7 +65,8 @@ class Intervals(msgspec.Struct):
     nodes: int
 
     def edges(self) -> list[list[int]]:
-        """Return the edges of the rollback graph. The list for each node contains the nodes that must be undone together with this node."""
+        """Return the edges of the rollback graph. The list for each node contains the nodes that must also be undone if this node is
+        undone."""
         successors: list[list[int]] = [[] for _ in range(self.nodes)]
         for agent, first in self.first.items():
             for node in range(first, first + len(self.checkpoints[agent])):
@@ -119,7 +119,7 @@ def _place(captured: Captured) -> CutPlace:
 
 
 def useless(intervals: Intervals) -> list[Captured]:
-    """Return the useless checkpoints, which no consistent cut contains."""
+    """Return the useless checkpoints, which are part of no consistent cut."""
     components = components_of(intervals.edges())
     return [
         captured
@@ -130,7 +130,8 @@ def useless(intervals: Intervals) -> list[Captured]:
 
 
 def components_of(edges: list[list[int]]) -> list[int]:
-    """Return the number of each node's strongly connected component. The algorithm is from Tarjan 1972, here without recursion."""
+    """Return, for each node, the number of its strongly connected component. The function uses Tarjan's algorithm (1972) without
+    recursion."""
     order: list[int] = [-1] * len(edges)
     low: list[int] = [0] * len(edges)
     component: list[int] = [-1] * len(edges)
@@ -167,7 +168,7 @@ def components_of(edges: list[list[int]]) -> list[int]:
 
 
 def untracked(branch: Branch, intervals: Intervals) -> Iterator[str]:
-    """Yield a description of a dependency that the dependency vectors do not show."""
+    """Yield a description of each dependency that the dependency vectors do not show."""
     vectors = _vectors_of(branch, intervals)
     reach = _reach_of(intervals)
     for agent, first in intervals.first.items():
@@ -183,7 +184,7 @@ def untracked(branch: Branch, intervals: Intervals) -> Iterator[str]:
 
 
 def _reach_of(intervals: Intervals) -> list[dict[str, int]]:
-    """Return, for each node and agent, the greatest interval of this agent from which the node can be reached."""
+    """Return, for each node and agent, the agent's last interval from which the node can be reached."""
     edges = intervals.edges()
     reach: list[dict[str, int]] = [{} for _ in edges]
     for agent, first in intervals.first.items():
@@ -198,7 +199,7 @@ def _reach_of(intervals: Intervals) -> list[dict[str, int]]:
 
 
 def _vectors_of(branch: Branch, intervals: Intervals) -> dict[str, list[dict[str, int]]]:
-    """Return each agent's dependency vectors at the end of its intervals, by replaying the branch's turns in a causal order."""
+    """Return each agent's dependency vector at the end of each interval, computed by replaying the branch's turns in a causal order."""
     runs = {agent: _Run(history, intervals.checkpoints[agent]) for agent, history in branch.histories.items()}
     for flow in intervals.flows:
         runs[flow.receiver].flows.setdefault(flow.consumed_at, []).append(flow)
@@ -212,7 +213,7 @@ def _vectors_of(branch: Branch, intervals: Intervals) -> dict[str, list[dict[str
 
 
 class _Run:
-    """Replay of one agent's turns and images that computes only vectors."""
+    """Replays one agent's turns and images, but computes only dependency vectors."""
 
     def __init__(self, history: AgentHistory, checkpoints: list[Captured]) -> None:
         self.agent = history.agent
@@ -241,7 +242,7 @@ class _Run:
         }  # only images lie between that turn and the departure
 
     def step(self, runs: "dict[str, _Run]") -> bool:
-        """Replay the next turn. Return False if there is none, or if a message that the turn consumes has not left yet."""
+        """Replay the next turn. Return False if there is no next turn, or if a message that the turn consumes has not left yet."""
         if self.turn == self.turns:
             if len(self.ends) == len(self._images):
                 self.ends.append(self.vector)
@@ -268,7 +269,7 @@ def _is_reported(branch: Branch, flows: list[Flow]) -> bool:
 
 
 class UselessReport(msgspec.Struct):
-    """Result for a whole run, with the number of useless checkpoints and the violations."""
+    """The result of the check of a whole run, with the number of useless checkpoints and the violations."""
 
     checkpoints: int
     useless: int

@@ -1,16 +1,17 @@
-"""Exports a recording to other viewers: ShiViz (vector clocks) and Perfetto (Chrome trace events).
+"""Exports the recording of a run to other viewers: ShiViz (vector clocks) and Perfetto (Chrome trace events).
 
 ShiViz
 ------
-A ShiViz host represents a snapline agent. If only a window of a long run is exported, clocks start at 1, and receives
-are not connected to sends before the window. A recovery is an event of every agent that it rolls back. Undone events
-remain in the exported log, because they did happen. `diagrams/event_history.py` computes the clocks.
+A ShiViz host represents a snapline agent. If only part of a long run is exported, clocks start at 1, and receives have no link to sends
+before that part. A recovery is shown as an event of every agent that it rolls back. Events that a recovery has undone remain in the
+exported log, because they did happen. `diagrams/event_history.py` computes the clocks.
 
 Perfetto
 --------
-A host is shown as a process, and an agent as a thread of its initial host's process. All actions of an agent at the same time form one
-slice (turns take no virtual time). Each pair of a send and a receive is a flow between two slices. The periods during which a host is up
-are slices of its first thread. Epochs are spans of the process "coordinator", because several epochs may be open at once.
+A host is shown as a process, and an agent as a thread of its initial host's process. All actions of an agent at the same virtual time form
+one slice, because turns take no virtual time. Each pair of a send and a receive is shown as a flow between two slices. Each period during
+which a host is up is shown as a slice of the host's first thread. Epochs are shown as spans of the process "coordinator", because several
+epochs may be in progress at once.
 """
 
 import json
@@ -49,7 +50,8 @@ def _clock_steps(timed: TimedEvent) -> Iterator[ClockStep]:
 
 
 def _steps(timed: TimedEvent) -> Iterator[tuple[str, str]]:
-    """Yield each affected agent with a description of its action. A recovery affects several agents; any other event affects one agent."""
+    """Yield each agent that the event affects, with a description of the agent's action. A recovery may affect several agents. Any other
+    event affects one agent."""
     event = timed.event
     if isinstance(event, Recovery):
         for agent, number in event.line.items():
@@ -77,7 +79,7 @@ Entry = dict[str, object]
 
 
 def to_perfetto(recording: Recording) -> bytes:
-    """Return the recording as Chrome trace events in JSON."""
+    """Return the recording as JSON in the format of Chrome trace events."""
     places = _Places(recording)
     entries = [
         *places.metadata(),
@@ -92,7 +94,7 @@ def to_perfetto(recording: Recording) -> bytes:
 
 
 class _Places:
-    """Assigns numbers to processes and threads. Thread 0 of a process represents the host itself."""
+    """Assigns process numbers to hosts and thread numbers to agents. Thread 0 of each process represents the host itself."""
 
     def __init__(self, recording: Recording) -> None:
         hosts = dict.fromkeys([COORDINATOR, *(span.host for span in recording.hosts), *recording.placed.values()])
@@ -133,7 +135,7 @@ class _Places:
 
 
 def _us(time_ns: int) -> float:
-    """Convert a time to microseconds, which is the format's unit. Nanoseconds become decimals."""
+    """Convert a time in nanoseconds to microseconds, which is the unit of the format. Nanoseconds become decimals."""
     return time_ns / 1000
 
 
@@ -156,7 +158,7 @@ def _epoch_entries(span: EpochSpan, places: _Places, end_ns: int) -> Iterator[En
 
 
 def _slices(recording: Recording, places: _Places) -> Iterator[Entry]:
-    """Yield slices. Each slice contains all actions of an agent at the same time."""
+    """Yield slices. Each slice contains all actions of one agent at one virtual time."""
     open_: dict[str, tuple[int, list[Event]]] = {}
     orphans = {orphan.message: orphan.text for orphan in recording.orphans}
     for timed in recording.events:
@@ -204,7 +206,7 @@ def _recoveries(recording: Recording, places: _Places) -> Iterator[Entry]:
 
 
 def _flows(recording: Recording, places: _Places) -> Iterator[Entry]:
-    """Yield a flow for each receive. A message that is received again after a recovery has several flows."""
+    """Yield the entries of a flow for each receive. If a message is received again after a recovery, it has several flows."""
     sent: dict[str, tuple[int, str]] = {}
     for number, (timed, event) in enumerate(_messages(recording.events)):
         if isinstance(event, MessageSent):

@@ -1,14 +1,14 @@
-"""Draws diagrams of a run: a space-time diagram of some events, and a timeline of the whole run.
+"""Draws two diagrams of a run: a space-time diagram of some of its events, and a timeline of the whole run.
 
-*Space-time diagram* (`draw_run`). The diagram shows a window of events around the first violation. Every event has its
-own column, and so do the start and the end of every host, epoch and fault. The axis shows times but is not linear, so a
-burst of messages is readable and a pause of several seconds takes no space.
+*Space-time diagram* (`draw_run`). The diagram shows a window of events around the first violation. Every event has its own column. So do
+the start and the end of every host's run, epoch and fault. The time axis is not linear, so a burst of messages is readable and a pause of
+several seconds takes no space.
 
-*Timeline* (`draw_timeline`). The timeline shows hosts, epochs, faults, and the period after all faults are healed. Its
-axis is linear in virtual time.
+*Timeline* (`draw_timeline`). The timeline shows hosts, epochs, faults, and the period after all faults are healed. The time axis of the
+timeline is linear.
 
-*Tracks* above the lanes show, in both diagrams, when hosts were up and down, epochs with their outcomes, and faults. A
-function `place` maps times to positions.
+In both diagrams, *tracks* above the lanes show when hosts were up or down, epochs with their outcomes, and faults. A function named `place`
+converts times to positions in the diagram.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,12 +26,13 @@ from snapline.sim.world.recording import EpochSpan, HostSpan, Recording
 
 
 class Columns:
-    """Maps positions and times to columns.
+    """Maps positions of events, and times, to columns of the diagram.
 
     Attributes:
-        times: times of the events in the window, in ascending order. Equal times may occur.
-        window: start and end time of the window. If the window contains the first or last event, it extends to the start or end of the run.
-        bounds: other times in the window that have a column. They are unique and in ascending order.
+        times: times of the events in the window, in ascending order. Several events may have the same time.
+        window: the window's start time and end time. A window that contains the run's first or last event extends to the start or end of
+            the run.
+        bounds: other times in the window that have a column, in ascending order and without duplicates.
     """
 
     def __init__(self, recording: Recording, result: Result, first: int, last: int) -> None:
@@ -51,11 +52,11 @@ class Columns:
         return len(self.times) + len(self.bounds)
 
     def of_time(self, time_ns: int) -> int:
-        """Return the column for a time. It precedes the columns of all events at this time."""
+        """Return the column for a time. This column precedes the columns of all events at the same time."""
         return bisect_left(self.times, time_ns) + bisect_left(self.bounds, time_ns)
 
     def of_position(self, position: Position) -> Position:
-        """Return the column for an event's position. A position outside the window gets a column outside the diagram."""
+        """Return the column of the event at this position. If the position is outside the window, return a column outside the diagram."""
         index = int(position) - self._first
         if index < 0:
             return -1
@@ -64,8 +65,8 @@ class Columns:
         return index + bisect_right(self.bounds, self.times[index])
 
     def ticks(self, least: float) -> Iterator[tuple[Position, str]]:
-        """Yield columns that get a tick, and the text of their times. Ticks are at least `least` columns apart. Columns
-        with the same time share a tick."""
+        """Yield each column that has a tick, with the text of its time. Ticks are at least `least` columns apart. Columns with the same
+        time share one tick."""
         reached = -1 - least
         for time_ns in sorted(dict.fromkeys([*self.bounds, *self.times])):
             place = self.of_time(time_ns)
@@ -95,7 +96,7 @@ def tracks_of(
     place: Callable[[int], Position],
     window: tuple[int, int],
 ) -> tuple[list[Track], list[str]]:
-    """Return the tracks for the time from `window[0]` to `window[1]`, and notes that mention omitted tracks."""
+    """Return the tracks for the period from `window[0]` to `window[1]`, and notes about omitted tracks."""
     end_ns = window[1]
 
     def bar(start_ns: int, until_ns: int, kind: BarKind, label: str, words: str) -> Iterator[Bar]:
@@ -130,7 +131,7 @@ def tracks_of(
 
 
 def alarms_of(result: Result, place: Callable[[int], Position], window: tuple[int, int]) -> Iterator[Alarm]:
-    """Yield an alarm for the first violation if the violation is inside the window."""
+    """Yield an alarm for the first violation if it happened inside the window."""
     for one in result.violations[:1]:
         if window[0] <= one.t_ns <= window[1]:
             words = f"{one.guarantee}, {one.oracle}, at {seconds(one.t_ns)}: {one.text}"
@@ -164,11 +165,10 @@ def draw_run(
     """Return the space-time diagram of a run as the text of an SVG file.
 
     Args:
-        recording: recording of the run.
         result: result of the same run, which contains the violations and faults.
-        events_max: maximum number of events to show. They are the events around the first violation, or the last events.
-        agents_max: maximum number of agents to show.
-        is_read_from_end: whether readers first see the right end of a wide diagram, so that the legend is placed there.
+        events_max: maximum number of events to show. The diagram shows the events around the first violation or, if there is none, the last
+            events.
+        is_read_from_end: whether readers see the right end of a wide diagram first, so that the legend is placed there.
     """
     scene = scene_of(recording, result, events_max=events_max, agents_max=agents_max)
     return draw(scene, step_min=STEP_MIN, is_read_from_end=is_read_from_end)
@@ -177,7 +177,8 @@ def draw_run(
 def scene_of(
     recording: Recording, result: Result, *, events_max: int = EVENTS_MAX, agents_max: int = LANES_MAX
 ) -> Scene:
-    """Return a scene with at most `events_max` events: the events around the first violation, or the last events if there is no violation."""
+    """Return a scene with at most `events_max` events. The scene shows the events around the first violation or, if there is none, the last
+    events."""
     first, last = window_of(recording, result, events_max)
     past = past_events_of(recording)
     columns = Columns(recording, result, first, last)
@@ -226,7 +227,7 @@ def scene_of(
 
 
 def past_events_of(recording: Recording) -> PastEvents:
-    """Return all events of the run, and the cut of every complete epoch."""
+    """Return an object that contains all events of the run and the cut of every complete epoch."""
     past = PastEvents(lambda position: seconds(recording.events[position].t_ns))
     complete = [span for span in recording.epochs.values() if span.outcome == "complete"]
     waiting = deque(sorted(complete, key=lambda span: span.ended_ns))
@@ -257,7 +258,7 @@ def _front(front: Front, columns: Columns) -> Front:
 
 
 def window_of(recording: Recording, result: Result, events_max: int) -> tuple[int, int]:
-    """Return the first and last position of the window, which is around the first violation or at the end of the run.
+    """Return the first and last position of the window of events to show, which is around the first violation or at the end of the run.
     Return (0, -1) if there are no events."""
     total = len(recording.events)
     around = total
@@ -269,7 +270,8 @@ def window_of(recording: Recording, result: Result, events_max: int) -> tuple[in
 
 
 def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool:
-    """Return whether any part of a front is inside the window. A window that begins with the first event includes the initial states."""
+    """Return whether any part of a front (a cut or recovery line) is inside the window. A window that begins with the first event also
+    includes the initial states."""
     floor = first if first else INITIAL
     return any(floor <= place <= last for agent, place in front.places.items() if agent in lanes)
 
@@ -277,8 +279,8 @@ def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool
 def _agents(
     recording: Recording, past: PastEvents, window: tuple[int, int], orphans: Mapping[str, str], agents_max: int
 ) -> list[str]:
-    """Return the agents to show, in the order of the recording. If there are too many agents, those with orphans are
-    preferred, and then the busiest."""
+    """Return the agents to show, in the order of the recording. If there are too many agents, prefer those with orphans, and then those
+    with the most events."""
     counts = dict.fromkeys([*recording.agents, *past.known], 0)
     for timed in recording.events[window[0] : window[1] + 1] if len(counts) > agents_max else ():
         event = timed.event
@@ -300,9 +302,9 @@ def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines:
 
 
 def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iterator[Band]:
-    """Yield, for each agent whose initial host went down, a gap in the agent's lane until the agent can run again.
+    """For each agent whose initial host went down, yield a gap in the agent's lane that lasts until the agent can run again.
 
-    Later gaps are omitted, because the recording does not contain an agent's later hosts.
+    Later gaps are not shown, because the recording does not contain an agent's later hosts.
     """
     for agent, (ended_ns, back_ns) in _first_ends(recording).items():
         if agent in lanes and ended_ns < columns.window[1]:
@@ -311,7 +313,8 @@ def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iter
 
 
 def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
-    """Return, by agent, when the agent's initial host first went down, and when the agent next acted or the host came back."""
+    """For each agent whose initial host went down, return when it first went down, and when the agent next acted or the host came back,
+    whichever was earlier."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for span in recording.hosts:
         spans.setdefault(span.host, []).append((span.from_ns, span.until_ns))
@@ -333,7 +336,7 @@ def draw_timeline(result: Result, recording: Recording | None, *, heal_ns: int, 
 
     Args:
         result: result of the run, which contains the faults, the violations and the end of the run.
-        recording: recording of the run, which contains hosts and epochs. None if the run was not recorded.
+        recording: recording of the run, which contains hosts and epochs, or None if the run was not recorded.
         heal_ns: time at which all faults were healed.
         within_ns: time that the fleet may take after `heal_ns` to finish its work.
     """

@@ -1,4 +1,4 @@
-"""Reads and writes the folder of a run. The folder contains everything needed to inspect the run, share it and repeat it.
+"""Reads and writes the folder of a run. The following files contain everything needed to inspect the run, to share it and to repeat it.
 
     result.json       the verdict with its evidence, probes, metrics, hashes
     config.toml       the scenario with all drawn values
@@ -11,16 +11,17 @@
     metrics.csv       name, value
     repro.txt         commands that repeat the run
 
-`result.json` is written last, so if a folder contains this file, it is complete. The report can be regenerated from the other files.
+`result.json` is written last, so a folder that contains this file is complete. The report can be regenerated from the other files in the
+folder.
 
-JSON documents begin with `apiVersion` and `kind`, like all JSON documents that snapline writes. The trace has the
-format that `snapline analyze` reads, compressed with gzip. Each line also contains the virtual time `t_ns`, which other
-readers ignore. The trace and the timeline together form a `Recording`. The same run always produces the same bytes,
-because no file contains a wall-clock time, and the compressed trace contains neither a file name nor a date.
+JSON documents begin with `apiVersion` and `kind`, like all JSON documents that snapline writes. The trace has the format that `snapline
+analyze` reads, compressed with gzip. Each line of the trace also contains the virtual time `t_ns`, which other readers ignore. The trace
+file and the timeline file together represent a `Recording`. The same run always produces files with the same bytes. No file contains a
+wall-clock time, and the compressed trace contains neither a file name nor a date.
 
-*Report.* The HTML page shows the verdict, the evidence, the timeline, the space-time diagram, metrics, probes, and
-commands that repeat the run. Its content security policy forbids network access and scripts. The page follows the
-reader's light or dark colour scheme. All text from a run is escaped (`style.text`).
+*Report.* The HTML page shows the verdict, the evidence, the timeline, the space-time diagram, metrics, probes, and commands that repeat the
+run. The page's content security policy forbids network access and scripts. The page follows the reader's light or dark colour scheme. All
+text that comes from a run is escaped (`style.text`).
 """
 
 import gzip
@@ -62,15 +63,14 @@ SIGNS = {"pass": "✓", "violation": "✗", "undecided": "?", "broken": "!"}
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Contents of the report page.
+    """The contents of the report page.
 
     Attributes:
-        config: scenario with all drawn values, in TOML.
-        schema: version of the scenario format.
-        commit: commit of the code, or "" if it is unknown.
+        config: the scenario as TOML text, with all random values fixed.
+        schema: version of the scenario file format.
+        commit: Git commit of the code, or "" if it is unknown.
         heal_ns: time at which all faults were healed.
         within_ns: time that the fleet may take after `heal_ns` to finish its work.
-        catalogue: meanings of all probes that exist, by name.
     """
 
     result: Result
@@ -152,7 +152,7 @@ def _joined(lines: Iterable[str]) -> str:
 
 
 def _lines(words: str) -> str:
-    """Escape a text with several lines for use in `<pre>`."""
+    """Escape a multi-line text for use in a `<pre>` element."""
     return "\n".join(text(line) for line in words.expandtabs(4).split("\n"))
 
 
@@ -257,7 +257,7 @@ def _probe(name: str, of: Page) -> str:
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: tuple[int, ...]) -> Iterator[str]:
-    """Yield a table whose cells are already HTML. `numbers` lists the columns that are right-aligned."""
+    """Yield the HTML of a table whose cells are already HTML. `numbers` lists the columns that are right-aligned."""
     mark = ['class="number"' if index in numbers else "" for index in range(len(columns))]
     head = "".join(f'<th scope="col" {mark[index]}>{name}</th>' for index, name in enumerate(columns))
     yield f'<div class="table"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>'
@@ -267,7 +267,8 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers
 
 
 def _reproduce(of: Page) -> Iterator[str]:
-    """Yield the commands that repeat the run. Their paths are relative to the run's folder, so they remain correct if the folder is moved."""
+    """Yield the commands that repeat the run. The paths in the commands are relative to the run's folder, so they remain correct if the
+    folder is moved."""
     yield "<p>In this folder:</p>"
     yield f'<pre tabindex="0">snapline sim replay .\nsnapline sim run config.toml --seed {of.result.seed}</pre>'
     commit = f"<code>{text(clean(of.commit))}</code>" if of.commit else "unknown"
@@ -278,7 +279,8 @@ RESULT_KIND, CHOICES_KIND, TIMELINE_KIND = "SimulationResult", "SimulationChoice
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """Origin of a result. `schema` is the version of the scenario format. `commit` is the commit of the code, or "" if it is unknown."""
+    """Origin of a result. `schema` is the version of the scenario file format. `commit` is the Git commit of the code, or "" if it is
+    unknown."""
 
     schema: int
     commit: str
@@ -295,7 +297,7 @@ SAME_SECOND_MAX = 1000
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """Contents of a run folder. `config` is the text of `config.toml`."""
+    """The contents of a run folder. `config` is the text of `config.toml`."""
 
     scenario: Scenario
     config: str
@@ -331,8 +333,8 @@ def write_run(
 
 
 def _contents(folder: Path, run: StoredRun) -> dict[str, bytes | None]:
-    """Return the contents of all files, by name, in the order in which they are written. None stands for a file that
-    this run does not have."""
+    """Return, for each file name, the file's contents. The files are in the order in which they are written. The contents are None if the
+    run does not have this file."""
     recording = run.recording
     return {
         CONFIG: run.config.encode(),
@@ -356,7 +358,7 @@ def _pictures(run: StoredRun) -> dict[str, bytes | None]:
 
 
 def report_of(run: StoredRun) -> str:
-    """Return the report on a stored run as the text of an HTML file."""
+    """Return the HTML text of the report on a stored run."""
     return page(page_of(run))
 
 
@@ -377,7 +379,7 @@ def page_of(run: StoredRun) -> Page:
 
 
 def _catalogue(result: Result) -> dict[str, str]:
-    """Return the meanings of all probes, by name. A probe that must never be reached is included only if it was reached."""
+    """Return, for each probe's name, the probe's meaning. Omit probes that must never be reached and were not reached."""
     return {
         name: probe.text for name, probe in CATALOGUE.items() if probe.verb != "unreachable" or result.probes.get(name)
     }
@@ -447,7 +449,7 @@ def _read_text(path: Path) -> str:
 
 
 def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
-    """Create the folder for a new run, `base/<name>/<UTC time>-<seed>`, and let the link `base/<name>/latest` point to it.
+    """Create the folder for a new run, `base/<name>/<UTC time>-<seed>`. Make the link `base/<name>/latest` point to it.
 
     The link is replaced atomically, so it always points to an existing folder.
 
@@ -466,7 +468,7 @@ def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
 
 
 def sweep_file(base: Path, name: str, now: datetime) -> Path:
-    """Return the path for a sweep's summary, `base/<name>/<UTC time>-sweep.json`, and create the folder that will contain it.
+    """Return the path for the summary of a sweep, `base/<name>/<UTC time>-sweep.json`, and create its folder.
 
     Raises:
         UsageError: If the folder cannot be created.
@@ -480,7 +482,8 @@ def sweep_file(base: Path, name: str, now: datetime) -> Path:
 
 
 def _make(parent: Path, stem: str) -> Path:
-    """Create a new folder with a unique name. Two runs with the same seed may begin in the same second."""
+    """Create a new folder with a unique name. The name must be made unique because two runs with the same seed may begin in the same
+    second."""
     for number in range(1, SAME_SECOND_MAX + 1):
         folder = parent / (stem if number == 1 else f"{stem}-{number}")
         try:
@@ -499,7 +502,7 @@ def _point(link: Path, target: str) -> None:
 
 
 def _safe(name: str) -> str:
-    """Return a scenario's name in a form that can be used as a single path component."""
+    """Convert a scenario's name to a form that can be used as a single path component."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "run"
 
 
@@ -507,7 +510,7 @@ def _safe(name: str) -> str:
 
 
 def result_json(result: Result, provenance: Provenance) -> bytes:
-    """Return the contents of `result.json`: the whole result, including the text of each violated guarantee."""
+    """Return the contents of `result.json`, which are the whole result and the text of each violated guarantee."""
     fields = msgspec.to_builtins(result)
     # JSON cannot represent infinities and NaN, so they become null. null is read back as NaN.
     fields["metrics"] = {
@@ -520,7 +523,7 @@ def result_json(result: Result, provenance: Provenance) -> bytes:
 
 
 def read_result(path: Path) -> tuple[Result, Provenance]:
-    """Read a file that contains the output of `result_json`.
+    """Read a file that was written with the output of `result_json`.
 
     Raises:
         UsageError: If the file is missing or has a different format.
@@ -536,7 +539,7 @@ def read_result(path: Path) -> tuple[Result, Provenance]:
 
 
 def metrics_csv(result: Result) -> str:
-    """Return the contents of `metrics.csv`: the name and value of each metric, sorted by name."""
+    """Return the contents of `metrics.csv`, which are the name and value of each metric, sorted by name."""
     rows = [f"{_csv(name)},{value!r}" for name, value in sorted(result.metrics.items())]
     return "\n".join(["name,value", *rows]) + "\n"
 
@@ -549,7 +552,7 @@ def _csv(cell: str) -> str:
 
 
 def faults_toml(faults: Iterable[ExecutedFault]) -> str:
-    """Return the contents of `faults.toml`: the executed faults, in order. If a fault has no end, its key `until` is omitted."""
+    """Return the contents of `faults.toml`, which are the executed faults in order. If a fault has no end, the key `until` is omitted."""
     return format_toml({"executed": [_fault(fault) for fault in faults]}).lstrip("\n")
 
 
@@ -571,15 +574,16 @@ def exact(time_ns: int) -> str:
 
 
 def choices_json(choices: Record) -> bytes:
-    """Return the contents of `choices.json`. Each line contains a choice (stream, key, value), in the order of the run."""
+    """Return the contents of `choices.json`. Each line contains the stream, the key and the value of one choice, in the order of the
+    run."""
     rows = [json.dumps([stream, _plain(key), value], ensure_ascii=False) for (stream, key), value in choices.items()]
     opening = f'{{"apiVersion": "{API_VERSION}", "kind": "{CHOICES_KIND}", "choices": ['
     return _bytes(opening + "".join(f"\n{row}," for row in rows).rstrip(",") + "\n]}\n")
 
 
 def _plain(part: object) -> object:
-    """Return part of a choice's key in a form that JSON can represent. Tuples become lists. Types other than text,
-    integers and None are rejected, because they could not be read back."""
+    """Convert part of a choice's key to a form that JSON can represent. Tuples become lists. Only text, integers and None are supported,
+    because other types could not be read back."""
     if isinstance(part, tuple):
         return [_plain(item) for item in part]
     if part is None or isinstance(part, str | int):
@@ -588,7 +592,7 @@ def _plain(part: object) -> object:
 
 
 def read_choices(path: Path) -> Record:
-    """Read a file that contains the output of `choices_json`.
+    """Read a file that was written with the output of `choices_json`.
 
     Raises:
         UsageError: If the file is missing or has a different format.
@@ -623,7 +627,7 @@ class _Time(msgspec.Struct, frozen=True):
 
 
 def trace_lines(recording: Recording) -> Iterator[bytes]:
-    """Yield the lines of the trace: a header, and each recorded event with its virtual time."""
+    """Yield the lines of the trace, which are a header and each recorded event with its virtual time."""
     yield encode(Header(agents=recording.agents))
     for timed in recording.events:
         yield b'%s,"t_ns":%d}\n' % (encode(timed.event)[:-2], timed.t_ns)
@@ -639,7 +643,7 @@ def trace_gz(recording: Recording) -> bytes:
 
 
 def timeline_json(recording: Recording) -> bytes:
-    """Return the contents of `timeline.json`, which are the parts of a recording that a trace lacks."""
+    """Return the contents of `timeline.json`, which are those parts of a recording that the trace does not contain."""
     epochs = list(recording.epochs.values())
     timeline = _Timeline(
         recording.agents, recording.placed, epochs, recording.hosts, recording.orphans, recording.is_cut
@@ -648,7 +652,7 @@ def timeline_json(recording: Recording) -> bytes:
 
 
 def read_recording(trace: Path, timeline: Path) -> Recording:
-    """Read the recording of a run from the trace file and the timeline file.
+    """Read a run's recording from the trace file and the timeline file.
 
     Raises:
         UsageError: If a file is missing or damaged.
@@ -683,7 +687,7 @@ def _json(rows: dict[str, object]) -> bytes:
 
 
 def _bytes(words: str) -> bytes:
-    """Encode JSON text. Unpaired surrogates, which UTF-8 cannot encode, become JSON escapes."""
+    """Encode JSON text. Unpaired surrogates, which UTF-8 cannot encode, are written as JSON escapes."""
     return words.encode("utf-8", "backslashreplace")
 
 

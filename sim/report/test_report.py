@@ -1,11 +1,14 @@
-"""Reports for display in a terminal: the outcome of one run, and the failure of a test that runs many seeds.
+"""Reports for display in a terminal. One report describes the outcome of a single run, and another the failure of a test that runs many
+seeds.
 
-*Outcome* (`summarise`). The outcome fits on one screen, and the most important parts come first. It has at most `LINES_MAX` lines with at
-most `WIDTH` characters each; omitted items are counted. Control characters in a user's error message are removed.
+*Outcome* (`summarise`). The report of a single run fits on one screen and begins with the most important parts. The report of a single run
+has at most `LINES_MAX` lines with at most `WIDTH` characters each. Omitted items are counted. Control characters in a user's error message
+are removed.
 
-*Test* (`run_seeds`). If a run fails, the report states the cause, the command that repeats the run, and the smallest failing scenario. The
-failed run is shrunk within a time limit and then repeated with a recording. Its folder contains the diagrams, the choices, and the steps of
-shrinking. The report shows only the scenario's non-default values; the folder contains all values.
+*Test* (`run_seeds`). If a run fails, the report states the cause, the command that repeats the run, and the smallest scenario that fails.
+The failed run is first shrunk, within a time limit, and then repeated with a recording. The run's folder contains the diagrams, the
+choices, and the steps of shrinking. The report shows only those settings of the scenario that differ from the defaults, and the folder
+contains all settings.
 """
 
 import shlex
@@ -62,9 +65,8 @@ class Failure(msgspec.Struct):
     """A failed run and its scenario.
 
     Attributes:
-        passed: number of seeds that passed before this run.
-        is_repeatable: whether repeating the run produces the same trace, as far as known.
-        folder: folder of the original run if this run is a replay, otherwise None.
+        is_repeatable: whether, as far as known, repeating the run produces the same trace.
+        folder: folder of the original run if this run is a replay. Otherwise None.
     """
 
     scenario: Scenario
@@ -76,15 +78,15 @@ class Failure(msgspec.Struct):
 
 
 class TestLocation(msgspec.Struct, frozen=True):
-    """Location of a test. `command` is the command that runs the test, and `folder` is where the run's files are written."""
+    """Location of a test. `command` runs the test, and the files of a failed run are written to `folder`."""
 
     command: str
     folder: Path
 
 
 def run_seeds(subject: Subject, seeds: Sequence[int], *, allow_undecided: bool) -> tuple[Failure | None, SweepSummary]:
-    """Run seeds until the first failure. The first seed is run twice, which detects a fleet whose runs are not
-    repeatable. Return the failure, or None if all runs passed, and the summary of all runs.
+    """Run seeds until the first failure. Run the first seed twice to detect a fleet whose runs are not repeatable. Return the failure, or
+    None if all runs passed, together with the summary of all runs.
 
     Raises:
         UsageError: See `Subject.scenario`.
@@ -116,8 +118,8 @@ def failure_of(scenario: Scenario, seed: int, result: Result, *, allow_undecided
 
 
 def run_folder(subject: Subject, folder: Path) -> tuple[Failure | None, SweepSummary]:
-    """Repeat the run that is stored in a folder. Do nothing if the run belongs to a different fleet, because the same
-    test may check several fleets.
+    """Repeat the run that is stored in a folder. If the run belongs to a different fleet, do nothing, because the same test may check
+    several fleets.
 
     Raises:
         UsageError: If the folder is not a run folder.
@@ -171,7 +173,7 @@ def _replay_line(place: TestLocation, folder: Path) -> str:
 
 
 def headline(failure: Failure) -> str:
-    """Return one sentence that states the outcome of the failed run."""
+    """Return one sentence that states how the failed run ended."""
     before = f", after {failure.passed} that passed" if failure.passed else ""
     return f"{failure.scenario.name}: seed {failure.seed} ended as {failure.result.verdict!r}{before}"
 
@@ -204,8 +206,8 @@ def _shrunk(subject: Subject, failure: Failure, shrink_s: float) -> Shrunk | Non
 
 
 def _with_fleet_of(original: Scenario, shrunk: Scenario) -> Scenario:
-    """Return the shrunk scenario with the original fleet settings. They do not affect a user's fleet, so shrinking has
-    simplified them without effect."""
+    """Return the shrunk scenario with the original fleet settings. These settings do not affect a user's fleet, so shrinking has simplified
+    them without effect."""
     fleet = original.fleet
     if not fleet.module:
         return shrunk
@@ -224,7 +226,7 @@ def _small(shrunk: Shrunk) -> Iterator[str]:
 
 
 def _toml_of(scenario: Scenario) -> Iterator[str]:
-    """Yield the lines of a scenario's TOML, without keys that have their default values."""
+    """Yield the lines of a scenario's TOML text, omitting keys that have their default values."""
     fields = _differing(msgspec.to_builtins(scenario), msgspec.to_builtins(Scenario()))
     yield from (f"  {line}" for line in format_toml(fields).splitlines() if line)
 
@@ -242,7 +244,7 @@ def _differing(fields: dict[str, object], usual: dict[str, object]) -> dict[str,
 
 
 def _write(subject: Subject, failure: Failure, shrunk: Shrunk | None, place: TestLocation) -> Path:
-    """Repeat the failed run, or its shrunk form, with a recording. Return the folder of the repeated run."""
+    """Repeat the failed run or its shrunk form with a recording, and write its folder. Return the folder that was written."""
     recording = Recording()
     if shrunk is None:
         scenario, seed = failure.scenario, failure.seed
@@ -298,7 +300,7 @@ def summarise(result: Result) -> str:
 
 
 def brief_summary(result: Result, scenario: Scenario) -> str:
-    """Return four lines that describe a passed run: its verdict, its size, what happened in it, and what was checked."""
+    """Return four lines about a passed run: its verdict, its size, what happened in it, and what was checked."""
     fleet, figures, hits = scenario.fleet, result.metrics, result.probes
     turns, epochs = int(figures.get("turns", 0)), int(figures.get("epochs_complete", 0))
     agents = f"{count(fleet.agents, 'agent')} on {count(fleet.hosts, 'host')}"
@@ -316,7 +318,7 @@ def brief_summary(result: Result, scenario: Scenario) -> str:
 
 
 def exercised(result: Result) -> str:
-    """Return a line that states how many turns, epochs and recoveries the run had, and which kinds of faults."""
+    """Return a line that states the number of turns, epochs and recoveries in the run, and the kinds of faults."""
     counts = {
         "turn": int(result.metrics.get("turns", 0)),
         "epoch": int(result.metrics.get("epochs_complete", 0)),
@@ -332,7 +334,7 @@ def _plural(name: str) -> str:
 
 
 def kinds_of(faults: Iterable[ExecutedFault]) -> list[str]:
-    """Return the kinds of the faults that were executed. A fault whose failpoint was never reached does not count."""
+    """Return the kinds of the faults that were executed. Omit faults whose failpoint was never reached."""
     return list(dict.fromkeys(_kind(fault) for fault in faults if ARMED not in fault.text))
 
 
@@ -355,7 +357,7 @@ def _fault(fault: ExecutedFault) -> Iterator[str]:
 
 
 def _unstubbed_steps(result: Result) -> Iterator[str]:
-    """Yield a line that lists the executed steps without stubs, if there are any."""
+    """If steps without stubs were executed, yield a line that lists them."""
     if result.unstubbed_steps:
         names = ", ".join(result.unstubbed_steps)
         yield shortened(clean(f"no stubs (Fleet(simulate=…)), so these steps really ran: {names}"), WIDTH)
@@ -370,7 +372,7 @@ def _probes(result: Result) -> Iterator[str]:
 def _several(
     items: Sequence[_Item], items_max: int, lines: Callable[[_Item], Iterator[str]], more: str, many: str = ""
 ) -> Iterator[str]:
-    """Yield the lines for the first items, and then the number of omitted items."""
+    """Yield lines for the first items, and then a line with the number of omitted items."""
     for item in items[:items_max]:
         yield from lines(item)
     remaining = len(items) - items_max

@@ -1,12 +1,13 @@
-"""Runs scenario scripts, and rewrites their traces or reports differences.
+"""Runs scenario scripts, and either rewrites their traces or reports differences.
 
     run_script(text) -> text      the same script, with the traces that its commands currently produce
     check_script(path) -> str     a unified diff of the traces, or "" if they are equal
     rewrite_script(path) -> bool  write the new traces, and return whether any trace differed
 
-The command `fleet a b c protocol=NAME` creates a fleet. The protocols are chandy-lamport (the default, with epoch
-stamps as in production), markers (plain Chandy-Lamport, where `channels=a->b,b->a` lists the channels; by default,
-there are all channels), koo-toueg, uncoordinated, and the communication-induced protocols.
+The command `fleet a b c protocol=NAME` creates a fleet. The protocol NAME is chandy-lamport (the default, with epoch stamps as in
+production), markers, koo-toueg, uncoordinated, or one of the communication-induced protocols. The protocol markers is the original
+Chandy-Lamport algorithm, where `channels=a->b,b->a` lists the channels. By default, there is a channel from every agent to every other
+agent.
 
     all protocols             send a b m1; deliver a->b; crash a,b; line [failed=a,b]; show a
     all but markers           arrive a->b (into the mailbox); turn a; start a … end a (a long turn)
@@ -16,7 +17,8 @@ there are all channels), koo-toueg, uncoordinated, and the communication-induced
     koo-toueg                 checkpoint a refusing=b; timeout
     rules                     untracked (Z-paths without a causal twin)
 
-`deliver` combines the arrival and the turn. `record` announces an epoch to agents. `all` means every agent.
+The command `deliver` combines the arrival of a message with its turn. The command `record` announces an epoch to agents. The word `all`
+represents every agent.
 """
 
 import difflib
@@ -43,7 +45,7 @@ def run_script(text: str) -> str:
     """Return the script with the traces that its commands produce.
 
     Raises:
-        UsageError: If a command is unknown or cannot be executed. The message names the line.
+        UsageError: If a command is unknown or cannot be executed. The error message names the line.
     """
     fleet: ScriptedFleet | None = None
     written = []
@@ -61,10 +63,10 @@ def run_script(text: str) -> str:
 
 
 def check_script(path: Path) -> str:
-    """Return a unified diff between the file and the same script with its current traces, or "" if they are equal.
+    """Return a unified diff between the traces in the file and the current traces, or "" if they are equal.
 
     Raises:
-        UsageError: Same as in `run_script`. The message also names the file.
+        UsageError: If a command is unknown or cannot be executed. The error message names the file and the line.
     """
     text = path.read_text(encoding="utf-8")
     diff = difflib.unified_diff(
@@ -78,7 +80,7 @@ def check_script(path: Path) -> str:
 
 
 def rewrite_script(path: Path) -> bool:
-    """Rewrite the file with the traces that its commands produce. Return whether the file has changed."""
+    """Replace the traces in the file with the traces that its commands currently produce. Return whether the file has changed."""
     text = path.read_text(encoding="utf-8")
     renewed = _run_file(path, text)
     if renewed != text:
@@ -94,7 +96,7 @@ def _run_file(path: Path, text: str) -> str:
 
 
 def make_fleet(command: ScriptCommand) -> ScriptedFleet:
-    """Return the fleet that a `fleet` command defines.
+    """Create the fleet that a `fleet` command defines.
 
     Raises:
         UsageError: If the names, the protocol or the channels are invalid.

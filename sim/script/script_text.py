@@ -9,15 +9,16 @@ the commands produce.
     a: SendMessage(m1, to=b, number=1, stamp=0)
     b: Deliver(m1)
 
-A line that starts with `#` is a comment, and a trace ends at the first blank line. The next block continues with the
-same fleet, unless it creates a new fleet. Rewriting a script changes only the traces; everything up to and including
-`----` is kept. If a block has no `----` line, one is added.
+A line that starts with `#` is a comment, and a trace ends at the first blank line. Each block continues with the fleet of the previous
+block, unless it creates a new fleet. Rewriting a script changes only the traces and keeps everything up to and including the `----` lines.
+If a block has no `----` line, rewriting adds one.
 
-A command consists of a verb, words, and options of the form `name=value`. A verb's usage text also defines which words
-and options its commands may have.
+A command consists of a verb, words, and options of the form `name=value`. The usage text of a verb defines which words and options its
+commands may have.
 
 Each line in a trace is a command from a core or an action of the host, in the form `Name(value, name=value)`. A core's command is written
-with all its fields. A piggyback is decoded according to its protocol, and agents in it are shown by name.
+with all its fields. A piggyback (protocol data attached to a message) is decoded according to its protocol, and agents in it are shown by
+name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ TRACE_FOLLOWS = "----"
 
 
 class ScriptCommand(msgspec.Struct, frozen=True):
-    """Command on a line of a script. `line` is the line's number, counted from 1."""
+    """A command on one line of a script. `line` is the number of the line, counted from 1."""
 
     line: int
     text: str
@@ -42,16 +43,15 @@ class ScriptCommand(msgspec.Struct, frozen=True):
     options: dict[str, str]
 
     def error(self, sentence: str) -> UsageError:
-        """Return an error that names this line."""
+        """Return an error whose message names this line."""
         return UsageError(f"line {self.line}: {sentence}")
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Commands of a block, and the lines that precede their trace.
+    """A block's commands, and the lines that precede its trace.
 
     Attributes:
-        written: lines that precede the trace, without `----`.
-        commands: commands in these lines.
+        written: the lines that precede the trace, without the `----` line.
     """
 
     written: tuple[str, ...]
@@ -59,7 +59,7 @@ class Block(msgspec.Struct, frozen=True):
 
 
 def read_blocks(text: str) -> list[Block]:
-    """Return the blocks of a script. The last block may consist only of comments.
+    """Parse a script into its blocks. The last block may consist only of comments.
 
     Raises:
         UsageError: If a line is not a command, or if a trace has no commands.
@@ -86,7 +86,8 @@ def read_blocks(text: str) -> list[Block]:
 
 
 def write_block(block: Block, trace: list[str]) -> str:
-    """Return the text of a block with this trace. Leading blank lines are omitted, because the caller joins blocks with a blank line."""
+    """Return the text of a block that contains this trace. Leading blank lines are omitted, because the caller puts a blank line between
+    blocks."""
     lines = list(block.written)
     while lines and not lines[0]:
         del lines[0]
@@ -135,7 +136,7 @@ def dispatch(command: ScriptCommand, verbs: Mapping[str, Verb]) -> None:
 
 
 def check_form(command: ScriptCommand, usage: str) -> None:
-    """Check that a command has the words and options that `usage` requires, and no other options."""
+    """Check that a command has all words and options that `usage` requires and no others."""
     _, *parts = usage.split()
     words = [part for part in parts if "=" not in part]
     options = {part.strip("[]").partition("=")[0]: part.startswith("[") for part in parts if "=" in part}
@@ -147,7 +148,7 @@ def check_form(command: ScriptCommand, usage: str) -> None:
 
 
 def number_of(command: ScriptCommand, option: str) -> int:
-    """Return the value of an option. The value must be a positive integer."""
+    """Return the value of an option, which must be a positive integer."""
     value = command.options[option]
     if not value.isascii() or not value.isdigit() or int(value) < 1:
         raise command.error(f"{option}={value} is no number: write {option}=1, 2, 3 …")
@@ -166,12 +167,12 @@ def format_call(name: str, *values: object, **fields: object) -> str:
 
 
 def format_command(command: msgspec.Struct) -> str:
-    """Format a core's command with all its fields."""
+    """Format a command from a core, with all its fields."""
     return format_call(type(command).__name__, **msgspec.structs.asdict(command))
 
 
 def format_value(value: object) -> str:
-    """Format a value. Lists are written as [a, b] and dictionaries as {a: 1}, both in their own order."""
+    """Format a value. Lists have the form [a, b] and dictionaries the form {a: 1}, both in their own order."""
     match value:
         case None:
             return "nobody"
@@ -188,11 +189,11 @@ def format_value(value: object) -> str:
 
 
 def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[str, object]:
-    """Return the content of a piggyback, as fields for `format_call`. For a protocol without a piggyback, return no fields.
+    """Return the contents of a piggyback (protocol data attached to a message) as fields for `format_call`. If the protocol uses no
+    piggybacks, return no fields.
 
     Args:
-        protocol: name of a rule in `rules.RULES`.
-        piggyback: piggyback that this rule has created.
+        protocol: the protocol's name in `rules.RULES`.
         names: agent names, in the order of the agents' ordinals.
     """
     numbers = decode(piggyback)
@@ -213,13 +214,13 @@ def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[
 
 
 def _hmnr_entry(value: int) -> str:
-    """Format an entry. It states the number of known checkpoints, then "taken" if the path from the last of them
-    contains a checkpoint, and "behind" if the agent's clock is lower."""
+    """Format an entry. The text contains the number of known checkpoints, "taken" if the path from the last of them contains another
+    checkpoint, and "behind" if the agent's clock is lower."""
     return f"{value >> 2}{'' if value & 2 else ' taken'}{'' if value & 1 else ' behind'}"
 
 
 def _bhmr_entry(value: int, row: int, names: Sequence[str]) -> str:
-    """Format an entry. It states the number of known checkpoints, then "simple" if the path from the last of them is
-    simple, and the agents that the path reaches."""
+    """Format an entry. The text contains the number of known checkpoints, "simple" if the path from the last of them is simple, and the
+    agents that the path reaches."""
     reached = " ".join(name for agent, name in enumerate(names) if row >> agent & 1)
     return f"{value >> 1}{' simple' if value & 1 else ''} to {reached}"

@@ -1,14 +1,16 @@
-"""Scripted fleets that run Chandy-Lamport, either the production protocol or the plain algorithm. Both produce cuts.
+"""Scripted fleets that run the Chandy-Lamport protocol, either as in production or as in the original paper. Both produce cuts.
 
-*Production protocol* (`ScriptedStamps`; duties: `protocols/epoch_stamped.py`): epoch stamps, markers that close channels early, and a
-coordinator. An agent must record its state for each epoch that an announcement, a marker or a stamp names; the host does this between
-turns. The scripted coordinator begins epochs, collects reports, and ends an epoch when the reports cover all agents and channels. All
-agents learn of an epoch's end at once; every other message from the coordinator is delivered by a command.
+*Production protocol* (`ScriptedStamps`; for the caller's duties, see `protocols/epoch_stamped.py`): messages carry epoch stamps, and
+markers are sent only to close channels early. An agent must record its state for each epoch that an announcement, a marker or a stamp
+names. The host makes it do so between turns. The scripted coordinator begins epochs, collects reports, and ends an epoch when the reports
+cover all agents and channels. All agents learn at once that an epoch has ended. The coordinator's other messages are delivered only by
+script commands.
 
-*Plain algorithm* (`ScriptedMarkers`; duties: `sim/explorer/chandy_lamport.py`): fixed FIFO channels and no stamps, only markers. A message
-counts as received when the core has handled it, so there is no mailbox, and `deliver` combines the arrival and the turn.
+*Plain algorithm* (`ScriptedMarkers`; for the caller's duties, see `sim/explorer/chandy_lamport.py`): the FIFO channels are fixed, and only
+markers are used, no stamps. A message counts as received when the core has handled it. So there is no mailbox, and the command `deliver`
+combines the message's arrival and its turn.
 
-`ScriptedCuts` keeps the complete cuts, and compares each cut with the ground truth.
+`ScriptedCuts` stores the complete cuts, and compares each cut with the ground truth.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,10 +48,10 @@ class ScriptedCut(msgspec.Struct, frozen=True):
     """Complete cut of a scripted fleet.
 
     Attributes:
-        numbers: each agent's checkpoint number, or 0 if the agent does not exist yet in the cut.
-        in_transit: recorded channel states, by channel.
-        unborn: agents that do not exist yet in the cut.
-        gone: agents that had left before the cut. All their actions belong to the cut, and messages to them are dead letters.
+        numbers: each agent's checkpoint number, or 0 if the cut precedes the agent's creation.
+        unborn: agents that are created after the cut.
+        gone: agents that left before the cut. All actions of agents that left before the cut belong to the cut, and messages to these
+            agents are dead letters.
     """
 
     numbers: dict[str, int]
@@ -66,13 +68,14 @@ class ScriptedCuts:
     """
 
     def __init__(self, fleet: ScriptedFleet, word: str) -> None:
-        """`word` is the term for a cut in the trace."""
+        """`word` is the trace's term for a cut."""
         self._fleet = fleet
         self._word = word
         self.by_number = {0: ScriptedCut(dict.fromkeys(fleet.book.agents, 0), [])}
 
     def verbs(self, do_marker: Callable[[ScriptedAgent, str, ScriptedMarker], None]) -> dict[str, Verb]:
-        """Return the script commands for cuts and markers. `do_marker` makes an agent receive a marker from a sender."""
+        """Return the script commands for cuts and markers. When a marker is delivered, `do_marker` is called with the receiver, the sender
+        and the marker."""
 
         def take(command: ScriptCommand, *, overtakes: bool) -> None:
             sender, receiver = self._fleet.channel(command)
@@ -86,14 +89,14 @@ class ScriptedCuts:
         }
 
     def _do_line(self, command: ScriptCommand) -> None:
-        """Write the last complete cut to the trace as the recovery line. The line does not depend on the option
+        """Write the last complete cut to the trace as the recovery line. The recovery line is the same for any value of the option
         `failed`, which is only validated."""
         self._fleet.agents_of(command, command.options.get("failed", "all"))
         number = max(self.by_number)
         self._fleet.trace.append(f"{self._word} {number}: {self._format(self.by_number[number])}")
 
     def keep(self, number: int, cut: ScriptedCut) -> None:
-        """Store a complete cut, and write the cut and any errors in it to the trace."""
+        """Store a complete cut. Write the cut, and any errors in it, to the trace."""
         self.by_number[number] = cut
         self._fleet.trace.append(f"{self._word} {number}: {self._format(cut)}")
         self._fleet.trace += self._faults(number, cut)
@@ -103,7 +106,7 @@ class ScriptedCuts:
         return f"cut {' '.join(numbers)}; in transit: {format_channels(cut.in_transit)}"
 
     def _faults(self, number: int, cut: ScriptedCut) -> list[str]:
-        """Return a description of each violation of G1 or G2 in a cut, according to the ground truth."""
+        """Describe each violation of G1 or G2 in a cut, according to the ground truth."""
         line = self._book_line(cut)
         faults = [f"{self._word} {number} IS WRONG: {name} is an orphan" for name in self._fleet.book.orphans(line)]
         expected = [message for message in self._fleet.book.in_transit(line) if message.receiver not in cut.gone]
@@ -112,8 +115,8 @@ class ScriptedCuts:
         return faults
 
     def _book_line(self, cut: ScriptedCut) -> RestartLine:
-        """Return a cut as a recovery line. An agent that had left before the cut keeps all its actions; an agent that
-        was created after the cut keeps none."""
+        """Return a cut as a recovery line. An agent that left before the cut keeps all its actions. An agent that was created after the cut
+        keeps none of its actions."""
         return {agent: None if agent in cut.gone else cut.numbers.get(agent, 0) for agent in self._fleet.book.agents}
 
     def recover_fleet(self) -> None:
@@ -125,7 +128,7 @@ class ScriptedCuts:
         self._fleet.roll_back(self._book_line(cut), cut.in_transit)
 
     def _forget_all_outside(self, cut: ScriptedCut) -> None:
-        """Remove the agents that were created after a cut, and bring back the agents that left after it."""
+        """Remove the agents that were created after the cut, and bring back the agents that left after the cut."""
         receivers = [message.receiver for message in cut.in_transit]
         for agent in list(self._fleet.agents.values()):
             if agent.name in cut.gone:
@@ -138,7 +141,7 @@ class ScriptedCuts:
 
 
 class _Epoch(msgspec.Struct):
-    """Epoch that is open at the coordinator. `gone` contains the committed message numbers of agents that had left before the epoch."""
+    """Open epoch of the scripted coordinator. `gone` contains the final message numbers of agents that left before the epoch."""
 
     members: tuple[str, ...]
     gone: dict[str, AgentReport]
@@ -146,13 +149,11 @@ class _Epoch(msgspec.Struct):
 
 
 class ScriptedStamps(ScriptedProtocol):
-    """Scripted chandy-lamport protocol, with an `EpochStampedCore` for each agent and a coordinator of epochs.
+    """Scripted chandy-lamport protocol. Each agent has an `EpochStampedCore`, and one coordinator manages the epochs.
 
     Attributes:
-        _begun: number of the epoch that was begun last.
-        _open: open epochs, in ascending order.
-        _numbers: for each epoch, each agent's checkpoint number.
-        _last_epochs: for each agent whose leaving is committed, the last epoch that includes the agent.
+        _begun: number of the newest epoch that has begun.
+        _last_epochs: for each agent that has left, the last epoch that includes the agent.
     """
 
     keeps_survivors = False
@@ -183,7 +184,7 @@ class ScriptedStamps(ScriptedProtocol):
         return Image()
 
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """Create a new core after a rollback. The recovery has aborted all open epochs, so all epochs that began have ended."""
+        """Create a new core after a rollback. All open epochs have been aborted by the recovery."""
         self._cores[agent.name] = EpochStampedCore(agent.name, recorded=self._begun)
 
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
@@ -191,7 +192,7 @@ class ScriptedStamps(ScriptedProtocol):
         return stamp, b"", {"stamp": stamp}
 
     def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
-        """Pass a message first to the core and then to the mailbox. This order ensures that no record counts the message twice."""
+        """Pass a message first to the core and then to the mailbox. This order ensures that no recorded state counts the message twice."""
         arrived = es.MessageArrived(message.sender, message.number, message.stamp, message.name.encode())
         self._feed(agent, arrived)
         agent.mailbox.append(message)
@@ -224,7 +225,7 @@ class ScriptedStamps(ScriptedProtocol):
                 core.validate()
 
     def _do_record(self, command: ScriptCommand) -> None:
-        """Announce an epoch to the agents that the command names. If the epoch is the next one, begin it first."""
+        """Announce an epoch to the agents named by the command. If the epoch is the next epoch to begin, begin it before announcing it."""
         epoch = number_of(command, "epoch")
         if epoch == self._begun + 1:
             self._begin()
@@ -241,7 +242,6 @@ class ScriptedStamps(ScriptedProtocol):
     # -- members ------------------------------------------------------------------------------------------------------
 
     def _do_join(self, command: ScriptCommand) -> None:
-        """Add an agent that is created by the operator or by another agent's turn."""
         maker = self._fleet.idle_agent(command, command.options["by"]) if "by" in command.options else None
         self._fleet.add(command, unborn_in=list(self._open))
         if maker is not None:
@@ -257,7 +257,7 @@ class ScriptedStamps(ScriptedProtocol):
         self._retire()
 
     def _retire(self) -> None:
-        """Remove the agents that have left and that no open epoch needs any more."""
+        """Remove each agent that has left, unless an open epoch still needs the agent."""
         for agent in self._fleet.agents.values():
             is_needed = any(epoch <= self._last_epochs.get(agent.name, 0) for epoch in self._open)
             if agent.phase == "left" and not is_needed:
@@ -365,12 +365,10 @@ def _report_of(name: str, record: RecordedPart) -> AgentReport:
 
 
 class ScriptedMarkers(ScriptedProtocol):
-    """Scripted plain Chandy-Lamport algorithm, with a `ChandyLamportCore` for each agent.
+    """Scripted plain Chandy-Lamport algorithm. Each agent has a `ChandyLamportCore`.
 
     Attributes:
-        _channels: (sender, receiver) of each channel.
-        _numbers: for each open snapshot, each agent's checkpoint number.
-        _states: for each open snapshot, the channel states recorded by each agent whose part is complete.
+        _states: for each open snapshot, the channel states that each agent has recorded, once the agent has completed its part.
     """
 
     keeps_survivors = False
@@ -394,7 +392,7 @@ class ScriptedMarkers(ScriptedProtocol):
         return Image()
 
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """Create a new core after a rollback, because a failure ends all open snapshots."""
+        """Create a new core after a rollback, because a failure cancels all open snapshots."""
         self.make_core(agent.name)
 
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
@@ -441,7 +439,7 @@ class ScriptedMarkers(ScriptedProtocol):
                     self._note_complete(agent.name, command)
 
     def _note_complete(self, agent: str, command: CompleteSnapshot) -> None:
-        """Record that an agent's part of a snapshot is complete. When all parts are complete, keep the snapshot's cut."""
+        """Record that an agent has completed its part of a snapshot. When all agents have completed their parts, store the complete cut."""
         states = self._states.setdefault(command.snapshot, {})
         names = [payload.decode() for payloads in command.channel_states.values() for payload in payloads]
         states[agent] = [self._fleet.book.messages[name] for name in names]

@@ -1,13 +1,13 @@
-"""Scripted protocols in which agents take checkpoints individually. The recovery line is computed, and surviving agents
+"""Scripted protocols in which agents take checkpoints individually. After a failure, the recovery line is computed, and surviving agents
 are rolled back as little as possible.
 
-*Koo-toueg* (`ScriptedKooToueg`; duties: `protocols/koo_toueg.py`) uses the agents' cores and the coordinator's round. Requests, answers and
-decisions are delivered at once. But an agent answers only between turns, so a request to a busy agent waits for the command `end`. A
-blocked agent takes no turn, and its messages stay in the outbox until the decision.
+*Koo-toueg* (`ScriptedKooToueg`; for the caller's duties, see `protocols/koo_toueg.py`): each agent has a core, and the coordinator runs
+rounds. Requests, answers and decisions are delivered at once. However, an agent answers only between turns, so a request to a busy agent
+waits for the script command `end`. A blocked agent takes no turns, and its outgoing messages stay in its outbox until the decision.
 
-*Autonomous checkpoints* (`ScriptedRule`; duties: `protocols/rule.py`) are taken without coordination, or according to a
-communication-induced rule. A turn that consumes a message has these steps: ask the rule whether a checkpoint is forced,
-take that checkpoint, merge the piggyback, and deliver the message.
+*Autonomous checkpoints* (`ScriptedRule`; for the caller's duties, see `protocols/rule.py`): agents take checkpoints without coordination,
+or when a communication-induced rule forces a checkpoint. A turn that consumes a message first asks the rule whether it must take a
+checkpoint, and takes the checkpoint if so. After that, the turn merges the piggybacked data and delivers the message.
 """
 
 from collections import deque
@@ -42,13 +42,13 @@ from snapline.sim.script.scripted_fleet import (
 
 
 class ScriptedLines:
-    """Script commands for fleets whose recovery line is computed."""
+    """Script commands for fleets that recover by computing a recovery line."""
 
     def __init__(self, fleet: ScriptedFleet) -> None:
         self._fleet = fleet
 
     def verbs(self) -> dict[str, Verb]:
-        """Return the script commands for recovery lines and checkpoints."""
+        """Return the script commands for recovery lines and individual checkpoints."""
         return {
             "line": Verb(LINE_USAGE, self._do_line),
             "join": Verb("join AGENT", self._fleet.add),
@@ -80,11 +80,9 @@ class ScriptedKooToueg(ScriptedProtocol):
 
     Attributes:
         _round: the open round, or the last round if none is open.
-        _latest: number of this round.
+        _latest: number of the latest round.
         _refusing: agents that refuse to take a checkpoint in this round.
-        _questions: requests that have not been delivered to their agents yet.
-        _tentative: each agent's tentative checkpoint.
-        _crashed: agents that have crashed and have not been rolled back yet.
+        _questions: checkpoint requests that have not been delivered to their agents yet.
     """
 
     def __init__(self, fleet: ScriptedFleet) -> None:
@@ -147,7 +145,7 @@ class ScriptedKooToueg(ScriptedProtocol):
         self._carry(self._round.handle(0, TimedOut()))
 
     def _carry(self, commands: list[RoundCommand]) -> None:
-        """Execute the round's commands, and deliver every request whose agent can answer now."""
+        """Execute the round's commands. Deliver each checkpoint request whose agent can answer now."""
         for command in commands:
             self._fleet.say(COORDINATOR, format_command(command))
             if isinstance(command, AskAgent):
@@ -177,7 +175,8 @@ class ScriptedKooToueg(ScriptedProtocol):
                     self._carry(self._round.handle(0, AnswerReceived(agent.name, command)))
 
     def _send_decision(self, decision: Decide) -> None:
-        """Send the decision to all agents that were requested to take a checkpoint. Then send the messages in their outboxes."""
+        """Send the round's decision to all agents that were asked to take a checkpoint. After the decision, send the messages in the
+        agents' outboxes."""
         assert self._round is not None
         self._questions.clear()
         recipients = [self._fleet.agents[name] for name in self._round.asked if name not in self._crashed]
@@ -192,8 +191,8 @@ class ScriptedKooToueg(ScriptedProtocol):
                 self._fleet.empty_outbox(agent)
 
     def recover(self, failed: list[str]) -> None:
-        """Recover the fleet after these agents have crashed. The open round is ended first, so that surviving agents
-        learn its outcome before the recovery."""
+        """Recover the fleet after these agents have crashed. First end the open round, so that the surviving agents learn the round's
+        outcome before the recovery."""
         self._crashed = failed
         if self._round is not None:
             for name in failed:
@@ -210,7 +209,7 @@ class ScriptedKooToueg(ScriptedProtocol):
 
 
 class ScriptedRule(ScriptedProtocol):
-    """Scripted protocol that uses one of the rules in `rules.RULES`."""
+    """Scripted protocol that follows one of the checkpointing rules in `rules.RULES`."""
 
     def __init__(self, fleet: ScriptedFleet, name: str) -> None:
         """`name` is the name of the checkpointing rule."""
@@ -260,7 +259,7 @@ class ScriptedRule(ScriptedProtocol):
             self._take(self._fleet.idle_agent(command, agent.name), "basic")
 
     def _do_untracked(self, command: ScriptCommand) -> None:
-        """Write to the trace which Z-paths have no causal twin, each with the intervals that it connects."""
+        """Write to the trace each Z-path without a causal twin, with the two checkpoint intervals that it connects."""
         for path in untracked(self._fleet.book.trace()):
             start = f"interval {path.sender_interval} of {path.sender}"
             end = f"interval {path.receiver_interval} of {path.receiver}"
@@ -269,8 +268,8 @@ class ScriptedRule(ScriptedProtocol):
             self._fleet.trace.append("every Z-path is tracked")
 
     def show_core(self, agent: ScriptedAgent) -> list[str]:
-        """Return a description of everything that a message could carry. A copy of the rule is used, because sending a
-        message changes a rule."""
+        """Describe the information that a message from this agent could carry. The description is computed from a copy of the rule, because
+        sending a message changes the rule's state."""
         ordinal = self._fleet.book.agents.index(agent.name)
         copied = restore_rule(self._name, ordinal, self._rules[agent.name].freeze())
         words = piggyback_of(self._name, copied.send_full(ordinal), self._fleet.book.agents)

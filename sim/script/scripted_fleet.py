@@ -1,15 +1,17 @@
-"""Small fleet that a script controls, with agents, FIFO channels and turns. A `ScriptedProtocol` adds the checkpointing protocol.
+"""Small simulated fleet that is controlled by a script. The fleet has agents, FIFO channels and turns. A `ScriptedProtocol` adds the
+checkpointing protocol.
 
-Nothing happens without a command. A message stays in its channel until the command `deliver` or `arrive`, and a marker until the command
-`marker`. A turn is either a single step (`deliver`, `turn`), or lasts from `start` to `end`; messages sent during such a long turn leave at
-its end. The host performs the duties of each core in order, and writes its own actions and all commands from the cores to the trace.
+Nothing happens unless the script commands it. A message stays in its channel until the command `deliver` or `arrive` removes it. A marker
+stays in its channel until the command `marker` removes it. A turn either is a single step (`deliver`, `turn`) or lasts from the command
+`start` to the command `end`. Messages sent during a long turn leave the host when the turn ends. For each core, the host performs the
+duties that the core requires of its caller, in order. The host writes its own actions and all of the cores' commands to the trace.
 
-If a core raises `ProtocolError`, the error becomes part of the trace, because a script may show how a broken network is
-detected. If a command is wrong in any other way, a `UsageError` names the script's line.
+If a core raises `ProtocolError`, the error is written to the trace, because a script may show how a core detects a broken network. For any
+other invalid command, a `UsageError` names the line in the script.
 
 The ground truth (`MessageHistory`) records the agents' actions independently of the protocol. Every send, consumption, checkpoint and
-recovery is one line in a trace that `recovery.trace` can read. From this trace, the package `recovery` computes recovery lines, orphans and
-messages in transit, and `ScriptedCuts` compares a protocol's cuts with the results.
+recovery becomes one line of a trace that `recovery.trace` can read. From this trace, the package `recovery` computes recovery lines,
+orphans and messages in transit. `ScriptedCuts` compares a protocol's cuts with these results.
 """
 
 from abc import ABC, abstractmethod
@@ -59,11 +61,10 @@ class ScriptedMessage(msgspec.Struct, frozen=True):
 
 
 class MessageHistory:
-    """Ground truth, which records all events in order.
+    """The ground truth: all events, in order.
 
     Attributes:
-        agents: all agents that have existed so far, in the order of creation. An agent's index is its ordinal.
-        messages: latest message with each name.
+        agents: all agents that have existed so far, in the order of creation. An agent's ordinal is its index in this list.
         _lines: lines of a trace that `recovery.trace` can read.
     """
 
@@ -95,8 +96,7 @@ class MessageHistory:
         return read_trace([encode(Header(agents=self.agents)), *self._lines])
 
     def line(self, failed: Collection[str]) -> RestartLine:
-        """Return the recovery line for the failure of these agents. Check that both algorithms for recovery lines
-        return the same line (G5)."""
+        """Return the recovery line after a failure of these agents. Check that both recovery-line algorithms return the same line (G5)."""
         execution = Execution.of(self.trace())
         ordinals = execution.ordinals(failed)
         numbers = recovery_line(execution, ordinals)
@@ -108,8 +108,8 @@ class MessageHistory:
         }
 
     def rounds(self, failed: Collection[str]) -> list[str]:
-        """Describe the domino effect. The list contains one line for each round of rollbacks that follows the rollback
-        of the failed agents."""
+        """Describe the domino effect. The list contains one line of text for each round of rollbacks after the rollback of the failed
+        agents."""
         return [
             f"round {number}: {' '.join(round_.orphans)} never sent, so "
             + ", ".join(f"{agent} goes back to {to}" for agent, to in round_.moved.items())
@@ -118,20 +118,20 @@ class MessageHistory:
         ]
 
     def useless(self) -> dict[str, list[int]]:
-        """Return the useless checkpoints by agent. A useless checkpoint is part of no consistent cut."""
+        """Return each agent's useless checkpoints. A useless checkpoint does not belong to any consistent cut."""
         return analyze(self.trace()).useless
 
     def in_transit(self, line: Mapping[str, int | None]) -> list[ScriptedMessage]:
-        """Return the messages that were sent before the line but not consumed before it, in the order of sending.
+        """Return the messages that were sent before the recovery line but not consumed before it, in the order in which they were sent.
 
-        An agent without an entry in the line keeps its live state.
+        An agent that the line does not mention keeps its live state.
         """
         execution = Execution.of(self.trace())
         names = [execution.messages[message] for message in execution.in_transit(_numbers(execution, line))]
         return [self.messages[name] for name in names]
 
     def orphans(self, line: Mapping[str, int | None]) -> list[str]:
-        """Return the names of the orphans, which are messages that were consumed before the line but not sent before it."""
+        """Return the names of the orphans, that is, of messages that were consumed before the recovery line but not sent before it."""
         execution = Execution.of(self.trace())
         inside = _numbers(execution, line)
         return [
@@ -149,12 +149,12 @@ def _numbers(execution: Execution, line: Mapping[str, int | None]) -> Line:
 
 
 def format_line(line: Mapping[str, int | None]) -> str:
-    """Format a recovery line, such as `a=1 b=live`."""
+    """Format a recovery line as text, such as `a=1 b=live`."""
     return " ".join(f"{agent}={'live' if number is None else number}" for agent, number in line.items())
 
 
 def format_channels(messages: Collection[ScriptedMessage]) -> str:
-    """Format messages by channel, such as `a->b m1 m2, b->c m3`. If there are no messages, the text is `nothing`."""
+    """Format messages by channel, such as `a->b m1 m2, b->c m3`, or as `nothing` if there are no messages."""
     channels: dict[str, list[str]] = {}
     for message in messages:
         channels.setdefault(f"{message.sender}->{message.receiver}", []).append(message.name)
@@ -165,14 +165,14 @@ def format_channels(messages: Collection[ScriptedMessage]) -> str:
 
 
 class ScriptedMarker(msgspec.Struct, frozen=True):
-    """Marker in a channel. Plain Chandy-Lamport does not use `last_number`."""
+    """Marker in a channel. The plain Chandy-Lamport algorithm does not use `last_number`."""
 
     epoch: int
     last_number: int = 0
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An agent's checkpoint: its state, the message numbers on its channels, and the core's image if the protocol saves it."""
+    """An agent's checkpoint: the agent's state, the message numbers on its channels, and the core's image if the protocol saves one."""
 
     state: tuple[str, ...] = ()
     sent: dict[str, int] = {}
@@ -181,17 +181,14 @@ class Image(msgspec.Struct, frozen=True):
 
 
 class ScriptedAgent:
-    """A scripted agent. Its state is the list of the messages that its turns have consumed.
+    """A scripted agent. The agent's state is the list of messages that its turns have consumed.
 
     Attributes:
-        sent, received: number of the last message sent to each other agent, and of the last message consumed from each other agent.
-        mailbox: messages that have arrived but have not been consumed yet.
-        outbox: messages that a turn has sent but that have not left the host yet, as (receiver, name).
-        has_running_turn: whether a turn is running.
-        running: message that the running turn consumes, or None if the turn consumes no message.
-        phase: "living", "left" (the agent's leaving is committed, but open epochs still need the agent) or "gone".
-        failure: error that the agent's core has raised, or "". After an error, the agent cannot be used until the fleet is rolled back.
-        images: checkpoints by number.
+        sent, received: for each other agent, the number of the last message sent to it, and of the last message consumed from it.
+        outbox: messages, as (receiver, name), that a turn has sent but that have not left the host yet.
+        running: message that the running turn consumes, or None if there is none.
+        phase: "living", "left" (the agent has left, but open epochs still need it) or "gone".
+        failure: error raised by the agent's core, or "" if there was none. A failed agent cannot be used until the fleet is rolled back.
     """
 
     def __init__(self, name: str, first_image: Image) -> None:
@@ -222,11 +219,12 @@ class ScriptedAgent:
 
 
 class ScriptedProtocol(ABC):
-    """The protocol of a scripted fleet. `ScriptedFleet` calls these methods as the cores' duties require.
+    """Base class of the protocols that a scripted fleet can run. Where a core requires a duty of its caller, `ScriptedFleet` calls one of
+    these methods.
 
     Attributes:
-        keeps_survivors: whether agents that have not failed may keep their live states in a recovery.
-        has_mailboxes: whether messages wait in a mailbox for a turn. Otherwise, messages are consumed on arrival.
+        keeps_survivors: whether agents that have not failed may keep their live states during a recovery.
+        has_mailboxes: whether messages that arrive wait in a mailbox for a turn. Without mailboxes, messages are consumed on arrival.
     """
 
     keeps_survivors = True
@@ -234,15 +232,15 @@ class ScriptedProtocol(ABC):
 
     @abstractmethod
     def verbs(self) -> dict[str, Verb]:
-        """Return the script commands that the protocol adds."""
+        """Return the script commands that the protocol defines."""
 
     @abstractmethod
     def make_core(self, name: str) -> Image:
-        """Create the core of a new agent, and return the agent's initial checkpoint."""
+        """Create a core for a new agent, and return the agent's initial checkpoint."""
 
     @abstractmethod
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """Restore the core of an agent that was rolled back to `image`."""
+        """Restore the core of an agent that has been rolled back to `image`."""
 
     @abstractmethod
     def recover(self, failed: list[str]) -> None:
@@ -250,36 +248,36 @@ class ScriptedProtocol(ABC):
 
     @abstractmethod
     def show_core(self, agent: ScriptedAgent) -> list[str]:
-        """Return a description of the state of the agent's core."""
+        """Describe the state of an agent's core."""
 
     @abstractmethod
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
-        """Return the stamp and the piggyback for a message that is being sent, and the fields that represent them in the trace."""
+        """Return the stamp and piggyback for a message that is about to be sent, and the trace fields that show them."""
 
     def check_send(self, command: ScriptCommand) -> None:  # noqa: B027  # a hook
         """Raise an error if the protocol does not allow this `send` command."""
 
     def check_take(self, command: ScriptCommand, channel: tuple[str, str]) -> None:  # noqa: B027  # a hook
-        """Raise an error if no message may currently be taken from the channel."""
+        """Raise an error if the channel's first message may not be delivered now."""
 
     def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         """Move a message from its channel to the mailbox."""
         agent.mailbox.append(message)
 
     def admit(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
-        """React to the start of the turn that consumes a message."""
+        """Handle the start of a turn that consumes a message."""
 
     def note_consumed(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
-        """React to the consumption of a message by a turn."""
+        """Handle the consumption of a message by a turn."""
 
     def note_sends(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
-        """React to the end of a turn that has sent messages."""
+        """Handle the end of a turn that has sent messages."""
 
     def between_turns(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
-        """Perform the protocol's duties that must wait until no turn is running."""
+        """Perform the protocol's actions that must wait until no turn is running."""
 
     def is_blocked(self, agent: ScriptedAgent) -> bool:
-        """Return whether the agent may currently neither start a turn nor send messages."""
+        """Return whether the agent is blocked, that is, may neither start a turn nor send messages."""
         return False
 
     def validate(self) -> None:  # noqa: B027  # a hook
@@ -297,13 +295,12 @@ LINE_USAGE = "line [failed=AGENT,AGENT,…]"
 
 
 class ScriptedFleet:
-    """Fleet of scripted agents that run one protocol.
+    """Fleet of scripted agents that all run the same protocol.
 
     Attributes:
-        book: ground truth.
-        agents: agents by name, in the order of creation. Agents whose creation was undone by a recovery are absent.
-        channels: items in transit by (sender, receiver), in the order of sending.
-        trace: trace lines of the current command.
+        agents: agents by name, in the order of creation. An agent is absent if a recovery has undone its creation.
+        channels: items in transit in each channel (sender, receiver), in the order in which they were sent.
+        trace: trace lines written by the current command.
     """
 
     def __init__(self, names: Sequence[str], make: Callable[["ScriptedFleet"], ScriptedProtocol]) -> None:
@@ -317,10 +314,10 @@ class ScriptedFleet:
             self.agents[name] = ScriptedAgent(name, self._protocol.make_core(name))
 
     def run(self, command: ScriptCommand) -> list[str]:
-        """Execute a command, and return its trace.
+        """Execute a command, and return the trace lines that it writes.
 
         Raises:
-            UsageError: If the command is unknown or is impossible in the current state. The message names the script's line.
+            UsageError: If the command is unknown or not possible in the current state. The message names the line in the script.
         """
         self.trace = []
         dispatch(command, self._verbs())
@@ -345,7 +342,7 @@ class ScriptedFleet:
     # -- words of commands --------------------------------------------------------------------------------------------
 
     def agent(self, command: ScriptCommand, name: str) -> ScriptedAgent:
-        """Return the agent with this name, which must exist, have no failed core, and not be gone."""
+        """Return the agent with this name. Raise an error if the agent does not exist, has a failed core or is gone."""
         agent = self.agents.get(name)
         if agent is None:
             raise command.error(f"there is no agent {name!r}: the fleet has {', '.join(self.agents)}")
@@ -356,13 +353,13 @@ class ScriptedFleet:
         return agent
 
     def agents_of(self, command: ScriptCommand, names: str) -> list[ScriptedAgent]:
-        """Return the agents in a list such as `a,b`. `all` means every living agent."""
+        """Return the agents in a list such as `a,b`. The text `all` means every living agent."""
         if names == "all":
             return [agent for agent in self.agents.values() if agent.phase == "living"]
         return [self.agent(command, name) for name in dict.fromkeys(names.split(","))]
 
     def idle_agent(self, command: ScriptCommand, name: str) -> ScriptedAgent:
-        """Return the agent with this name, which must be able to start a turn."""
+        """Return the agent with this name. Raise an error if the agent cannot start a turn."""
         agent = self.agent(command, name)
         if agent.phase != "living":
             raise command.error(f"{name} has left and takes no more turns: name another agent")
@@ -373,7 +370,7 @@ class ScriptedFleet:
         return agent
 
     def channel(self, command: ScriptCommand) -> tuple[str, str]:
-        """Return the channel that the command's first word names."""
+        """Return the channel that is the command's first word, such as `a->b`."""
         sender, arrow, receiver = command.words[0].partition("->")
         if not arrow or sender not in self.book.agents or receiver not in self.agents:
             raise command.error(f"{command.words[0]!r} is no channel: write AGENT->AGENT")
@@ -389,9 +386,10 @@ class ScriptedFleet:
         raise command.error(f"no message is on its way from {channel[0]} to {channel[1]}: send one first")
 
     def take_marker(self, command: ScriptCommand, *, overtakes: bool) -> ScriptedMarker:
-        """Remove the first marker from the channel that the command names, and return the marker.
+        """Remove the first marker from the channel named by the command, and return the marker.
 
-        If `overtakes` is set, messages ahead of the marker stay in the channel. Otherwise, such messages are an error.
+        If `overtakes` is set, any messages before the marker stay in the channel. Otherwise, raise an error if there are messages before
+        the marker.
         """
         channel = self.channel(command)
         ahead: list[str] = []
@@ -448,8 +446,8 @@ class ScriptedFleet:
         self.carry_out_duties(agent)
 
     def _discards(self, command: ScriptCommand, channel: tuple[str, str]) -> bool:
-        """If the receiver has left, dead-letter the channel's first message and return True. If an open epoch still
-        needs the receiver, its core handles the message first."""
+        """If the receiver has left, move the channel's first message to the dead letters and return True. If an open epoch still needs the
+        receiver, the receiver's core handles the message first."""
         agent = self.agents[channel[1]]
         if agent.phase == "living":
             return False
@@ -506,11 +504,11 @@ class ScriptedFleet:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def say(self, who: str, what: str) -> None:
-        """Write a line to the trace, which names who acts."""
+        """Write a line to the trace. The line names the agent or component that acts."""
         self.trace.append(f"{who}: {what}")
 
     def guard(self, agent: ScriptedAgent, call: Callable[[], list[_Answer]]) -> list[_Answer]:
-        """Call an agent's core. If the core raises a ProtocolError, record the error as the agent's failure."""
+        """Call an agent's core. If the core raises a `ProtocolError`, record it as the agent's failure."""
         try:
             return call()
         except ProtocolError as error:
@@ -519,7 +517,7 @@ class ScriptedFleet:
             return []
 
     def carry_out_duties(self, agent: ScriptedAgent) -> None:
-        """Perform the protocol's duties between turns, unless a turn is running or the agent's core has failed."""
+        """Perform the protocol's duties between turns. Do nothing if a turn is running or the agent's core has failed."""
         if not agent.has_running_turn and not agent.failure:
             self._protocol.between_turns(agent)
 
@@ -537,7 +535,7 @@ class ScriptedFleet:
         self._protocol.note_consumed(agent, message)
 
     def leave(self, agent: ScriptedAgent, receiver: str, name: str) -> None:
-        """Send a message into its channel."""
+        """Put a message into its channel."""
         stamp, piggyback, words = self._protocol.mark(agent, receiver)
         number = agent.sent[receiver] = agent.sent.get(receiver, 0) + 1
         message = ScriptedMessage(name, agent.name, receiver, number, stamp, piggyback)
@@ -555,7 +553,7 @@ class ScriptedFleet:
         self._protocol.note_sends(agent)
 
     def add(self, command: ScriptCommand, **words: object) -> None:
-        """Add the agent that `command` names."""
+        """Add the agent that the command names."""
         name = command.words[0]
         if name in self.book.agents:
             raise command.error(f"there is, or was, an agent {name}: ids are never used again")
@@ -564,7 +562,7 @@ class ScriptedFleet:
         self.say(name, format_call("Join", **words))
 
     def store(self, agent: ScriptedAgent, image: Image, **words: object) -> int:
-        """Store an image as the agent's next checkpoint, and return the checkpoint's number."""
+        """Store an image as the agent's next checkpoint. Return the checkpoint's number."""
         number = len(agent.images)
         agent.images.append(image)
         self.book.checkpoint(agent.name, number, "forced" if words.get("basis") == "forced" else "basic")
@@ -572,7 +570,8 @@ class ScriptedFleet:
         return number
 
     def roll_back(self, line: RestartLine, in_transit: Sequence[ScriptedMessage]) -> None:
-        """Roll every agent back to its checkpoint on the line. Deliver the given messages in transit again, and drop all other messages."""
+        """Roll each agent back to its checkpoint on the recovery line. Put the given messages in transit back into their channels, and drop
+        all other messages."""
         self.book.recover(line)
         self.channels.clear()
         for agent in self.agents.values():

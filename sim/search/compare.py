@@ -1,25 +1,27 @@
-"""Compares all combinations of protocols, patterns, intervals and failure rates, measured with the same seeds.
+"""Comparison of protocols, patterns, checkpoint intervals and failure rates, in all combinations and with the same seeds.
 
-A *cell* is one combination. All cells run the same seeds, so fleets, delays by key and failure times are the same in all cells. Hosts crash
-at random with a constant rate (the intervals are exponential, and drawn from the seed alone) and restart soon. Cells are compared seed by
-seed (`paired_difference`), so that effects that a seed has in all cells cancel out. If a seed does not pass in a cell, it has no values in
-this cell. A difference uses only the seeds that passed in both cells.
+A *cell* is one combination. All cells use the same seeds. So for a given seed, fleets, message delays and failure times are the same in all
+cells. Hosts crash at random with a constant rate, and restart soon after each crash. The times between crashes are exponentially
+distributed and depend only on the seed. Cells are compared seed by seed (`paired_difference`), so that effects of a seed that are the same
+in both cells cancel out. If a run does not pass, its cell has no value for this seed. The difference between two cells is computed only
+from the seeds that passed in both cells.
 
-`overhead` is the relative increase in virtual time compared with a *bare* run, which has no checkpoints and no failures. The overhead
-includes pauses, piggybacks, lost work and recoveries. In a cell without failures, the overhead is the cost of checkpoints alone.
+The *overhead* is the relative increase in virtual time compared with a *bare* run, which has neither checkpoints nor failures. The overhead
+includes pauses, piggybacked data, lost work and recoveries. In a cell without failures, the overhead is only the cost of checkpoints.
 
-Statistics over several runs assume that the runs are independent and identically distributed, because their seeds are.
-There are two kinds of 95 % confidence intervals:
+Statistics over several runs assume that the runs are independent and identically distributed, which holds because the seeds are. There are
+two kinds of 95 % confidence intervals:
 
-- Student's interval, for a single mean, is mean ± t(n - 1) · s / √n. It is exact for normally distributed values, and
-  accurate for other values if there are at least about thirty runs.
-- The paired bootstrap interval is for the difference between two settings that ran with the *same* seeds (Efron 1979;
-  Efron and Tibshirani 1993, chapter 13). Draw n of the n seeds with replacement, take the mean of their differences,
-  and repeat this many times. The interval lies between the percentiles 2.5 and 97.5 of these means. Effects that a seed
-  has in both settings cancel out. With fewer than ten seeds, the interval is too narrow.
+- Student's interval for a single mean is mean ± t(n - 1) · s / √n. Student's interval is exact for normally distributed values, and
+  accurate for other distributions with about thirty runs or more.
+- The paired bootstrap interval is used for the difference between two settings that ran with the *same* seeds (Efron 1979; Efron and
+  Tibshirani 1993, chapter 13). To compute the paired bootstrap interval, draw n of the n seeds with replacement, take the mean of their
+  differences, and repeat this many times. The bootstrap interval extends from the 2.5th to the 97.5th percentile of these means. In a
+  paired comparison, effects of a seed that are the same under both settings cancel out. With fewer than ten seeds, a bootstrap interval is
+  too narrow.
 
-If there are not enough values, an interval extends from minus to plus infinity, which means that no conclusion is
-possible. Bootstraps use a fixed seed, so that the same runs give the same text.
+If there are too few values, the interval is infinite, which means that no conclusion is possible. Bootstraps use a fixed random seed, so
+that the same runs always give the same report.
 """
 
 import math
@@ -57,7 +59,7 @@ NORMAL_975 = 1.959963984540054
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Summary of a metric over several runs. `low` and `high` enclose the mean with 95 % confidence."""
+    """Summary of a metric over several runs. The mean's 95 % confidence interval extends from `low` to `high`."""
 
     count: int
     mean: float
@@ -78,13 +80,13 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def is_clear(self) -> bool:
-        """Return whether zero is outside the confidence interval."""
+        """Return whether the confidence interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 
 def summarise(values: Iterable[float]) -> Summary:
-    """Return the mean with Student's interval, and percentiles. If there are no values, the interval is infinite and
-    all other values are NaN."""
+    """Return the mean with Student's interval, and the percentiles. If there are no values, return an infinite interval and NaN for all
+    other fields."""
     ordered = sorted(values)
     if not ordered:
         return Summary(0, math.nan, math.nan, math.nan, math.nan, -math.inf, math.inf)
@@ -95,12 +97,12 @@ def summarise(values: Iterable[float]) -> Summary:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Return the mean of the values. The sum is exact, so the order of the values does not matter."""
+    """Return the mean of the values. The sum is exact, so the result does not depend on the order of the values."""
     return math.fsum(values) / len(values)
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half the width of Student's interval around the mean. It is infinite for fewer than two values."""
+    """Return half the width of Student's confidence interval for the mean. The width is infinite if there are fewer than two values."""
     if len(values) < 2:
         return math.inf
     mean = mean_of(values)
@@ -109,7 +111,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """Return the quantile `part` of sorted values, by linear interpolation (Hyndman and Fan's type 7)."""
+    """Return the quantile `part` (from 0 to 1) of sorted values, by linear interpolation (Hyndman and Fan's type 7)."""
     position = part * (len(ordered) - 1)
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
@@ -117,7 +119,7 @@ def percentile(ordered: Sequence[float], part: float) -> float:
 
 
 def t_975(degrees: int) -> float:
-    """Return percentile 97.5 of Student's t distribution."""
+    """Return the 97.5th percentile of Student's t distribution."""
     if degrees > EXACT_DEGREES_MAX:
         return _expanded(degrees)
     low, high = NORMAL_975, 13.0  # the largest value is 12.7, for one degree of freedom
@@ -142,7 +144,7 @@ def _within(t: float, degrees: int) -> float:
 
 
 def _expanded(degrees: int) -> float:
-    """Return percentile 97.5 of Student's t distribution by Cornish and Fisher's expansion (Abramowitz and Stegun, 26.7.5)."""
+    """Approximate the 97.5th percentile of Student's t distribution by a Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5)."""
     z = NORMAL_975
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -151,7 +153,8 @@ def _expanded(degrees: int) -> float:
 
 
 def paired_difference(baseline: Sequence[float], values: Sequence[float], *, seed: int = 0) -> Difference:
-    """Return the mean of the differences of `values` from `baseline`. Both sequences must be in the same order of seeds."""
+    """Return the mean difference between `values` and `baseline`, with its confidence interval. Both sequences must list the same seeds in
+    the same order."""
     differences = [value - base for base, value in zip(baseline, values, strict=True)]
     if differences and min(differences) == max(differences) and len(differences) > 1:
         return Difference(len(differences), differences[0], differences[0], differences[0])
@@ -164,12 +167,12 @@ def paired_difference(baseline: Sequence[float], values: Sequence[float], *, see
 
 
 def bootstrap(count: int, statistic: Callable[[Sequence[int]], float], *, seed: int = 0) -> Difference:
-    """Return a statistic over the runs from 0 to count - 1, with its bootstrap percentile interval.
+    """Return a statistic of `count` runs, with its bootstrap confidence interval.
 
     Args:
-        count: number of runs.
-        statistic: function that computes the statistic from run indices, which may repeat. Samples for which it returns NaN are omitted.
-        seed: seed from which samples are drawn.
+        statistic: function that computes the statistic from a list of run indices, which may contain an index several times. Samples for
+            which the function returns NaN are omitted.
+        seed: random seed for drawing the samples.
     """
     if count == 0:
         return Difference(0, math.nan, -math.inf, math.inf)
@@ -177,7 +180,7 @@ def bootstrap(count: int, statistic: Callable[[Sequence[int]], float], *, seed: 
 
 
 def with_percentiles(count: int, value: float, resampled: Iterable[float]) -> Difference:
-    """Return a value that was computed from `count` runs, with the percentile interval of the resampled values."""
+    """Return a value that was computed from `count` runs, with the percentile interval of its bootstrap samples."""
     ordered = sorted(one for one in resampled if not math.isnan(one))
     if count < 2 or not ordered:
         return Difference(count, value, -math.inf, math.inf)
@@ -227,7 +230,7 @@ CELLS_MAX = 10_000
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Settings of a cell. An interval of 0 means the bare run."""
+    """Settings of a cell. An interval of 0 stands for the bare run, which takes no checkpoints."""
 
     protocol: str
     pattern: str
@@ -236,13 +239,11 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct):
-    """The runs with one setting.
+    """Results of all runs with one combination of settings.
 
     Attributes:
-        passed: number of seeds that passed.
-        failed: for each verdict other than "pass", the number of seeds with this verdict.
-        values: for each metric, one value per seed of the comparison. The value is NaN if a seed has no value.
-        metrics: summary of each metric's values.
+        failed: number of seeds with each verdict other than "pass".
+        values: for each metric, one value per seed. The value is NaN for a seed whose run did not pass.
     """
 
     setting: Setting
@@ -253,7 +254,8 @@ class Cell(msgspec.Struct):
 
 
 class Contrast(msgspec.Struct, frozen=True):
-    """Difference in a metric between the protocol of a cell and the first protocol with otherwise equal settings, computed seed by seed."""
+    """Difference in a metric between a cell and the cell that has the first protocol and otherwise the same settings, computed seed by
+    seed."""
 
     setting: Setting
     baseline: str
@@ -262,7 +264,7 @@ class Contrast(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct):
-    """Comparison of all cells. `bare` contains, for each pattern, the durations of the bare runs in virtual seconds, one value per seed."""
+    """Comparison of all cells. For each pattern, `bare` contains the duration of the bare run with each seed, in virtual seconds."""
 
     name: str
     protocols: list[str]
@@ -297,15 +299,15 @@ def compare(
     """Run all cells, and compare them.
 
     Args:
-        template: scenario that provides all other settings. Its faults occur in every cell.
-        protocols: protocols to compare. Each is compared with the first.
-        patterns: patterns to run. If this is empty, the template's own pattern is run.
+        template: scenario that provides all other settings. The template's faults occur in every cell.
+        protocols: protocols to compare. Each protocol is compared with the first protocol.
+        patterns: patterns to run. If the list is empty, the template's own pattern is run.
         intervals: checkpoint intervals, such as "500ms".
-        failure_rates_per_s: numbers of host crashes per virtual second in the whole fleet.
-        on_progress: function that is called with the number of completed runs and the total number of runs.
+        failure_rates_per_s: rates of host crashes, in crashes per virtual second in the whole fleet.
+        on_progress: function that is called with the number of completed runs and the total number.
 
     Raises:
-        UsageError: If there is nothing to compare, if a name is unknown, or if there are too many cells.
+        UsageError: If there is nothing to compare, a name is unknown, or there are too many cells.
     """
     pattern_names = list(patterns) or [template.fleet.module or template.fleet.pattern.name]
     settings = _settings(
@@ -350,7 +352,7 @@ def _settings(
 
 
 def scenario_of(template: Scenario, setting: Setting, seed: int) -> Scenario:
-    """Return the scenario that a cell runs with one seed."""
+    """Return the scenario of a cell's run with one seed."""
     replace = msgspec.structs.replace
     scenario = draw(template, seed)
     trigger = TriggerPart(kind="none")
@@ -367,7 +369,8 @@ def scenario_of(template: Scenario, setting: Setting, seed: int) -> Scenario:
 
 
 def failures(scenario: Scenario, rate_per_s: float, seed: int) -> list[FaultPart]:
-    """Return host crashes at exponentially distributed intervals until the end of the run. They are the same in every cell with this rate."""
+    """Return the host crashes of a run, at exponentially distributed intervals until the end of the run. Every cell with this failure rate
+    has the same crashes."""
     if not rate_per_s:
         return []
     random = stream_of(seed, "failures").random
@@ -415,11 +418,11 @@ def _cell(
 
 
 def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str, float]:
-    """Return all metrics of a run, including derived metrics. If the run did not pass, return an empty dict.
+    """Return all metrics of a run, including derived metrics, or an empty dict if the run did not pass.
 
     Args:
-        without: result of the run with the same settings and seed but without failures, or None if there is no such run.
-        bare_s: duration of the bare run, or NaN if it is unknown.
+        without: result of the same run without failures, or None if there is none.
+        bare_s: duration of the bare run in virtual seconds, or NaN if it is unknown.
     """
     if result.verdict != "pass":
         return {}
@@ -437,7 +440,7 @@ def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str
 
 
 def work_s(result: Result) -> float:
-    """Return how long the work took. If the work is endless, return how long a thousand messages took. Return NaN if
+    """Return how long the fleet took to finish its work. If the pattern never ends, return the time per thousand messages. Return NaN if
     the duration is unknown."""
     if "finish_s" in result.metrics:
         return result.metrics["finish_s"]
@@ -446,13 +449,13 @@ def work_s(result: Result) -> float:
 
 
 def failures_of(result: Result, took_s: float) -> int:
-    """Return the number of crashes during the work. Later crashes cost nothing, so they do not count."""
+    """Return the number of crashes that occurred before the work was finished. Later crashes do not affect the work."""
     until_ns = math.inf if "finish_s" not in result.metrics else took_s * 1e9
     return sum(fault.kind == "crash" and fault.at_ns <= until_ns for fault in result.faults)
 
 
 def _contrasts(found: Comparison) -> Iterator[Contrast]:
-    """Yield the contrasts of each protocol with the first protocol, with all other settings equal."""
+    """Yield the difference between each protocol and the first protocol, with all other settings equal."""
     baseline = found.protocols[0]
     for cell in found.cells:
         if cell.setting.protocol == baseline:
@@ -465,7 +468,7 @@ def _contrasts(found: Comparison) -> Iterator[Contrast]:
 
 
 def difference_of(baseline: Sequence[float], values: Sequence[float]) -> Difference:
-    """Return the paired difference, computed from the seeds that have a value in both sequences."""
+    """Return the paired difference of two sequences, computed from the seeds that have a value in both."""
     pairs = [
         (base, value)
         for base, value in zip(baseline, values, strict=True)

@@ -1,20 +1,23 @@
-"""Reports a comparison as a table for a terminal and as a figure, and recommends a protocol and interval.
+"""Report on a comparison as a table for the terminal and as a figure, with a recommended protocol and checkpoint interval.
 
-The figure has one panel for each pattern and failure rate. In a panel, there is one group of bars for each interval, with one bar for each
-protocol. A whisker shows the 95 % confidence interval of the mean. Both the colour of a bar and a number under it identify the protocol.
-The same comparison always produces the same bytes. The SVG file contains no script.
+The figure has one panel for each pattern and failure rate. Each panel has one group of bars per checkpoint interval, and each group has one
+bar per protocol. The whisker on a bar shows the 95 % confidence interval of the mean. Each protocol is identified by the colour of its bars
+and by a number under each bar. The same comparison always produces a byte-identical figure. The SVG file contains no script.
 
-The recommendation is chosen from the measured cells, and its confidence is stated in words. `protocols/advice.py` computes the expected
-hourly cost and chooses among equally good protocols. The *loss* is the cost of a failure. If runs report lost turns, the total loss is the
-time that these turns would take at the pace of a bare run, plus the time in recoveries. Otherwise, it is the extra time that the same work
-takes with failures, computed seed by seed. Both are divided by the number of failures.
+The recommendation is one of the measured protocols, and the report states in words how certain it is. `protocols/advice.py` computes the
+expected cost per hour, and chooses among protocols of equal cost. The *loss* is the average cost of one failure. If runs report lost turns,
+the total loss of a run is the time for these turns at the speed of a bare run, plus the time spent in recoveries. If runs do not report
+lost turns, the total loss is the extra time for the same work with failures, computed seed by seed. In both cases, the total loss is
+divided by the number of failures to obtain the loss.
 
-The protocol that has the lowest cost at its best measured interval is recommended. If the costs of other protocols are not clearly higher,
-the simplest of all these protocols is recommended (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced).
+For each protocol, its best measured interval is considered, and the protocol with the lowest cost is recommended. If other protocols do not
+cost clearly more, the simplest of all these protocols is recommended. Coordinated protocols count as simplest, then uncoordinated ones,
+then communication-induced ones (`SIMPLEST_FIRST`).
 
-The recommended interval is computed by Daly's formula (`protocols/policy.py`) from the measured cost of one checkpoint (overhead ×
-interval). It must lie between measured intervals and cost no more than the best measured interval. Otherwise, the best measured interval is
-recommended. Measurements take precedence over formulas, and the formula is not applied to a cost that cannot be distinguished from zero.
+The recommended interval is computed by Daly's formula (`protocols/policy.py`) from the measured cost of one checkpoint, which is the
+overhead times the interval. Daly's interval is used only if it lies between measured intervals and costs no more than the best measured
+interval. If Daly's interval cannot be used, the best measured interval is recommended. Measurements take precedence over formulas, and
+Daly's formula is not used if the measured cost cannot be distinguished from zero.
 """
 
 import math
@@ -42,7 +45,7 @@ from snapline.sim.search.compare import (
 
 
 class PricedSetting(msgspec.Struct, frozen=True):
-    """Cost of a protocol at one measured interval, in seconds per hour. `difference` is the difference from the cheapest setting's cost."""
+    """Cost of a protocol at one measured interval, in seconds per hour. `difference` is the cost minus the cost of the cheapest setting."""
 
     protocol: str
     interval_s: float
@@ -55,8 +58,8 @@ class PricedSetting(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """Recommended settings. `why` justifies them in sentences with numbers. `options` lists all settings that were
-    considered, cheapest first."""
+    """Recommended settings. `why` explains the recommendation in sentences with numbers. `options` lists all settings that were considered,
+    cheapest first."""
 
     protocol: str
     interval_s: float
@@ -68,8 +71,8 @@ def recommend(comparison: Comparison, mtbf_s: float) -> Advice:
     """Recommend settings for a fleet that fails every `mtbf_s` seconds on average.
 
     Raises:
-        UsageError: If `mtbf_s` is not positive and finite, or if the comparison lacks cells with failures, cells
-            without failures, or passed runs.
+        UsageError: If `mtbf_s` is not positive and finite, or if the comparison lacks cells with failures, cells without failures, or runs
+            that passed.
     """
     if not (math.isfinite(mtbf_s) and mtbf_s > 0):
         raise UsageError(f"mtbf_s is {mtbf_s}: give the fleet's mean time between failures in seconds")
@@ -95,7 +98,7 @@ def _first(options: Sequence[PricedSetting], protocol: str) -> PricedSetting | N
 
 
 class Pricer:
-    """Computes the costs of protocols and intervals, averaged over patterns."""
+    """Computes the cost of each protocol at each checkpoint interval, averaged over patterns."""
 
     def __init__(self, comparison: Comparison, mtbf_s: float) -> None:
         self._comparison = comparison
@@ -104,7 +107,7 @@ class Pricer:
         self._rates = [rate for rate in comparison.failure_rates_per_s if rate]
 
     def all(self) -> list[PricedSetting]:
-        """Return the cost of each protocol at each interval, cheapest first. Settings whose cost is unknown are omitted."""
+        """Return the cost of each protocol at each interval, cheapest first. Omit settings whose cost is unknown."""
         every = range(len(self._comparison.seeds))
         settings = [(p, i) for p in self._comparison.protocols for i in self._comparison.intervals_s]
         costs = {setting: self.cost_s(*setting, every) for setting in settings}
@@ -120,8 +123,8 @@ class Pricer:
         costs: dict[tuple[str, float], float],
         resampled: dict[tuple[str, float], list[float]],
     ) -> PricedSetting:
-        """Compute a setting's cost and its difference from the cheapest setting. All settings use the same samples of
-        seeds, so costs can be subtracted sample by sample."""
+        """Compute a setting's cost and its difference from the cheapest setting. All settings use the same bootstrap samples, so costs can
+        be subtracted sample by sample."""
         count = len(self._comparison.seeds)
         cost = with_percentiles(count, costs[setting], resampled[setting])
         differences = [one - other for one, other in zip(resampled[setting], resampled[best], strict=True)]
@@ -130,7 +133,7 @@ class Pricer:
         return PricedSetting(*setting, cost.mean, cost.low, cost.high, overhead, loss_s, difference)
 
     def cost_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Return the cost of a setting in seconds per hour, computed from the picked seeds, or NaN if the cost is unknown."""
+        """Return the cost of a setting in seconds per hour for the given seeds, or NaN if the cost is unknown."""
         overhead, loss_s = self.overhead(protocol, interval_s, picked), self.loss_s(protocol, interval_s, picked)
         return hourly_cost_s(overhead, loss_s=loss_s, mtbf_s=self._mtbf_s)
 
@@ -155,7 +158,6 @@ class Pricer:
         return lost_s / failures if failures else math.nan
 
     def _losses_s(self, cell: Cell, pattern: str, picked: Sequence[int]) -> list[float]:
-        """Return, for each run, the total cost of its failures in seconds."""
         if "lost_turns" not in cell.values or "turns" not in cell.values:
             each = zip(_column(cell, "loss_s", picked), _column(cell, "failures", picked), strict=True)
             return [loss_s * count for loss_s, count in each]
@@ -196,7 +198,7 @@ class Pricer:
 
 
 def _between(measured: Sequence[PricedSetting], interval_s: float) -> float:
-    """Return the loss per failure at an interval, by linear interpolation between measured intervals."""
+    """Return a protocol's loss per failure at any interval, by linear interpolation between measured intervals."""
     above = next(index for index, one in enumerate(measured) if one.interval_s >= interval_s)
     high = measured[above]
     if high.interval_s == interval_s:
@@ -278,8 +280,8 @@ RULES = """.whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; } .axis
 def table(
     comparison: Comparison, *, metrics: Sequence[str] = ("overhead", "busy_s", "loss_s", "forced_ratio", "recovery_s")
 ) -> str:
-    """Return a table with one line per cell. Each value is the mean ± half the width of its confidence interval, with
-    "*" if the protocol clearly differs from the first."""
+    """Return a table with one line per cell. Each value is the mean ± half the width of its confidence interval. A "*" marks a protocol
+    that clearly differs from the first protocol."""
     shown = [metric for metric in metrics if any(metric in cell.values for cell in comparison.cells)]
     clear = {(one.setting, one.metric) for one in comparison.contrasts if one.difference.is_clear}
     rows = [["pattern", "failures/s", "interval", "protocol", "passed", *shown]]
@@ -304,7 +306,7 @@ def number(summary: Summary | None, *, is_clear: bool) -> str:
 
 
 def advice_text(advice: Advice) -> str:
-    """Format a recommendation for a terminal, with its reasons and with all settings that were considered."""
+    """Format a recommendation for the terminal, with its reasons and all settings that were considered."""
     lines = [f"Run {advice.protocol} with a checkpoint every {advice.interval_s:.3g} s.", ""]
     lines += [f"  {sentence}" for sentence in advice.why]
     lines += ["", "  seconds an hour  protocol and interval"]
@@ -317,7 +319,7 @@ def advice_text(advice: Advice) -> str:
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Maps values to vertical pixel positions in a panel. Values outside the ticks are clamped to the first or last tick."""
+    """Converts values to vertical pixel positions in a panel. Values beyond the axis are drawn at the first or last tick."""
 
     top: float
     ticks: list[float]
@@ -356,7 +358,7 @@ def figure(comparison: Comparison, metric: str = "overhead") -> str:
 
 
 def ticks(summaries: Sequence[Summary]) -> list[float]:
-    """Return round values for the axis, whose range includes zero and all means and whiskers."""
+    """Return the axis ticks, which are round numbers. The range of the ticks includes zero, all means and all whiskers."""
     ends = [value for one in summaries for value in (one.mean, one.low, one.high) if math.isfinite(value)]
     least, most = min(0.0, *ends, 0.0), max(0.0, *ends, 0.0)
     if most - least < NOTHING:

@@ -1,22 +1,22 @@
-"""Choices that Hypothesis draws. Hypothesis searches for a failing run, and shrinks it towards the benign choices.
+"""Integration with Hypothesis, which searches for a failing run and shrinks it towards the benign choices.
 
     @given(choices=sparse_choices())
     def test_my_fleet(choices):
         result = run_fleet(my_module.fleet, faults="crashes", choices=choices)
         assert result.verdict == "pass", summarise(result)
 
-`HypothesisChoices(data)` draws each choice when the run makes it, from `integers(0, n - 1)`. The simplest value is 0,
-which is the benign choice. A run makes hundreds of choices, and Hypothesis considers fewer draws to be simpler than
-smaller values. So a shrunk example may keep odd values that make the run shorter, and all its zeros are printed. Use
-this class for runs with only tens of choices, or for a single stream.
+`HypothesisChoices(data)` draws each choice when the run makes it, from `integers(0, n - 1)`. Hypothesis considers 0 the simplest value, and
+0 is the benign choice. However, a run makes hundreds of choices, and Hypothesis prefers fewer draws to smaller values. So a shrunk example
+may keep unusual values because they make the run shorter. A shrunk example also lists every choice, including all zeros. Use
+`HypothesisChoices` only for runs with tens of choices, or for a single stream.
 
-`sparse_choices()` draws in advance the few choices that are not benign, for example "the seventh of stream net is 3".
-Removing an entry makes one choice benign, which suits shrinking, and the printed value can be pasted into a test. The
-drawback is that a choice is identified by its position in its stream rather than by its situation, so removing an entry
-may shift later entries. In an example, finding and shrinking an order of three messages on four hosts took 192 runs and
-10 s, compared with 591 runs and 61 s if each choice was drawn individually.
+`sparse_choices()` draws in advance the few choices that are not benign, for example that the seventh choice of the stream "net" is 3.
+Removing an entry makes one choice benign, so examples of this kind shrink well, and the printed example can be pasted into a test. The
+drawback is that a choice is identified by its position in its stream, not by the situation in the run, so removing an entry may shift later
+choices. In one example, an ordering bug with three messages on four hosts was found and shrunk in 192 runs, which took 10 s. When each
+choice was drawn individually, finding and shrinking the same bug took 591 runs and 61 s.
 
-Snapline does not depend on Hypothesis. Users of this module must install it.
+Snapline does not depend on Hypothesis. Users of this module must install Hypothesis.
 """
 
 from collections.abc import Mapping
@@ -42,10 +42,10 @@ VALUE_MAX = 64
 
 
 class HypothesisChoices:
-    """Choices that Hypothesis draws when the run makes them.
+    """Choices that Hypothesis draws at the moment when the run needs them.
 
     Attributes:
-        drawn: number of choices that Hypothesis has drawn.
+        drawn: number of choices drawn by Hypothesis.
     """
 
     def __init__(
@@ -60,8 +60,7 @@ class HypothesisChoices:
 
         Args:
             choices_max: maximum number of draws. Further choices are benign.
-            streams: names of the streams that Hypothesis draws.
-            others: source of the choices in all other streams. If it is None, these choices are benign.
+            others: source of the choices in all other streams, or None for benign choices.
         """
         self._data = data
         self._choices_max = choices_max
@@ -80,8 +79,8 @@ class HypothesisChoices:
 
 
 class SparseChoices:
-    """Choices that are benign except at given positions. `changes` maps (stream, position in the stream) to a value. An
-    object can be used for only one run."""
+    """Choices that are benign except at the given positions. `changes` maps (stream, position in the stream) to the choice at this
+    position. An object can be used for only one run."""
 
     def __init__(self, changes: Mapping[tuple[str, int], int]) -> None:
         self._changes = dict(changes)
@@ -100,6 +99,7 @@ class SparseChoices:
 def sparse_choices(
     *, streams: tuple[str, ...] = STREAMS, changes_max: int = CHANGES_MAX, places_max: int = PLACES_MAX
 ) -> st.SearchStrategy[SparseChoices]:
-    """Return a strategy with up to `changes_max` non-benign choices among the first `places_max` choices of each stream."""
+    """Return a strategy for choices of which up to `changes_max` are not benign, all among the first `places_max` choices of each
+    stream."""
     places = st.tuples(st.sampled_from(streams), st.integers(0, places_max - 1))
     return st.dictionaries(places, st.integers(1, VALUE_MAX), max_size=changes_max).map(SparseChoices)

@@ -1,12 +1,12 @@
-"""Pool of worker processes on this machine. It yields results in the order of completion.
+"""Pool of worker processes on this machine. Results are yielded in the order of completion.
 
-Each worker (`worker.py`) is a fresh interpreter with a known PYTHONHASHSEED, connected to the pool by one socket. Each
-worker has queued tasks for about `AHEAD_S` seconds of work, so that it never waits for the pool. The last tasks are
-assigned one by one, so that all workers finish at about the same time.
+Each worker (`worker.py`) is a fresh interpreter with a known PYTHONHASHSEED, connected to the pool by one socket. The pool queues about
+`AHEAD_S` seconds of work at each worker, so that no worker waits for the pool. The last tasks are assigned one by one, so that all workers
+finish at about the same time.
 
-If a worker dies, it was executing its first unanswered task. This task gets the verdict "broken", the worker's
-remaining tasks return to the queue, and a new worker replaces it. If a worker does not answer within a seed's time
-limit, it is killed, with the same effect. So every task gets exactly one answer, no matter what its run does.
+If a worker dies, the pool assumes that the worker was executing its first unanswered task. The dead worker's task gets the verdict
+"broken", its remaining tasks return to the queue, and a new worker is started. If a worker does not answer within a seed's time limit, the
+pool kills the worker and proceeds as if it had died. So every task gets exactly one answer, no matter what its run does.
 """
 
 import os
@@ -51,7 +51,7 @@ Answered = tuple[Task, Result]
 
 
 def current_hash_seed() -> str:
-    """Return the PYTHONHASHSEED with which workers are started."""
+    """Return the PYTHONHASHSEED that workers are started with."""
     hash_seed = os.environ.get("PYTHONHASHSEED", "")
     return hash_seed if hash_seed.isdecimal() else HASH_SEED
 
@@ -64,7 +64,7 @@ def other_hash_seed() -> str:
 def make_setup(
     templates: Iterable[Scenario], *, runner: Runner | None = None, seed_timeout_s: float = SEED_TIMEOUT_S
 ) -> Setup:
-    """Return the settings that are sent to workers."""
+    """Return the settings to be sent to workers."""
     scenarios = list(templates)
     texts = [format_scenario(template) for template in scenarios]
     names = [template.name for template in scenarios]
@@ -82,7 +82,7 @@ def run_in_process(setup: Setup, tasks: Iterable[Task]) -> Iterator[Answered]:
 def run_tasks(
     setup: Setup, tasks: Iterable[Task], *, jobs: int, hash_seed: str | None = None
 ) -> Generator[Answered, None, None]:
-    """Execute tasks in `jobs` worker processes, or in this process if `jobs` is 0. Closing the iterator kills the workers.
+    """Execute tasks in `jobs` worker processes, or in this process if `jobs` is 0. Closing the returned iterator kills the workers.
 
     Raises:
         UsageError: If `jobs` is out of range, or if the workers cannot load the runner.
@@ -100,12 +100,11 @@ def run_tasks(
 
 
 class Process:
-    """A worker process, as the pool sees it.
+    """The pool's view of a worker process.
 
     Attributes:
-        waiting: tasks that the worker has received but not answered. The worker is executing the first of them.
-        is_ready: whether the worker has reported that it is ready.
-        since_s: monotonic time of the worker's last answer, or, if it was idle since then, of its next task.
+        waiting: tasks that the worker has received but not answered yet. The worker is executing the first task in this list.
+        since_s: monotonic time when the worker last answered, or when an idle worker received a task.
     """
 
     def __init__(self, setup: Setup, hash_seed: str) -> None:
@@ -135,13 +134,14 @@ class Process:
         self.send(tasks)
 
     def limit_s(self, seed_timeout_s: float) -> float | None:
-        """Return the time by which the worker must answer, or None if it has no work or no time limit."""
+        """Return the monotonic time by which the worker must have started or must answer, or None if there is no time limit or nothing to
+        do."""
         if not self.is_ready:
             return self.since_s + START_TIMEOUT_S
         return self.since_s + seed_timeout_s + GRACE_S if self.waiting and seed_timeout_s > 0 else None
 
     def close(self, *, grace_s: float = 0.0) -> str:
-        """Wait up to `grace_s` seconds for the process to exit, and then kill it. Return a description of how the process ended."""
+        """Wait up to `grace_s` seconds for the process to exit, and then kill it. Return a phrase that describes how the process ended."""
         self.connection.close()
         try:
             code = self._process.wait(grace_s)
@@ -153,10 +153,10 @@ class Process:
 
 
 class WorkerPool:
-    """Distributes tasks to worker processes, and collects their answers.
+    """Distributes tasks to worker processes, and collects the results.
 
     Attributes:
-        seed_s: estimated time per seed in a process, in seconds. 0 before the first answer.
+        seed_s: estimated time that a process needs per seed, in seconds. The value is 0 until the first answer arrives.
     """
 
     def __init__(self, setup: Setup, tasks: Iterable[Task], *, jobs: int, hash_seed: str) -> None:
@@ -169,7 +169,7 @@ class WorkerPool:
         self.seed_s = 0.0
 
     def run(self) -> Iterator[Answered]:
-        """Yield each task with its result, in the order of completion."""
+        """Yield each task and its result, in the order of completion."""
         while self._queue or any(process.waiting for process in self._processes.values()):
             while self._queue and len(self._processes) < self._jobs:
                 process = Process(self._setup, self._hash_seed)
@@ -222,15 +222,15 @@ class WorkerPool:
         return process.waiting.popleft(), self._decode(said)
 
     def _refill(self, process: Process) -> None:
-        """Send the worker tasks for about `AHEAD_S` seconds. Near the end, leave tasks for other workers."""
+        """Send the worker enough tasks for about `AHEAD_S` seconds. When few tasks are left, send fewer, so that other workers get some."""
         ahead = min(AHEAD_MAX, int(AHEAD_S / self.seed_s) if self.seed_s else 1, len(self._queue) // self._jobs)
         if len(process.waiting) <= ahead // 2 and self._queue:
             count = min(max(1, ahead - len(process.waiting)), len(self._queue))
             process.hand([self._queue.popleft() for _ in range(count)])
 
     def _remove_dead_worker(self, process: Process, *, grace_s: float = 0.0) -> Iterator[Answered]:
-        """Remove a worker that has died or does not answer. Its current task gets the verdict "broken", and its
-        remaining tasks return to the queue."""
+        """Remove a worker that has died or does not answer. The worker's current task gets the verdict "broken", and its remaining tasks
+        return to the queue."""
         del self._processes[process.connection]
         cause = process.close(grace_s=grace_s)
         if not process.is_ready:

@@ -1,12 +1,12 @@
-"""Runs a sweep on a Ray cluster, with the same seeds, worker code and summary as a local sweep.
+"""Sweeps on a Ray cluster, with the same seeds, worker code and summary as a local sweep.
 
-Ray is an optional dependency (`pip install 'snapline[ray]'`) and is imported only in this module, when it is used. The template is sent as
-TOML and the results as MessagePack, so the head and the workers need only the same version of snapline.
+Ray is an optional dependency (`pip install 'snapline[ray]'`), and only this module imports it, when a sweep starts. The template is sent as
+TOML and the results as MessagePack, so the driver and the workers only need to run the same version of snapline.
 
-Each Ray task runs a group of seeds (a *chunk*). Only `AHEAD` chunks per processor are submitted at a time, so that the
-sweep adapts quickly when nodes join or leave. If a node dies, Ray reruns its chunk on another node (`RETRIES`). If the
-process of a chunk dies in every retry, the chunk is run seed by seed. If a seed's process dies again, the seed gets the
-verdict "broken". So every seed gets exactly one result, as in a local pool.
+Each Ray task runs a group of seeds (a *chunk*). Only `AHEAD` chunks per processor are submitted at a time, so that the sweep adapts quickly
+when nodes join or leave the cluster. If a node dies, Ray reruns its chunk on another node (`RETRIES`). If a chunk's process dies in every
+retry, the chunk's seeds are run individually. If the process of an individual seed dies again, the seed gets the verdict "broken". So every
+seed gets exactly one result, as in a local pool.
 """
 
 import socket
@@ -40,7 +40,7 @@ CHUNK_SEEDS = 50
 
 
 def perform_chunk(setup: bytes, seeds: Sequence[int]) -> bytes:
-    """Run these seeds, and return the encoded results. Ray calls this function on its workers."""
+    """Run the given seeds, and return the encoded results. Ray calls this function on its workers."""
     worker = _worker(setup)
     with garbage_kept():
         return msgspec.msgpack.encode(list(perform_all(worker, [Task(seed) for seed in seeds])))
@@ -65,11 +65,11 @@ def sweep_on_ray(
     catalogue: Iterable[str] = (),
     metrics_csv: Path | None = None,
 ) -> SweepSummary:
-    """Run a sweep on a Ray cluster. For most arguments, see `sweep`. The determinism check runs locally, in new interpreters.
+    """Run a sweep on a Ray cluster. For most arguments, see the function `sweep`. The determinism check runs locally, in new interpreters.
 
     Args:
-        address: address of a running cluster. "auto" means the cluster on this machine or at RAY_ADDRESS, and "local"
-            starts a cluster on this machine.
+        address: address of a running Ray cluster. "auto" means the cluster on this machine or at RAY_ADDRESS, and "local" starts a new
+            cluster on this machine.
 
     Raises:
         UsageError: If Ray is not installed, or if no cluster answers at `address`.
@@ -100,7 +100,7 @@ def _collect(
     on_result: Callable[[Result], None] | None,
     stop_after: int | None,
 ) -> bool:
-    """Run all seeds and collect the results. Return whether the sweep was stopped before the last result."""
+    """Run all seeds and collect the results. Return whether the sweep was stopped early."""
     cluster.queue(seeds, chunk_seeds)
     try:
         while cluster.is_busy:
@@ -126,7 +126,7 @@ def _ray() -> Any:  # Ray's types exist only where Ray is installed
 
 
 def _connect(ray: Any, address: str) -> bool:  # Any: see `_ray`
-    """Connect to a cluster, unless this process is already connected. Return whether the caller must disconnect."""
+    """Connect to a Ray cluster, unless this process is already connected to one. Return whether the caller must disconnect afterwards."""
     if ray.is_initialized():
         return False
     _check_reachable(address)
@@ -170,7 +170,7 @@ class Cluster:
         self._waiting.extend(list(seeds[start : start + max(1, chunk_seeds)]) for start in starts)
 
     def next_results(self) -> list[Result]:
-        """Wait for the next completed chunk, and return its results."""
+        """Wait until a chunk is completed, and return its results."""
         processors = int(self._ray.cluster_resources().get("CPU", 1))
         while self._waiting and len(self._running) < AHEAD * max(1, processors):
             chunk = self._waiting.popleft()
@@ -186,7 +186,7 @@ class Cluster:
             return self._split_chunk(chunk, error)
 
     def _split_chunk(self, chunk: list[int], error: Exception) -> list[Result]:
-        """Queue the seeds of a chunk whose process has died again, one by one. If the chunk has only one seed, return a
+        """If a chunk's process has died in every retry, queue the chunk's seeds individually. If the chunk consists of one seed, return a
         result with the verdict "broken" instead."""
         if len(chunk) == 1:
             return [broken(self._name, chunk[0], f"the process that ran it died: {type(error).__name__}")]

@@ -1,14 +1,15 @@
-"""Repeats runs, to check that a run is deterministic, and to find the first difference between two runs.
+"""Replay of runs, to check that a run is deterministic, and to find the first difference between two runs.
 
-A run must depend only on the scenario, the seed and the choices. Bugs that violate this (iteration over a set, a string hash, state left
-from an earlier run) become visible if the run is repeated in a new interpreter with a different PYTHONHASHSEED.
+A run must depend only on the scenario, the seed and the choices. Bugs that violate this rule (such as iteration over a set) become visible
+if the run is repeated in a new interpreter with a different PYTHONHASHSEED.
 
-Runs are compared by their trace hash. If the trace hashes differ, the hashes after every thousand journal entries (waypoints) locate the
-first difference to within a thousand entries. Both runs are then repeated, keeping only this part of the journal, and the first differing
-entry in each run is shown. This entry is the first effect of the nondeterminism, and usually close to its cause.
+Runs are compared by their trace hash. Runs also record a hash after every thousand journal entries (a *waypoint*). If the trace hashes
+differ, the waypoints locate the first difference to within a thousand entries. Both runs are then repeated with a journal of only the range
+between these waypoints, and the first differing entry of each run is shown. The first differing entry is the first visible effect of the
+nondeterminism, and is usually close to its cause.
 
-A run's folder (`sim/report/run_folder.py`) contains everything needed to repeat the run: the scenario with all drawn
-values, the seed and the choices.
+The folder of a run (`sim/report/run_folder.py`) contains everything needed to repeat the run: the scenario with all drawn values, the seed
+and the choices.
 """
 
 from contextlib import closing
@@ -30,7 +31,7 @@ SHOWN_BEFORE = 3
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """Values that must be equal in two runs of the same seed."""
+    """Values that must be the same in any two runs of the same seed."""
 
     trace_hash: str
     verdict: str
@@ -44,13 +45,12 @@ class Divergence(msgspec.Struct):
     """Difference between two runs of the same seed.
 
     Attributes:
-        differing: names of the differing fields, such as "trace_hash".
-        window: range of journal entries that contains the first difference, according to the waypoints. (0, 0) if it was not determined.
-        entry: number of the first differing journal entry, or None if it was not determined.
-        before: the last entries before the differing entry, which are equal in both runs.
-        here: first differing entry in the first run.
-        there: first differing entry in the second run.
-        note: additional information.
+        differing: names of the fingerprint fields that differ, such as "trace_hash".
+        window: range of journal entries that contains the first difference, or (0, 0) if the range is unknown.
+        entry: index of the first differing journal entry, or None if it is unknown.
+        before: the last journal entries before the first differing entry, which are equal in both runs.
+        here: the differing entry in the first run.
+        there: the differing entry in the second run.
     """
 
     seed: int
@@ -69,7 +69,7 @@ class Divergence(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """Return a report on the difference, for a terminal."""
+        """Return a report on the difference for the terminal."""
         lines = [f"seed {self.seed} ran twice and differed in {', '.join(self.differing)}"]
         if self.entry is not None:
             lines.append(f"first at entry {self.entry} of the journal:")
@@ -97,8 +97,8 @@ def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = 
     None if the runs are equal.
 
     Args:
-        scenario: the scenario with all drawn values.
-        runner: a module-level function that runs a seed. If it supports `window_at`, the first differing entry is determined.
+        runner: a module-level function that runs a seed. If the runner supports the argument `window_at`, the first differing journal
+            entry is determined.
     """
     setup_runner = load_runner(name_of(runner))
     first = setup_runner(scenario, seed)
@@ -118,7 +118,7 @@ def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = 
 
 
 def piece_of(first: list[str], second: list[str]) -> int:
-    """Return the index of the journal piece that contains the first difference, given the waypoints of two runs."""
+    """Given the waypoints of two runs, return the index of the journal piece that contains the first difference."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))
 
@@ -132,7 +132,7 @@ def _run_in_new_interpreter(scenario: Scenario, task: Task, runner: Runner | Non
 
 
 def _narrow(found: Divergence, here: list[str], there: list[str]) -> None:
-    """Record the first entry that differs between two pieces of the journal."""
+    """Compare a piece of the journal from both runs, and record the first entry that differs."""
     if not here and not there:
         return
     pairs = enumerate(zip(here, there, strict=False))
@@ -150,8 +150,8 @@ def _narrow(found: Divergence, here: list[str], there: list[str]) -> None:
 
 
 class ReplayResult(msgspec.Struct):
-    """Result of a repeated run. `warnings` lists reasons why the result may differ from the stored result.
-    `expected_hash` is the stored run's trace hash, or ""."""
+    """Result of a replayed run. `warnings` lists reasons why the result may differ from the stored run. `expected_hash` is the stored run's
+    trace hash, or "" if it is unknown."""
 
     result: Result
     expected_hash: str
@@ -163,7 +163,8 @@ class ReplayResult(msgspec.Struct):
 
 
 def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> ReplayResult:
-    """Repeat the run that is stored in a folder, with its choices. `commit` is the commit of the running code, or "" if it is unknown.
+    """Replay the run that is stored in a folder, with the stored choices. `commit` is the git commit of the running code, or "" if it is
+    unknown.
 
     Raises:
         UsageError: See `read_repro`.
@@ -176,10 +177,10 @@ def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> R
 
 
 def read_repro(folder: Path) -> tuple[Scenario, int, Record | None]:
-    """Return the scenario, seed and choices stored in a folder. The choices are None if the folder stores only the seed.
+    """Return the scenario, seed and choices stored in a folder. The choices are None if the folder contains only the seed.
 
     Raises:
-        UsageError: If the folder is not a run folder, or if it has a different schema.
+        UsageError: If the folder does not contain a run, or if it has an unsupported schema.
     """
     result, provenance = run_folder.read_result(folder / run_folder.RESULT)
     if provenance.schema != SCHEMA:
@@ -201,7 +202,7 @@ def _scenario(path: Path) -> Scenario:
 
 
 def repro_warnings(folder: Path, *, commit: str) -> list[str]:
-    """Return reasons why a repeated run may have a different result. `commit` is the commit of the running code, or "" if it is unknown."""
+    """Return reasons why a replayed run may differ from the stored run."""
     _, provenance = run_folder.read_result(folder / run_folder.RESULT)
     if not commit or not provenance.commit or provenance.commit == commit:
         return []

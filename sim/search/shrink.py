@@ -2,55 +2,56 @@
 
 Theory of operation
 -------------------
-Three things define a failing run: its scenario, its seed, and its choices that are not benign. Each *step* tries simpler candidates, and
-keeps a candidate if its run still fails with the same oracle. A candidate that passes, or fails in a different way, is dropped. So the
-shrinker needs no knowledge of the bug, and every state that it keeps has been observed to fail.
+A failing run is defined by its scenario, its seed, and its choices that are not benign. Each *shrinking step* tries simpler candidates, and
+keeps a candidate if its run still fails with the same oracle. A candidate is dropped if its run passes or fails in a different way. So the
+shrinker needs no knowledge of the bug, and every state that it keeps is known to fail.
 
-1. Benign choices: make all choices benign, or all choices except those of one stream. If the bug no longer occurs, try
-   the same with other message delays and checkpoint intervals. Most bugs survive this step, and then the later steps
-   are fast, because few choices are left.
-2. Faults: remove faults by delta debugging (`ddmin`). Keys of the stream "fault" begin with the fault's index in the
-   list. When a fault is removed, the keys are renumbered with the list, so the draws of the remaining faults do not
-   change.
-3. The fleet: reduce agents, messages, payload, hosts and coordinators. The smallest values are tried first, then
-   bisection. If there are few messages, all of them may be handled before the first checkpoint or fault. So each
-   reduction of messages is also tried with proportionally earlier checkpoints and faults.
-4. Speeds: try slower messages and earlier or later checkpoints, and keep them if fewer events precede the bug.
-5. Times: reduce the end of the run, and the start and duration of faults.
-6. Delays: use the minimum delays of network and store, unless the state's size grows.
-7. Choices to 0: set whole streams to 0, then apply delta debugging to the rest, and then lower the remaining values
+1. Benign choices: make all choices benign, or all choices except those of one stream. If the bug no longer occurs, try again with other
+   message delays and checkpoint intervals. Most bugs still occur after this step, and then the later steps are fast, because few choices
+   are left.
+2. Faults: remove faults by delta debugging (`ddmin`). In the stream "fault", keys begin with the index of the fault in the scenario's list.
+   When a fault is removed, the keys are renumbered accordingly, so that the draws of the remaining faults do not change.
+3. The fleet: reduce agents, messages, payload, hosts and coordinators. The smallest values are tried first, followed by bisection. If there
+   are few messages, the fleet may handle all of them before the first checkpoint or fault. So whenever messages are removed, checkpoints
+   and faults are also tried at proportionally earlier times.
+4. Speeds: try slower messages and earlier or later checkpoints. Keep a change if it reduces the number of events before the bug.
+5. Times: try an earlier end of the run, and earlier and shorter faults.
+6. Delays: try the minimum delays of the network and the store, and keep these delays unless the state's size grows.
+7. Choices to 0: set all choices of a stream to 0, then apply delta debugging to the remaining choices, and then lower the remaining values
    towards 1.
 
-The choices of a kept state are replayed by key. Choices for situations that no longer occur are ignored, and in new situations the choice
-is benign. If an agent or half of the messages are removed, the bug often requires a different interleaving. So in the first round, a
-candidate is also tried with fresh choices in the streams that have choices. The fresh choices are drawn from the original seed and from a
-few other seeds. Such a candidate is kept only if its size does not grow. The steps are repeated until nothing changes or the time limit is
-reached. Finally, the result is verified by running the scenario as parsed from its text.
+When a kept state is run again, its choices are replayed by key. Recorded choices are ignored if their situations no longer occur, and in
+new situations the choice is benign. If an agent or half of the messages are removed, the bug often needs a different order of events. So in
+the first round of steps, a candidate is also tried with new random choices in all streams that have recorded choices. The new choices are
+drawn from the original seed and from a few other seeds. A candidate with new choices is kept only if the state's size does not grow. The
+steps are repeated until nothing changes or the time limit is reached. Finally, the result is verified: its scenario is written as text,
+parsed again and run.
 
-If the bug is a violation, a candidate may have at most a small multiple of the events of the smallest state so far.
-Without this limit, a passing candidate would run to its end, which takes a hundred times as long.
+If the bug is a violation, a candidate may use at most a small multiple of the number of events in the smallest state so far. Without this
+limit, a passing candidate would run to its end, which takes about a hundred times as long.
 
 The size of a state is the number of its non-benign choices, faults and consumed messages.
 
 Delta debugging (`ddmin`) is Zeller and Hildebrandt's algorithm ("Simplifying and isolating failure-inducing input",
-2002). It removes as many items from a list as possible while a test still fails:
+2002). It removes items from a list as long as a test still fails, in these steps:
 
 1. Split the list into n parts.
-2. If the test fails with one part alone, continue with this part.
-3. Otherwise, if the test fails with all parts except one, continue with these parts.
-4. Otherwise, use twice as many parts, until each part contains one item.
+2. If the test fails with a single part, continue with this part.
+3. Otherwise, if the test fails with all parts except one, continue with these remaining parts.
+4. Otherwise, double the number of parts, until each part contains one item.
 
-The result is *1-minimal*: removing any single item makes the test pass. A smaller failing list may exist. If a single item causes the
-failure, the number of tests is a small multiple of log₂ of the list's length; if no item can be removed, it is at most quadratic.
-Departure: a failing test may report which items it used, and the unused items are removed at once. In a similar way, `lowest` finds a
-smaller number for which the test still fails. Times are reduced in whole milliseconds.
+The result is *1-minimal*: removing any single item makes the test pass. However, a shorter failing list may exist. If a single item causes
+the failure, the number of tests is a small multiple of log₂ of the list's length. If no item can be removed, the number of tests is at most
+quadratic in the list's length. Departure from the paper: a failing test may report which items it used, and all unused items are removed at
+once. Similarly, the function `lowest` searches for a smaller number for which the test still fails. Times are reduced in steps of whole
+milliseconds.
 
 `render` produces the files that describe a shrunk bug to the developer who fixes it:
 
-    <name>.toml        the scenario, for `snapline sim run`
-    choices.json       the choices that are not benign, for `snapline sim replay`
-    test_<name>.py     fails while the bug exists; keep it as a regression test
-    steps.txt          what was removed, and what remains: faults, choices, journal entries
+- `<name>.toml` contains the scenario, for `snapline sim run`.
+- `choices.json` contains the choices that are not benign, for `snapline sim replay`.
+- `test_<name>.py` fails as long as the bug exists. Keep this file as a regression test.
+- `steps.txt` lists what was removed, and which faults, choices and journal entries remain.
 """
 
 import re
@@ -76,11 +77,11 @@ T = TypeVar("T")
 
 
 def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> list[T]:
-    """Return a 1-minimal sublist of `items`, for which the test still fails.
+    """Return a 1-minimal sublist of `items` for which the test still fails.
 
     Args:
-        items: a list for which the test is known to fail.
-        needed: the test. It returns None if the test passes with a list, and otherwise the items that the failing test used, in order.
+        needed: the test. The test returns None if it passes with the given list. If the test fails, it returns the items that it used, in
+            order.
     """
     kept = list(items)
     parts = 2
@@ -100,8 +101,8 @@ def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> li
 
 
 def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None]) -> tuple[list[T] | None, bool]:
-    """Try each chunk, and then each complement of a chunk. Return the needed items of the first that fails, or None,
-    and whether it was a single chunk."""
+    """Try each chunk, and then the complement of each chunk. Return the items needed by the first failing test, or None if all tests pass.
+    Also return whether this test was of a single chunk."""
     for chunk in chunks:
         needed_items = needed(chunk)
         if needed_items is not None:
@@ -116,11 +117,12 @@ def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None])
 
 
 def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int = 2**62) -> None:
-    """Search for a lower value that works. Try `least`, then `least` + 1, + 2, + 4, …, and then bisect below the first value that works.
+    """Search for a lower value that works. First try `least`, `least` + 1, `least` + 2, `least` + 4 and so on. Then bisect below the first
+    value that works.
 
     Args:
-        value: a value that is known to work.
-        fineness: the search stops when the remaining range is at most the value divided by this number.
+        value: the initial value, which is known to work.
+        fineness: the search stops when the remaining range is at most 1/`fineness` of the value.
     """
     low = least - 1
     for lower in doubling_steps(least, value):
@@ -137,7 +139,7 @@ def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int =
 
 
 def doubling_steps(least: int, value: int) -> Iterator[int]:
-    """Yield, among the values below `value`, `least` and then `least` + 1, + 2, + 4, …."""
+    """Yield `least`, `least` + 1, `least` + 2, `least` + 4 and so on, as long as the number is less than `value`."""
     step = 0
     while least + step < value:
         yield least + step
@@ -154,7 +156,7 @@ TIMES = ("at", "lasts", "restart_after", "back_after", "every")
 
 
 class FreshChoices(RandomChoices):
-    """Choices that are drawn from a seed in some streams and are benign in all other streams."""
+    """Choices that are drawn from a seed in the given streams, and are benign in all other streams."""
 
     def __init__(self, seed: int, streams: Collection[str]) -> None:
         super().__init__(seed, is_recording=True)
@@ -165,13 +167,13 @@ class FreshChoices(RandomChoices):
 
 
 def duration_of(fault: FaultPart, field: str) -> int:
-    """Return a fault's duration field in nanoseconds. Return 0 if the fault has no such field or the field is empty."""
+    """Return the value of a fault's duration field in nanoseconds, or 0 if the field does not exist or is empty."""
     text = getattr(fault.word, field, "")
     return duration_ns(text) if isinstance(text, str) and text else 0
 
 
 def is_valid(scenario: Scenario) -> bool:
-    """Return whether the scenario is valid, that is, whether it could be read from a file."""
+    """Return whether the scenario is valid, that is, whether it would be accepted if it were read from a file."""
     try:
         parse_scenario(format_scenario(scenario), source="a candidate")
     except UsageError:
@@ -188,12 +190,12 @@ def in_pattern(scenario: Scenario, **fields: object) -> Scenario:
 
 
 def with_part(scenario: Scenario, part: str, **fields: object) -> Scenario:
-    """Return a copy of the scenario with changed fields in one section, such as "clients"."""
+    """Return a copy of the scenario in which some fields of one section, such as "clients", are changed."""
     return msgspec.structs.replace(scenario, **{part: msgspec.structs.replace(getattr(scenario, part), **fields)})
 
 
 def with_less_work(scenario: Scenario, messages: int) -> Scenario:
-    """Return the scenario with only this number of messages, and with proportionally earlier checkpoints and faults."""
+    """Return the scenario with the given number of messages, and with proportionally earlier checkpoints and faults."""
     most = max(1, scenario.fleet.pattern.messages)
 
     def earlier(time_ns: int) -> int:
@@ -279,7 +281,7 @@ class Size(msgspec.Struct, frozen=True, order=True):
 
 
 class ShrinkStep(msgspec.Struct, frozen=True):
-    """A simplification that was kept: its description, the size of the simplified state, and the number of runs so far."""
+    """A simplification that the shrinker kept, with the state's new size and the number of runs so far."""
 
     text: str
     size: Size
@@ -287,7 +289,8 @@ class ShrinkStep(msgspec.Struct, frozen=True):
 
 
 class Shrunk(msgspec.Struct):
-    """Smallest failing state that was found. `result` is the result of the verification run, and `record` contains this run's choices."""
+    """The smallest failing state that the shrinker found. `result` is the result of the verification run, and `record` contains this run's
+    choices."""
 
     scenario: Scenario
     seed: int
@@ -305,8 +308,8 @@ class Shrunk(msgspec.Struct):
 
 
 def signature_of(result: Result) -> str:
-    """Return what identifies the bug and must not change during shrinking: the first oracle that reported a violation,
-    the verdict "undecided", or the kind of error."""
+    """Return the bug's signature, which must not change during shrinking: the first oracle that reported a violation, the verdict
+    "undecided", or the kind of error."""
     match result.verdict:
         case "violation":
             return f"violation {result.violations[0].oracle}" if result.violations else "violation"
@@ -317,7 +320,7 @@ def signature_of(result: Result) -> str:
 
 
 def is_same_bug(result: Result, signature: str) -> bool:
-    """Return whether a run fails with this signature. If there are several violations, their order does not matter."""
+    """Return whether a run's failure has this signature. If a run reported several violations, any of them may match."""
     if result.verdict == "violation":
         return any(signature == f"violation {violation.oracle}" for violation in result.violations)
     return signature_of(result) == signature
@@ -339,14 +342,13 @@ def shrink(
     """Shrink a failing run.
 
     Args:
-        scenario: the original scenario, which produced `result` with this seed.
-        result: the original result, which determines the signature to keep.
+        result: the result of the original scenario with this seed, which determines the bug's signature.
         runner: function that runs a candidate. None means `snapline.sim.run.run`.
-        time_limit_s: time limit in real time, after which the smallest state so far is returned.
-        on_progress: function that is called with each simplification that is kept.
+        time_limit_s: limit in real time. At the limit, the smallest failing state so far is returned.
+        on_progress: function that is called after each simplification that is kept.
 
     Raises:
-        UsageError: If the run passed, or if rerunning it did not fail in the same way.
+        UsageError: If the run passed, or if it did not fail in the same way when it was repeated.
     """
     signature = signature_of(result)
     if signature == "pass":
@@ -363,11 +365,10 @@ class OutOfTimeError(Exception):
 
 
 class Shrinker:
-    """Keeps the smallest failing state so far, and tries smaller states.
+    """Keeps the smallest failing state found so far, and tries smaller states.
 
     Attributes:
-        scenario, seed, record, result: smallest failing state so far, and the result of its run.
-        tries: number of runs so far.
+        scenario, seed, record, result: the smallest failing state found so far, and the result of its run.
     """
 
     def __init__(
@@ -393,7 +394,7 @@ class Shrinker:
         """Run the original scenario, and record its choices.
 
         Raises:
-            UsageError: If the original scenario does not fail in the same way when it is rerun.
+            UsageError: If the original scenario does not fail in the same way again.
         """
         choices = RandomChoices(seed, is_recording=True)
         self.tries += 1
@@ -408,7 +409,7 @@ class Shrinker:
         self._original = (scenario, seed, self.record)
 
     def minimise(self) -> None:
-        """Repeat all steps until nothing changes or the time limit is reached."""
+        """Repeat all shrinking steps until nothing changes or the time limit is reached."""
         try:
             for number in range(ROUNDS_MAX):
                 kept = self._kept
@@ -430,11 +431,11 @@ class Shrinker:
             return
 
     def finish(self) -> Shrunk:
-        """Verify the smallest state by running its scenario as parsed from text, and return it. If it does not fail
-        again, return the original state.
+        """Verify the smallest state: write its scenario as text, parse it again and run it. Return the verified state. If the smallest
+        state does not fail again, return the original state.
 
         Raises:
-            SnaplineError: If neither the smallest state nor the original state fails again, so that runs are not repeatable.
+            SnaplineError: If neither the smallest nor the original state fails again, which means that runs are not repeatable.
         """
         for scenario, seed, record in ((self.scenario, self.seed, self.record), self._original):
             written = parse_scenario(format_scenario(scenario), source="the shrunk scenario")
@@ -463,25 +464,25 @@ class Shrinker:
     def _try(
         self, text: str, scenario: Scenario, record: Record, *, has_fresh: bool = False, growth_max: int | None = None
     ) -> bool:
-        """Keep a candidate if its run fails in the same way with these choices or, if `has_fresh` is set, with fresh
-        choices. Return whether it was kept."""
+        """Run a candidate with the given choices and, if `has_fresh` is set, also with new random choices. Keep the candidate if one of its
+        runs fails in the same way."""
         if self._fails(scenario, self.seed, record, text, growth_max=growth_max):
             return True
         is_worth_it = has_fresh and self._is_first_round and self.record
         return bool(is_worth_it) and self._try_fresh(text, scenario, self._streams())
 
     def _try_fresh(self, text: str, scenario: Scenario, streams: Sequence[str]) -> bool:
-        """Try a candidate with fresh choices in these streams and benign choices in all other streams. Keep it only if
-        its size does not grow. Return whether it was kept."""
+        """Try a candidate with new random choices in the given streams and benign choices in all other streams. Keep the candidate only if
+        the state's size does not grow."""
         seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS)
         return any(self._fails(scenario, seed, streams, text, growth_max=0) for seed in seeds)
 
     def _fails(
         self, scenario: Scenario, seed: int, chosen: Record | Sequence[str], text: str, *, growth_max: int | None = None
     ) -> bool:
-        """Run a candidate, and keep it if it fails in the same way. Return whether it was kept.
+        """Run a candidate, and keep it if it fails in the same way.
 
-        `chosen` contains either the candidate's choices, or the streams whose choices are drawn from the seed.
+        `chosen` is either the candidate's choices or the streams whose choices are drawn from the seed.
         """
         if time.monotonic() > self._deadline_s:
             raise OutOfTimeError
@@ -509,7 +510,7 @@ class Shrinker:
         return size_of(self.scenario, self.record, self.result)
 
     def _limited(self, scenario: Scenario) -> Scenario:
-        """Limit a candidate's number of events if the bug is a violation. A violation after the limit is not found."""
+        """If the bug is a violation, limit the candidate's number of events. A violation beyond this limit is not found."""
         if not self._signature.startswith("violation"):
             return scenario
         events_max = min(scenario.run.events_max, EVENTS_FACTOR * self.result.events + EVENTS_LEAST)
@@ -528,8 +529,8 @@ class Shrinker:
     # Steps.
 
     def _try_benign_choices(self) -> None:
-        """Try making all choices benign, then all choices except those of one stream, and then the same with other
-        message delays and checkpoint intervals."""
+        """Try making all choices benign, and then all choices except those of one stream. If this fails, try the same with other message
+        delays and checkpoint intervals."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -549,7 +550,7 @@ class Shrinker:
         return with_delays(with_every_ms(self.scenario, every_ms), DelayPart(least=least, jitter="0s"))
 
     def _try_speeds(self) -> None:
-        """Try other triggers, message rates, delays and intervals, with which the bug may occur earlier."""
+        """Try other checkpoint triggers, message rates, delays and intervals, which may make the bug occur earlier."""
         messages = self.scenario.fleet.trigger.messages
         lowest(messages, 1, lambda n: self._try_smaller(PACE, with_trigger_messages(self.scenario, n)))
         for rate in RATES_PER_S:
@@ -566,7 +567,7 @@ class Shrinker:
             )
 
     def _try_fewer_faults(self) -> None:
-        """Try removing all faults at once, and otherwise some of them by delta debugging."""
+        """Try to remove all faults at once. If the bug no longer occurs, remove as many faults as possible by delta debugging."""
         original, record = self.scenario, self.record
 
         def needed(kept: list[int]) -> list[int] | None:
@@ -578,7 +579,7 @@ class Shrinker:
             ddmin(list(range(len(original.fault))), needed)
 
     def _try_smaller_fleet(self) -> None:
-        """Try a smaller fleet. The agents of a user's fleet are kept."""
+        """Try a smaller fleet. If the fleet is a user's own fleet, keep all its agents."""
         self._try_fewer_clients()
         if not self.scenario.fleet.module:
             self._pattern()
@@ -589,7 +590,6 @@ class Shrinker:
             self._try_valid("coordinators", in_fleet(self.scenario, coordinators=1))
 
     def _try_fewer_clients(self) -> None:
-        """Try fewer clients, inputs, restores and moves."""
         self._lower("clients", lambda s: s.clients.count, lambda s, n: with_part(s, "clients", count=n))
         if self.scenario.clients.count:
             self._lower("inputs", lambda s: s.clients.inputs, lambda s, n: with_part(s, "clients", inputs=n), least=1)
@@ -608,7 +608,6 @@ class Shrinker:
         self._lower("payload", lambda s: s.fleet.pattern.payload_bytes, lambda s, n: in_pattern(s, payload_bytes=n))
 
     def _try_shorter_times(self) -> None:
-        """Try an earlier end of the run, and earlier and shorter faults."""
         self._lower("end of the run", lambda s: s.run.until_ns // MS, with_until_ms, least=1)
         for index, fault in enumerate(self.scenario.fault):
             for field in TIMES:
@@ -627,13 +626,11 @@ class Shrinker:
     def _lower(
         self, text: str, get: Callable[[Scenario], int], put: Callable[[Scenario, int], Scenario], *, least: int = 0
     ) -> None:
-        """Try to lower a value of the scenario: try `least`, then `least` + 1, + 2, + 4, …, and then bisect below the
-        first value with which the bug occurs."""
         lowest(get(self.scenario), least, lambda value: self._try_valid(text, put(self.scenario, value)), FINENESS)
 
     def _try_valid(self, text: str, candidate: Scenario, record: Record | None = None) -> bool:
-        """Try a candidate if its scenario is valid. For example, a scenario that names a removed host is invalid.
-        Return whether it was kept."""
+        """Try a candidate, unless its scenario is invalid. A scenario is invalid, for example, if it names a host that was removed. Return
+        whether the candidate was kept."""
         if not is_valid(candidate):
             return False
         if record is not None:
@@ -641,7 +638,6 @@ class Shrinker:
         return self._try(text, candidate, self.record, has_fresh=True)
 
     def _delays(self) -> None:
-        """Try constant, short delays."""
         same = DelayPart(least="1ms", jitter="0s")
         steady = msgspec.structs.replace(self.scenario.network.delay, jitter="0s")
         self._try_smaller("delays", with_delays(self.scenario, steady))
@@ -652,14 +648,14 @@ class Shrinker:
         self._try_smaller("jitter of the trigger", in_fleet(self.scenario, trigger=trigger))
 
     def _try_smaller(self, text: str, candidate: Scenario, *, growth_max: int = 0) -> bool:
-        """Try a candidate, and keep it only if the state's size grows by at most `growth_max`. Return whether it was kept."""
+        """Try a candidate, and keep it if the state's size grows by no more than `growth_max`."""
         if candidate == self.scenario or not is_valid(candidate):
             return False
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)
 
     def _try_fewer_choices(self) -> None:
-        """Try setting choices to 0, first all choices at once, then by stream, and then by delta debugging. Then try
-        lowering the remaining choices towards 1."""
+        """Try to set choices to 0. Start with all choices at once, continue stream by stream, and then use delta debugging. Finally, try to
+        lower the remaining choices towards 1."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -686,7 +682,7 @@ class Shrinker:
 
 
 def renumbered(record: Record, kept: Sequence[int]) -> Record:
-    """Return the recorded choices, renumbered for a scenario that keeps only the faults with these indices."""
+    """Return the recorded choices for a scenario in which only the faults with the given indices are left and are renumbered."""
     places = {old: new for new, old in enumerate(kept)}
     renamed: Record = {}
     for (stream, key), value in record.items():
@@ -733,9 +729,7 @@ def render(shrunk: Shrunk, *, keywords: Mapping[str, str] | None = None, journal
     """Return the contents of the files that describe a shrunk bug, by file name.
 
     Args:
-        shrunk: the shrunk state.
-        keywords: further arguments with which the generated test calls `run`, such as the name of a mutant.
-        journal: journal entries of the shrunk run.
+        keywords: additional arguments that the generated test passes to `run`, such as the name of a mutant.
     """
     name = identifier(shrunk)
     return {
@@ -775,7 +769,7 @@ def choices_literal(record: Record) -> str:
 
 
 def evidence(shrunk: Shrunk) -> list[str]:
-    """Return the description of the failure, one sentence per line."""
+    """Describe the failure, with one sentence per line."""
     result = shrunk.result
     lines = [f"{violation.guarantee} {violation.oracle}: {violation.text}" for violation in result.violations]
     return lines or result.pending or [result.error]

@@ -1,19 +1,20 @@
-"""Swarm testing: each run draws a concrete scenario from a template and a seed.
+"""Swarm testing: each run draws a concrete scenario from a template and its seed.
 
-If a test enables every feature, it uses each of them a little and none of them intensively. So each run first draws *which* kinds of faults
-it may have (each kind with probability ½), and then draws faults of only these kinds. Fleet, delays and speed are drawn over orders of
-magnitude rather than around a mean (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the same with its knobs). In some
-runs, each failpoint is active with probability ¼, as in FoundationDB.
+If a test enables every feature, it uses each feature only a little. So each run first draws *which* kinds of faults are allowed (each kind
+with probability ½), and then draws faults of only these kinds. Fleet sizes, delays and speeds are drawn over orders of magnitude, rather
+than around a mean (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the same with its knobs). In some runs, each failpoint
+is active with probability ¼, as in FoundationDB.
 
-Uniform conditions hide bugs that depend on differences between nodes. So delay and loss may affect only one pair of nodes or one direction,
-in some runs permanently. In half of the runs with built-in patterns, some limits are small (`product_patches.py`), so that small fleets
-reach limits that otherwise only large fleets would reach. `sweep.py` counts in how many scenarios each of these elements occurs.
+If all nodes had the same conditions, bugs that depend on differences between nodes would stay hidden. So a delay or loss may affect only
+one pair of nodes, or only one direction between them, and in some runs it is permanent. In half of the runs with built-in patterns, some of
+the product's limits are reduced (`product_patches.py`), so that small fleets reach limits that only large fleets would reach otherwise.
+`sweep.py` counts the scenarios in which each of these elements occurs.
 
-If the template's budget is "within", a drawn fault that would exceed the fault budget is omitted. Faults that the
-template defines are kept. If it defines any, its hosts and coordinators are kept too, because faults may name them.
+If the template's budget is "within", a drawn fault is omitted if it would exceed the fault budget. Faults defined by the template are
+always kept. If the template defines any faults, its hosts and coordinators are kept too, because the faults may name them.
 
-A generator draws the start, duration, targets and parameters of one fault of its kind. A drawn fault names only nodes
-that exist when it is drawn. All other targets are drawn when the fault begins.
+For each kind of fault, a generator draws the start, duration, targets and parameters of one fault. A drawn fault only names nodes that
+exist when the scenario is drawn. Targets that do not exist yet are drawn when the fault occurs.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -86,7 +87,7 @@ _Option = TypeVar("_Option")
 
 
 class ScenarioDraw:
-    """Draws typed values from the swarm's streams of choices."""
+    """Draws values of several types from the swarm's streams of choices."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -95,7 +96,7 @@ class ScenarioDraw:
         return self._choices.pick("swarm", key, n)
 
     def between(self, least: int, most: int, *key: str | int) -> int:
-        """Draw a number from `least` to `most`, inclusive. If this range is empty, return `most`."""
+        """Draw an integer from `least` to `most`, inclusive. If `least` is greater than `most`, return `most`."""
         return min(least, most) + self.below(max(1, most - least + 1), *key)
 
     def of(self, options: Sequence[_Option], *key: str | int) -> _Option:
@@ -105,33 +106,33 @@ class ScenarioDraw:
         return self.below(n, *key) == n - 1
 
     def one_in_separate(self, n: int, *key: str | int) -> bool:
-        """Return True with probability 1 / n, drawn from a separate stream. New kinds of draws use this stream so that
-        they do not change a seed's other draws."""
+        """Return True with probability 1 / `n`, drawn from a separate stream. New kinds of draws use the separate stream so that they do
+        not change a seed's existing draws."""
         return self._choices.pick("swarm, apart", key, n) == n - 1
 
     def below_separate(self, n: int, *key: str | int) -> int:
-        """Draw a number below `n` from the separate stream of `one_in_separate`."""
+        """Draw an integer below `n` from the same separate stream as `one_in_separate`."""
         return self._choices.pick("swarm, apart", key, n)
 
     def below_for_clients(self, n: int, *key: str | int) -> int:
-        """Draw a number below `n` from the stream for clients."""
+        """Draw an integer below `n` from the stream for clients."""
         return self._choices.pick("swarm, clients", key, n)
 
     def below_for_outputs(self, n: int, *key: str | int) -> int:
-        """Draw a number below `n` from the stream for outputs."""
+        """Draw an integer below `n` from the stream for outputs."""
         return self._choices.pick("swarm, outputs", key, n)
 
     def below_for_operators(self, n: int, *key: str | int) -> int:
-        """Draw a number below `n` from the stream for operators."""
+        """Draw an integer below `n` from the stream for operators."""
         return self._choices.pick("swarm, operators", key, n)
 
     def below_for_steps(self, n: int, *key: str | int) -> int:
-        """Draw a number below `n` from the stream for steps."""
+        """Draw an integer below `n` from the stream for steps."""
         return self._choices.pick("swarm, steps", key, n)
 
     def ns(self, least_ns: int, most_ns: int, *key: str | int) -> int:
-        """Draw a time in nanoseconds, distributed evenly over orders of magnitude. `least_ns` is doubled a drawn number
-        of times, and then a value up to the next doubling is drawn and rounded to two or three digits."""
+        """Draw a duration in nanoseconds, such that each order of magnitude is about equally likely. Double `least_ns` a random number of
+        times, draw a value up to the next doubling, and round it to two or three digits."""
         doublings = max(0, (most_ns // max(1, least_ns)).bit_length() - 1)
         base_ns = least_ns << self.between(0, doublings, *key, "doubling")
         drawn_ns = base_ns + base_ns * self.below(16, *key, "sixteenth") // 16
@@ -147,18 +148,18 @@ _START_NS = 400 * MS
 
 
 def _work_ns(pattern: PatternPart) -> int:
-    """Return approximately how long, in nanoseconds, a pattern's messages keep a fleet busy."""
+    """Return approximately how long the pattern's messages keep a fleet busy, in nanoseconds."""
     messages = pattern.messages or MESSAGES_ENDLESS
     return round(messages / pattern.rate_per_s) * S if pattern.rate_per_s else _START_NS
 
 
 class Span:
-    """Draws a fault's start, duration and other parameters. In two thirds of all cases, the fault begins during the
-    work, soon after the fleet's start.
+    """Draws a fault's start, duration and other parameters. In two thirds of all cases, the fault begins soon after the fleet's start,
+    while the fleet is working.
 
     Attributes:
-        at: time at which the fault begins.
-        room_ns: time from `at` until all faults of the run must have ended.
+        at: time when the fault begins.
+        room_ns: time between the start of the fault and the time when all faults must have ended.
     """
 
     def __init__(self, dice: ScenarioDraw, scenario: Scenario, index: int, faults_max: int) -> None:
@@ -188,14 +189,15 @@ class Span:
         return self.dice.between(least, most, *self.key(*what))
 
     def lasts(self) -> str:
-        """Draw a duration. If there is time, half of the durations are long enough for the fleet to declare a host lost
-        and recover without it."""
+        """Draw a duration. If there is enough time, half of the durations are long enough for the fleet to declare the host lost and to
+        recover without it."""
         if self.room_ns > 2 * S and self.one_in(2, "is long"):
             return self.dice.duration(3 * S // 2, min(5 * S, self.room_ns), *self.key("for"))
         return self.dice.duration(50 * MS, min(2 * S, self.room_ns), *self.key("for"))
 
     def path(self) -> tuple[list[str], Literal["both", "one-way"]]:
-        """Draw the scope of a network fault: in a third of all cases all nodes, otherwise a pair of nodes or one direction of a pair."""
+        """Draw the nodes that a network fault affects. In a third of all cases, these are all nodes, and otherwise a pair of nodes or one
+        direction between them."""
         scope = self.of(("all", "pair", "one-way"), "scope")
         if scope == "all" or len(self._nodes) < 2:
             return [], "both"
@@ -204,11 +206,11 @@ class Span:
         return [self._nodes[one], self._nodes[other]], "one-way" if scope == "one-way" else "both"
 
     def moment(self) -> Moment:
-        """Draw a moment at which the fault happens. Usually it is one of the coordinator's moments."""
+        """Draw the moment at which the fault happens. In most cases, the fault happens at one of the coordinator's moments."""
         return self.of(("telling", "telling", "deciding", "hearing", "working"), "moment")
 
     def hit(self) -> int:
-        """Draw at which occurrence of the moment the fault happens. A moment occurs tens to hundreds of times in a run."""
+        """Draw which occurrence of the moment triggers the fault. Each moment occurs tens to hundreds of times in a run."""
         return 1 << self.between(0, 5, "hit", "doubling") | self.between(0, 31, "hit", "rest") >> 1
 
     def back_after(self) -> str:
@@ -272,8 +274,8 @@ def _draw_partition(span: Span) -> FaultKind:
 
 
 def _draw_crash(span: Span) -> FaultKind:
-    """Draw a crash. Half of the crashes affect one host at a given time. A rolling crash is drawn only if there is
-    enough time for all hosts."""
+    """Draw a crash. Half of the crashes affect one host at a fixed time. A rolling crash of all hosts is drawn only if there is enough time
+    for it."""
     after = span.back_after()
     match span.between(0, 7, "style"):
         case 0 | 1:
@@ -303,7 +305,7 @@ def _draw_pause(span: Span) -> FaultKind:
 
 
 def _draw_hang(span: Span) -> FaultKind:
-    """Draw a hang. If there is time, half of the hangs last longer than the fleet waits for a host that makes no progress."""
+    """Draw a hang. If there is enough time, half of the hangs last longer than the fleet's timeout for a host that makes no progress."""
     long_ns = 6 * S
     is_long = span.room_ns > long_ns and span.one_in(2, "hangs long")
     lasts = span.dice.duration(long_ns, min(2 * long_ns, span.room_ns), *span.key("for")) if is_long else span.lasts()
@@ -419,8 +421,8 @@ _PROTOCOLS_DRAWN = (*(CHANDY_LAMPORT,) * 4, *PROTOCOLS)
 
 
 def draw(template: Scenario, seed: int) -> Scenario:
-    """Draw the scenario for a seed from a template. The same template and seed always yield the same scenario. A
-    template without `swarm` is returned unchanged."""
+    """Draw a seed's scenario from a template. The same template and seed always yield the same scenario. A template without a section
+    `swarm` is returned unchanged."""
     swarm = template.swarm
     if swarm is None:
         return template
@@ -487,7 +489,7 @@ def draw(template: Scenario, seed: int) -> Scenario:
 
 
 def small_limits(seed: int) -> dict[str, int]:
-    """Draw small values for some limits, so that a run reaches these limits."""
+    """Draw small values for some of the product's limits, so that a run reaches them."""
     dice = ScenarioDraw(RandomChoices(seed))
     return {
         name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in LIMITS if dice.one_in(4, "limit", name)
@@ -495,7 +497,7 @@ def small_limits(seed: int) -> dict[str, int]:
 
 
 def _feasible_epoch_timeout(scenario: Scenario) -> str:
-    """Return the scenario's epoch timeout. If no epoch could finish within it with the other drawn values, return the default ("")."""
+    """Return the scenario's epoch timeout, or the default ("") if no epoch could finish within the timeout."""
     exchanges = EPOCH_EXCHANGES * (2 if scenario.fleet.protocol == KOO_TOUEG else 1)
     least_ns = exchanges * _exchange_ns(scenario)
     timeout = scenario.fleet.epoch_timeout
@@ -503,8 +505,8 @@ def _feasible_epoch_timeout(scenario: Scenario) -> str:
 
 
 def _exchange_ns(scenario: Scenario) -> int:
-    """Return the longest time, in nanoseconds, that a message and its acknowledgement may take. A large message that is
-    sent in small parts waits for one acknowledgement per full window."""
+    """Return the longest time, in nanoseconds, that a message and its acknowledgement can take. If a large message is sent in small parts,
+    it waits for one acknowledgement per full window."""
     network = scenario.network
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
     parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", channel.PART_BYTES)) or 1
@@ -513,11 +515,11 @@ def _exchange_ns(scenario: Scenario) -> int:
 
 
 def _with_enough_time(scenario: Scenario) -> LivenessPart:
-    """Return the scenario's liveness section, with enough time for the slowest possible run.
+    """Return the scenario's liveness section, with enough time for the slowest run that is possible.
 
-    If agents pass a counter on one after another, the work takes the sum of all round trips. With a window of one frame or a credit of one
-    message, each message waits until the previous message is acknowledged. koo-toueg rounds may follow each other without a pause, so a
-    message may wait for one round at its sender and for one round at its receiver.
+    If agents pass a counter from one to the next, the work takes as long as all its round trips together. If the window is one frame or the
+    credit is one message, each message waits for the acknowledgement of the previous message. Rounds of koo-toueg may follow each other
+    without a pause, so a message may wait for one round at its sender and for another round at its receiver.
     """
     network, store = scenario.network, scenario.store.delay
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
@@ -530,7 +532,7 @@ def _with_enough_time(scenario: Scenario) -> LivenessPart:
 
 
 def _draw_run(dice: ScenarioDraw, template: Scenario) -> RunPart:
-    """Draw the section `run`. The run has 2.5 s to 7 s of virtual time for faults, or more if the template's own faults need more."""
+    """Draw the section `run`. The run has 2.5 s to 7 s of virtual time for faults, or more if the template's own faults need it."""
     run, hosts = template.run, len(host_names(template))
     ends_ns = max([fault.word.ends_ns(hosts) for fault in template.fault], default=0)
     return msgspec.structs.replace(
@@ -566,13 +568,14 @@ def _draw_fleet(dice: ScenarioDraw, template: Scenario, run: RunPart, seed: int)
 
 
 def _rare_requests(trigger: TriggerPart) -> TriggerPart:
-    """Return the trigger with a longer interval if needed. A fleet with sequential effects runs for a minute, so
-    frequent epochs would dominate the cost of the run."""
+    """Return the checkpoint trigger with an interval that is long enough for long runs. A fleet whose effects are executed one after
+    another runs for a minute, so frequent epochs would dominate the cost of the run."""
     return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, EPOCH_PERIOD_MIN_NS)))
 
 
 def _draw_pattern(dice: ScenarioDraw, pattern: PatternPart, name: str, run: RunPart) -> PatternPart:
-    """Draw a pattern's parameters. A third of the fleets spread their messages over part of the run; all others run at full speed."""
+    """Draw a pattern's parameters. A third of the fleets spread their messages over part of the run. All other fleets send at full
+    speed."""
     messages = pattern.messages // dice.of((1, 1, 2), "messages")
     window_ns = run.until_ns // dice.of((2, 4, 8), "window")
     spread = (messages or pattern.messages or MESSAGES_ENDLESS) * S // window_ns
@@ -583,7 +586,7 @@ def _draw_pattern(dice: ScenarioDraw, pattern: PatternPart, name: str, run: RunP
 
 
 def _draw_trigger(dice: ScenarioDraw, protocol: str) -> TriggerPart:
-    """Draw a trigger. Under a coordinated protocol, only a timer triggers checkpoints."""
+    """Draw a trigger. Under a coordinated protocol, checkpoints are triggered only by a timer."""
     every = dice.duration(20 * MS, 600 * MS, "every")
     jitter = dice.of((0.1, 0.0, 0.5), "trigger jitter")
     match dice.below(8, "trigger") if is_autonomous(protocol) else 7:
@@ -596,7 +599,8 @@ def _draw_trigger(dice: ScenarioDraw, protocol: str) -> TriggerPart:
 
 
 def _draw_clients(dice: ScenarioDraw, pattern: str) -> ClientsPart:
-    """Draw clients for half of the runs. A booking pattern always has clients, but with fewer inputs, because each input causes much work."""
+    """Draw the clients, which half of the runs have. A booking pattern always has clients, but they send fewer inputs, because each input
+    causes a lot of work."""
     is_booking = pattern in _BOOKING
     count = ((1, 1, 2, 3) if is_booking else (0, 0, 1, 3))[dice.below_for_clients(4, "clients")]
     inputs = ((8, 5, 16) if is_booking else (20, 5, 60))[dice.below_for_clients(3, "inputs")]
@@ -606,13 +610,13 @@ def _draw_clients(dice: ScenarioDraw, pattern: str) -> ClientsPart:
 
 
 def _draw_outputs(dice: ScenarioDraw) -> OutputsPart:
-    """Draw outputs. Agents emit outputs in half of the runs, and in half of these runs, a consumer reads the outputs as they arrive."""
+    """Draw outputs. Agents emit outputs in half of the runs. In half of these runs, a consumer reads the outputs as they arrive."""
     one_in = (0, 0, 0, 3, 1, 12)[dice.below_for_outputs(6, "outputs")]
     return OutputsPart(one_in=one_in, is_watched=bool(one_in) and dice.below_for_outputs(2, "watched outputs") == 1)
 
 
 def _draw_steps(dice: ScenarioDraw) -> StepsPart:
-    """Draw the rates of failing stub calls for two thirds of the runs."""
+    """In two thirds of the runs, draw how often calls to the stub services fail."""
     late, lost, failed = (
         (0, 0, 20, 200)[dice.below_for_steps(4, "calls", what)] for what in ("late", "lost", "failed")
     )
@@ -621,7 +625,8 @@ def _draw_steps(dice: ScenarioDraw) -> StepsPart:
 
 
 def _draw_restores(dice: ScenarioDraw, one_in: int) -> RestoresPart:
-    """Draw restores by an operator for one run in `one_in`. There are one or two restores, with or without inputs."""
+    """In one of every `one_in` runs, draw restores that an operator requests. There are one or two restores, and either all of them or
+    about half of them discard inputs."""
     if not dice.one_in_separate(one_in, "restores"):
         return RestoresPart()
     times = 2 if dice.one_in_separate(2, "restores twice") else 1
@@ -629,18 +634,20 @@ def _draw_restores(dice: ScenarioDraw, one_in: int) -> RestoresPart:
 
 
 def _draw_moves(dice: ScenarioDraw, one_in: int) -> int:
-    """Draw how many times an operator moves agents: once or four times, in one run in `one_in`, otherwise never."""
+    """Draw how many times an operator moves agents. An operator moves agents once or four times in one of every `one_in` runs, and never in
+    all other runs."""
     return (4 if dice.one_in_separate(2, "many moves") else 1) if dice.one_in_separate(one_in, "moves") else 0
 
 
 def _draw_delay(dice: ScenarioDraw, where: str, least_ns: int, most_ns: int) -> DelayPart:
-    """Draw a delay. A slow network keeps many messages in flight, and keeps the fleet busy while faults occur."""
+    """Draw a delay. A slow network keeps many messages in flight, so the fleet is still busy when faults occur."""
     least = dice.duration(least_ns, most_ns, where, "least")
     return DelayPart(least=least, jitter=dice.duration(100 * US, most_ns, where, "jitter"))
 
 
 def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
-    """Draw, in a quarter of the runs, up to three directed pairs of nodes that are permanently much slower or faster than all other pairs."""
+    """In a quarter of the runs, draw up to three directed pairs of nodes whose delay is permanently much longer or shorter than the usual
+    delay."""
     if not dice.one_in(4, "paths"):
         return scenario.network
     nodes = host_names(scenario) + coordinator_names(scenario)
@@ -655,7 +662,7 @@ def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
 
 
 def _draw_retention(dice: ScenarioDraw, run: RunPart) -> RunPart:
-    """Draw a retention policy for a quarter of the runs, and, independently, manual snapshots for a quarter of the runs."""
+    """In a quarter of the runs, draw a retention policy. Independently of this, draw manual snapshots in a quarter of the runs."""
     retention = run.retention
     if not retention and dice.one_in(4, "retention"):
         last, hourly, daily = (dice.between(least, 3, "retention", least) for least in (1, 0, 0))
@@ -667,7 +674,6 @@ def _draw_retention(dice: ScenarioDraw, run: RunPart) -> RunPart:
 
 
 def _with_manual_snapshots_only(scenario: Scenario) -> Scenario:
-    """Return the scenario changed so that only manual snapshots cause checkpoints."""
     every = scenario.run.snapshots_every or "250ms"
     return msgspec.structs.replace(
         scenario,
@@ -677,7 +683,8 @@ def _with_manual_snapshots_only(scenario: Scenario) -> Scenario:
 
 
 def _draw_limits(dice: ScenarioDraw) -> dict[str, int]:
-    """Draw small limits for half of the runs. Each limit is small with a drawn probability of 1/2, 1/4 or 1/16."""
+    """In half of the runs, draw small values for some limits. Each limit is small with a probability that is drawn per run: 1/2, 1/4 or
+    1/16."""
     if not dice.one_in(2, "limits"):
         return {}
     one_in = dice.of((2, 4, 16), "limits", "how many")
@@ -686,7 +693,7 @@ def _draw_limits(dice: ScenarioDraw) -> dict[str, int]:
 
 
 def _draw_bounds(dice: ScenarioDraw, fleet: FleetPart) -> FleetPart:
-    """Draw a fleet's log size, epoch timeout and payload size, unless the template sets them."""
+    """Draw a fleet's log size, epoch timeout and payload size, unless the template defines them."""
     pattern = fleet.pattern
     if dice.one_in(3, "payload") and pattern.payload_bytes == PatternPart().payload_bytes:
         pattern = msgspec.structs.replace(pattern, payload_bytes=dice.of((0, 100, 600, 3000), "payload bytes"))
@@ -729,7 +736,7 @@ def _with_pattern_specific_faults(dice: ScenarioDraw, scenario: Scenario) -> Sce
 
 
 def _with_restarts(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
-    """Add host restarts during durable turns."""
+    """Add host restarts that may interrupt durable turns."""
     for index in range((0, 1, 2, 4)[dice.below_separate(4, "restarts")]):
         at = format_duration((1 + dice.below_separate(40, "restart", index)) * (scenario.run.until_ns - S) // 40)
         after = ("50ms", "200ms", "1s")[dice.below_separate(3, "restart", index, "after")]
@@ -738,7 +745,7 @@ def _with_restarts(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
 
 
 def _with_failing_logs(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
-    """Add faults that make writes to the input log fail once and succeed when retried."""
+    """Add faults that make a write to the input log fail once, so that the retry succeeds."""
     for point in [point for point in FAILPOINTS if point.startswith(_INPUT_POINTS)]:
         if dice.one_in_separate(4, "failing", point):
             hit = 1 + dice.below_separate(6, "failing", point, "hit")
@@ -747,8 +754,8 @@ def _with_failing_logs(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
 
 
 def _with_long_pause(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
-    """Add a long pause of a host. When the host resumes, the fleet has recovered without it, and the host finds pending
-    inputs from clients."""
+    """Add one long pause of a host. When the host resumes, the fleet has already recovered without it, and clients' inputs are waiting for
+    the host."""
     at_ns = (1 + dice.below_separate(10, "standstill", "at")) * 200 * MS
     lasts_ns = min(4 * S, scenario.run.until_ns - at_ns)
     pause = PauseFault(at=format_duration(at_ns), lasts=format_duration(lasts_ns))
@@ -756,8 +763,8 @@ def _with_long_pause(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
 
 
 def _draw_crash_at_work(dice: ScenarioDraw, scenario: Scenario) -> CrashFault:
-    """Draw a crash, with a restart, of a host that takes a turn in the first half of the work. In a user's fleet, the
-    turn is in the second quarter."""
+    """Draw a crash and restart of a host that is executing a turn in the first half of the work. In a user's fleet, the crash happens in
+    the second quarter of the turns."""
     turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
     least = max(1, scenario.run.turns // 4)
     hit = dice.between(least, max(least, turns // 2), "at work", "hit")
@@ -766,7 +773,7 @@ def _draw_crash_at_work(dice: ScenarioDraw, scenario: Scenario) -> CrashFault:
 
 
 def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
-    """Return the scenario with these faults added. If this would exceed the fault budget, return the scenario unchanged."""
+    """Return the scenario with the given faults added, or unchanged if these would exceed the fault budget."""
     extended = msgspec.structs.replace(scenario, fault=[*scenario.fault, *faults])
     return extended if scenario.budget == "beyond" or not any(budget_problems(extended)) else scenario
 
@@ -776,9 +783,10 @@ def _fault_of(kind: str, word: FaultKind) -> FaultPart:
 
 
 def _draw_failpoints(dice: ScenarioDraw, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
-    """Draw faults at failpoints. Most are crashes. If the run may have faults of other kinds, some are power cuts, pauses or disk errors.
+    """Draw faults at failpoints. Most faults at failpoints are crashes. If the run may have other kinds of faults, some
+    are power cuts, pauses or disk errors.
 
-    Only these faults cause power cuts of coordinators, at the failpoints in their writes.
+    Only these faults cause power cuts of coordinators, namely at the failpoints in the coordinators' disk writes.
     """
     kinds = frozenset(kinds)
     points = FAILPOINTS

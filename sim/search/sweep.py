@@ -1,16 +1,16 @@
-"""Runs many seeds of one scenario (a sweep), and collects failures, probes that were never reached, metrics, and the
-elements that the swarm drew.
+"""Sweeps: run many seeds of one scenario, and collect failures, metrics, probes that were never reached, and the elements that the swarm
+drew.
 
-The runs are independent, so a pool of processes (`pool.py`) executes them and returns the results in any order. The
-summary does not depend on this order, because it contains only counts, the smallest seeds, and values computed from
-sorted lists. So the number of processes does not affect the summary, except for the elapsed time.
+The runs are independent, so a process pool (`pool.py`) executes them and returns the results in any order. The summary does not depend on
+the order of the results, because it consists of counts, the smallest seeds, and values computed from sorted lists. So the number of
+processes affects only the elapsed time in the summary.
 
 One seed in twenty, chosen by BLAKE2b(seed), is repeated in a new interpreter with a different PYTHONHASHSEED, as
-FoundationDB does. Both runs must produce the same trace. A difference gives the sweep the verdict "broken", because the
-results of a nondeterministic simulator cannot be trusted.
+FoundationDB does. Both runs of a seed must produce the same trace. If the two runs of a seed differ, the sweep gets the verdict "broken",
+because the results of a nondeterministic simulator cannot be trusted.
 
-`CATALOGUE` lists the elements of a scenario that a swarm may draw. A sweep reports which elements occurred in its runs and which did not. A
-fault that was drawn may have no effect, and a limit that was drawn may never be reached. Probes show what actually happened in the runs.
+`CATALOGUE` lists the elements that a swarm may draw for a scenario. A sweep reports which elements occurred in its scenarios and which did
+not. However, a drawn fault may have no effect, and a drawn limit may never be reached. Probes show what actually happened in a run.
 """
 
 import csv
@@ -86,12 +86,12 @@ DrawnCounts = dict[str, dict[str, int]]
 
 
 def empty_counts() -> DrawnCounts:
-    """Return counts of zero for the whole catalogue."""
+    """Return a count of zero for each entry of the catalogue."""
     return {group: dict.fromkeys(names, 0) for group, names in CATALOGUE.items()}
 
 
 def count_drawn(drawn: DrawnCounts, scenario: Scenario) -> None:
-    """Increase by one the count of each catalogue entry that occurs in a scenario."""
+    """Increment the count of each catalogue entry that occurs in a scenario."""
     parts = (*_of_fleet(scenario), *_of_faults(scenario.fault))
     for group, name in dict.fromkeys((group, name) for group, names in parts for name in names):
         counts = drawn.setdefault(group, {})
@@ -99,7 +99,7 @@ def count_drawn(drawn: DrawnCounts, scenario: Scenario) -> None:
 
 
 def never_drawn(drawn: DrawnCounts) -> dict[str, list[str]]:
-    """Return, for each group, the entries that occurred in no run. Groups without such entries are omitted."""
+    """Return the catalogue entries that occurred in no run, by group. Omit groups in which every entry occurred."""
     missing = {group: [name for name, runs in counts.items() if not runs] for group, counts in drawn.items()}
     return {group: names for group, names in missing.items() if names}
 
@@ -169,13 +169,12 @@ VERDICTS: tuple[Verdict, ...] = ("pass", "violation", "undecided", "broken")
 
 
 class SweepFinding(msgspec.Struct):
-    """Finding that several seeds may share: the oracle that reported a violation, or the reason why runs were undecided or broken.
+    """A problem that one or more seeds have: the oracle that reported a violation, or the reason why a run was undecided or broken.
 
     Attributes:
-        oracle: oracle that reported the violation, "liveness", or the kind of error.
-        count: number of seeds with this finding.
-        seeds: smallest seeds with this finding.
-        text: evidence from the smallest seed with this finding.
+        oracle: oracle that reported the violation, "liveness", or the kind of error that broke the run.
+        seeds: the smallest of the seeds with this finding.
+        text: evidence from the smallest seed.
     """
 
     verdict: Verdict
@@ -190,17 +189,17 @@ class SweepSummary(msgspec.Struct, kw_only=True):
     """Result of a sweep.
 
     Attributes:
-        runs: number of completed runs. It is smaller than the number of seeds if the sweep was stopped.
-        verdicts: number of runs with each verdict.
-        findings: all findings, with the worst verdict first, and within a verdict with the most frequent first.
-        probes: number of hits of each probe in all runs together.
-        never_hit: names of the catalogue's probes that no run hit.
-        drawn: number of runs in which each element of `CATALOGUE` occurred, by group and name. Empty for templates without `swarm`.
-        never_drawn: names of elements that occurred in no run, by group.
-        metrics: summary of each metric over the runs that passed.
-        checked: number of seeds that were run twice.
+        runs: number of completed runs. The number of runs is less than the number of seeds if the sweep was stopped early.
+        verdicts: number of runs for each verdict.
+        findings: all findings, ordered by severity of the verdict and then by number of seeds, worst first.
+        probes: total number of hits of each probe in all runs.
+        never_hit: names of the catalogue's probes that were hit in no run.
+        drawn: number of runs in which each element of `CATALOGUE` occurred, by group and element name. The counts are empty if the template
+            has no section `swarm`.
+        never_drawn: names of the elements that occurred in no run, by group.
+        checked: number of seeds that were run twice to check determinism.
         divergences: seeds whose two runs differed.
-        elapsed_s: real time, including the start of processes but not the determinism check.
+        elapsed_s: real time of the sweep, including the start of processes but not the determinism check.
     """
 
     name: str
@@ -226,8 +225,8 @@ class SweepSummary(msgspec.Struct, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """Worst verdict of any run, in the order violation, broken, undecided, pass. A divergence counts as broken.
-        Probes that were never hit do not count."""
+        """The worst verdict of all runs. From worst to best, the verdicts are violation, broken, undecided and pass. A divergence between
+        two runs counts as broken. Probes that were never hit do not affect the verdict."""
         if self.verdicts.get("violation"):
             return "violation"
         if self.verdicts.get("broken") or self.divergences:
@@ -240,7 +239,8 @@ class SweepSummary(msgspec.Struct, kw_only=True):
 
 
 class MetricTable:
-    """Metrics of many runs, in the order of completion. There is one column per metric, with eight bytes per value; missing values are NaN."""
+    """Metrics of many runs, in the order in which the runs were completed. Each metric is a column with eight bytes per value. Missing
+    values are NaN."""
 
     def __init__(self) -> None:
         self.seeds: list[int] = []
@@ -257,7 +257,7 @@ class MetricTable:
         self.verdicts.append(result.verdict)
 
     def summaries(self) -> dict[str, Summary]:
-        """Return a summary of each metric over the runs that passed. The metrics of other runs are not comparable."""
+        """Return a summary of each metric over all runs that passed. Metrics of runs that did not pass are not comparable."""
         passed = [verdict == "pass" for verdict in self.verdicts]
         summaries: dict[str, Summary] = {}
         for name in sorted(self._columns):
@@ -281,10 +281,10 @@ class MetricTable:
 
 
 class Collector:
-    """Collects the results of runs, which may arrive in any order."""
+    """Collects the results of runs, in any order."""
 
     def __init__(self, name: str, *, catalogue: Iterable[str], template: Scenario | None = None) -> None:
-        """`template` is the template of the runs. If it has `swarm`, drawn elements are counted."""
+        """`template` is the template of all runs. If the template has a section `swarm`, the drawn elements are counted."""
         self._template = template if template is not None and template.swarm is not None else None
         self.table = MetricTable()
         self.fingerprints: dict[int, Fingerprint] = {}
@@ -301,7 +301,7 @@ class Collector:
 
     @property
     def failures(self) -> int:
-        """Number of runs so far that ended with a violation or were broken."""
+        """Number of runs so far that were broken or ended with a violation."""
         return self._summary.verdicts["violation"] + self._summary.verdicts["broken"]
 
     def add(self, result: Result) -> None:
@@ -347,7 +347,8 @@ class Collector:
 
 
 def findings_of(result: Result) -> list[SweepFinding]:
-    """Return the findings of a result: one for each oracle that reported a violation, or one for an undecided or broken run."""
+    """Return the findings in a result: one finding for each oracle that reported a violation, or a single finding if the run was undecided
+    or broken."""
     seed = result.seed
     match result.verdict:
         case "pass":
@@ -363,7 +364,7 @@ def findings_of(result: Result) -> list[SweepFinding]:
 
 
 def is_checked(seed: int) -> bool:
-    """Return whether a sweep runs this seed twice."""
+    """Return whether a sweep runs this seed twice to check determinism."""
     digest = blake2b(f"determinism/{seed}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % 1000 < CHECKED_PER_MILLE
 
@@ -383,17 +384,17 @@ def sweep(
 ) -> SweepSummary:
     """Run the scenario `draw(template, seed)` for each seed.
 
-    Ctrl-C stops the sweep. Then the summary of the results so far is returned, with `is_stopped` set.
+    When Ctrl-C stops the sweep, the summary of the results so far is returned, with `is_stopped` set.
 
     Args:
-        template: scenario, with or without `swarm`.
-        seeds: seeds to run. Each may occur only once.
-        jobs: number of worker processes. 0 runs everything in this process.
-        runner: module-level function that runs a seed; other processes must be able to import it. None means `snapline.sim.run.run`.
-        on_result: function that is called with every result, in the order of completion.
-        stop_after: number of runs with a violation or broken runs after which the sweep stops.
-        catalogue: names of probes that should be hit.
-        metrics_csv: file to which the metrics of every seed are written.
+        seeds: seeds to run. No seed may occur twice.
+        jobs: number of worker processes. With 0 jobs, everything runs in this process.
+        runner: module-level function that runs a seed. Other processes must be able to import the runner. None means
+            `snapline.sim.run.run`.
+        on_result: function that is called with each result, in the order of completion.
+        stop_after: the sweep stops after this number of runs that were broken or ended with a violation.
+        catalogue: names of probes that the sweep should hit.
+        metrics_csv: file to which each seed's metrics are written.
 
     Raises:
         UsageError: If other processes cannot import the runner, or if `jobs` is out of range.
@@ -433,7 +434,8 @@ def check_determinism_of_sweep(
     runner: Runner | None,
     seed_timeout_s: float = SEED_TIMEOUT_S,
 ) -> None:
-    """Repeat the runs that were chosen for this check in new interpreters with a different hash seed. Record the seeds whose runs differ."""
+    """Repeat the runs selected for the determinism check, in new interpreters with a different hash seed. Record each seed whose second run
+    differs from the first."""
     first = collector.fingerprints
     setup = make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s)
     differing: list[Divergence] = []

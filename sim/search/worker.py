@@ -1,15 +1,15 @@
-"""Worker process that runs seeds, and the messages that it receives from the pool.
+"""Worker process that runs seeds for the pool.
 
-Sweeps, comparisons and the determinism check use worker processes; on Ray, the same code runs in a Ray task. A worker
-first receives the settings that are common to all its runs (`Setup`), and then tasks. A task has only a few bytes,
-because the worker itself draws the scenario.
+Sweeps, comparisons and the determinism check use worker processes. On Ray, the same code runs in a Ray task. A worker first receives the
+settings that all its runs share (`Setup`), and then tasks. A task is only a few bytes long, because the worker draws the scenario from the
+seed.
 
-Only the runner's name is sent, and every process imports the runner, so the runner must be a module-level function.
-Keyword arguments that are the same in all runs (such as a mutant's name) may be bound with `functools.partial`.
+Only the name of the runner is sent, and every process imports the runner by name, so the runner must be a module-level function. Keyword
+arguments that are the same for all runs (such as the name of a mutant) may be bound with `functools.partial`.
 
-Garbage is not collected during a run (simulation.md, section 1), only between runs. SIGALRM ends a run that takes
-longer than `seed_timeout_s` of real time, and the error names the current line. SIGALRM works only in the main thread,
-and not in code that never returns to the interpreter. In such a case, the pool kills the worker a little later.
+Garbage is collected only between runs, never during a run (simulation.md, section 1). If a run takes longer than `seed_timeout_s` of real
+time, SIGALRM ends the run, and the error names the current line of code. SIGALRM works only in the main thread, and cannot interrupt code
+that never returns to the interpreter. If SIGALRM cannot interrupt a run, the pool kills the worker shortly afterwards.
 """
 
 import gc
@@ -48,14 +48,14 @@ TEMPLATES_MAX = 64
 
 
 class Runner(Protocol):
-    """Function that runs one seed, such as `snapline.sim.run.run` or a test double. It never raises an exception
-    because of a failure inside the run."""
+    """Function that runs one seed, such as `snapline.sim.run.run` or a fake for tests. A failure inside the run is reported in the result
+    and never raised as an exception."""
 
     def __call__(self, scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result: ...
 
 
 class JournalRunner(Protocol):
-    """Runner that can also store a piece of the journal in `Result.journal`."""
+    """Runner that can also store a range of journal entries in `Result.journal`."""
 
     def __call__(
         self, scenario: Scenario, seed: int, *, choices: Choices | None = None, window_at: int | None = None
@@ -63,8 +63,8 @@ class JournalRunner(Protocol):
 
 
 class RunnerName(msgspec.Struct, frozen=True):
-    """Name by which another process imports a runner. `file` is set if the module, such as a test, may not be on the
-    other process's import path."""
+    """Name that other processes use to import a runner. `file` is set if other processes might not find the module on their import path, as
+    with a test module."""
 
     module: str = "snapline.sim.run"
     name: str = "run"
@@ -73,7 +73,8 @@ class RunnerName(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """Settings of a worker, sent before its first task. `templates` are scenarios as TOML text, and `names` their names."""
+    """A worker's settings, which it receives before its first task. `templates` are scenarios as TOML text, and `names` are the scenarios'
+    names."""
 
     runner: RunnerName
     templates: list[str]
@@ -83,7 +84,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A seed to run with a template. If `window_at` is set, the result must contain this piece of the journal."""
+    """A seed to run with a template. If `window_at` is set, the result must contain the journal piece with this index."""
 
     seed: int
     template: int = 0
@@ -91,14 +92,15 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class SeedTimeoutError(BaseException):
-    """Raised if a seed exceeds its time limit. It is not an Exception, so that a user's handler does not catch it."""
+    """Raised if a seed exceeds its time limit. The class does not derive from Exception, so that an exception handler in user code does not
+    catch it."""
 
 
 def name_of(runner: Runner | None) -> RunnerName:
-    """Return the name by which another process imports a runner. None means `snapline.sim.run.run`.
+    """Return the name that other processes use to import a runner. None means `snapline.sim.run.run`.
 
     Raises:
-        UsageError: If another process cannot import the runner.
+        UsageError: If other processes cannot import the runner.
     """
     if runner is None:
         return RunnerName()
@@ -116,7 +118,7 @@ def name_of(runner: Runner | None) -> RunnerName:
 
 
 def load_runner(name: RunnerName) -> Runner:
-    """Import the runner with this name."""
+    """Import the runner that has this name."""
     target: object = _module_of(name)
     for part in name.name.split("."):
         target = getattr(target, part)
@@ -146,7 +148,7 @@ class Worker:
     """Executes tasks one after another.
 
     Attributes:
-        is_alarming: whether SIGALRM can end a run in this process.
+        is_alarming: whether SIGALRM can interrupt a run in this process.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -156,7 +158,7 @@ class Worker:
         self.is_alarming = threading.current_thread() is threading.main_thread() and setup.seed_timeout_s > 0
 
     def perform(self, task: Task) -> Result:
-        """Run one seed. Errors are reported in the result; only exceptions such as KeyboardInterrupt propagate."""
+        """Run one seed. Errors are reported in the result. Only exceptions such as KeyboardInterrupt propagate to the caller."""
         name = self._setup.names[task.template]
         try:
             scenario = draw(self._template(task.template), task.seed)
@@ -201,8 +203,8 @@ class Worker:
 
 
 def journaled(runner: Runner, scenario: Scenario, seed: int, window_at: int) -> Result:
-    """Run a seed, and store a piece of the journal in the result. If the runner does not support this, the result does
-    not contain the journal."""
+    """Run a seed, and store the requested piece of the journal in the result. If the runner does not support journal pieces, the result has
+    no journal."""
     # Type: ignore[assignment]  # checked below: a runner without journal support rejects the keyword.
     call: JournalRunner = runner  # type: ignore[assignment]
     try:
@@ -214,13 +216,13 @@ def journaled(runner: Runner, scenario: Scenario, seed: int, window_at: int) -> 
 
 
 def broken(name: str, seed: int, error: str) -> Result:
-    """Return a result with the verdict "broken" for a run that ended with an error instead of a result."""
+    """Return a result with the verdict "broken" for a run that raised an error instead of returning a result."""
     return Result(name=name, seed=seed, verdict="broken", error=error)
 
 
 def error_kind(error: str) -> str:
-    """Return a key that errors with the same cause share: the exception type at the end of a traceback, or otherwise
-    the message with its numbers masked."""
+    """Return a key that is the same for all errors with the same cause: the exception type from a traceback's last line, or otherwise the
+    message with all numbers masked."""
     last = error.strip().rpartition("\n")[2]
     kind = re.match(r"[A-Za-z_.]+(?=: )", last)
     return kind.group() if kind else re.sub(r"[0-9]+(\.[0-9]+)?", "#", last)[:KIND_MAX]
@@ -232,7 +234,8 @@ def _place(frame: FrameType | None) -> str:
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Run a block without garbage collection. Within the block, exclude the objects that exist at its start from explicit collections."""
+    """Execute a block without automatic garbage collection. Explicit collections within the block ignore all objects that existed before
+    the block."""
     was_enabled = gc.isenabled()
     gc.freeze()
     gc.disable()
@@ -245,13 +248,13 @@ def garbage_kept() -> Iterator[None]:
 
 
 def collect_if_due() -> None:
-    """Collect garbage if there are enough new container objects. Called between two runs."""
+    """Collect garbage if many container objects have been created since the last collection. Called between two runs."""
     if gc.get_count()[0] > CONTAINERS_MAX:
         gc.collect()
 
 
 def perform_all(worker: Worker, tasks: Sequence[Task]) -> Iterator[Result]:
-    """Execute a group of tasks, and yield their results."""
+    """Execute a group of tasks, and yield the results."""
     for task in tasks:
         yield worker.perform(task)
         collect_if_due()
@@ -263,8 +266,8 @@ def perform_all(worker: Worker, tasks: Sequence[Task]) -> Iterator[Result]:
 def serve(connection: Connection) -> None:
     """Execute groups of tasks that arrive on a connection, until the connection closes.
 
-    The first answer is "", or the reason why the worker cannot start. Each result is sent at once, so that if the
-    worker dies, the pool knows which seed it was running.
+    The first answer is "" if the worker is ready, and otherwise the reason why the worker cannot start. Each result is sent immediately, so
+    that if the worker dies, the pool knows which seed the worker was running.
     """
     setup = msgspec.msgpack.decode(connection.recv_bytes(), type=Setup)
     sys.path[:] = setup.paths
@@ -283,8 +286,8 @@ def serve(connection: Connection) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Implement the command `python -m snapline.sim.search.worker DESCRIPTOR`, where DESCRIPTOR is the file descriptor
-    of the socket to the pool."""
+    """Entry point of the command `python -m snapline.sim.search.worker DESCRIPTOR`, where DESCRIPTOR is the file descriptor of the socket
+    to the pool."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles Ctrl-C and stops its workers
     try:
         serve(Connection(int(arguments[0])))

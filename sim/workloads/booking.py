@@ -1,20 +1,21 @@
-"""Booking patterns. Clients send requests, and each request's durable turn executes a small program of randomly drawn tasks.
+"""Booking patterns. Clients send requests, and a durable turn executes each request as a small program of randomly drawn tasks.
 
-A request lists its tasks (`TASKS`) and its ending (`ENDINGS`), so one pattern covers the combinations that occur in
-users' programs. The tasks are steps, effects of every kind, calls, waits and outputs. They may be in a saga that
-succeeds or is undone. The endings include turns that fail, roll the fleet back or stop their agent. Every agent also
-sends some requests to itself, so that a fleet without clients has work too.
+A request lists its tasks (`TASKS`) and its ending (`ENDINGS`), so this one pattern covers the combinations that occur in users' programs.
+The tasks are steps, effects of every kind, calls, waits and outputs. The tasks may belong to a saga that either succeeds or is undone. Some
+endings make the turn fail, roll the fleet back or stop the agent. Every agent also sends some requests to itself, so that a fleet without
+clients has work, too.
 
-The external service is a stub (`Fleet(simulate=…)`) whose state survives host crashes. The service's ledger, the
-receipts in the agents' states, and the answers must agree. For each kind of effect, the service asserts:
+The external service is a stub (`Fleet(simulate=…)`) whose state survives host crashes. The service's ledger, the receipts in the agents'
+states and the answers to clients must agree. For each kind of effect, the service asserts:
 
-    keyed      the service accepts explicit keys, and a booking is never paid under a second key while the first payment
-    is valid unkeyed    an effect is undone under the key of its payment; if a turn is repeated in a different history,
-    it pays under a different key probed     an effect may be called again under the same key only after a probe once
-    the service ignores keys, so calling it under a key that has a valid payment charges twice
+- *keyed*: the service accepts explicit keys. For the kind *keyed*, a booking is never paid under a second key while the first payment is
+  valid.
+- *unkeyed*: an effect is undone under the key of its payment. If a turn is repeated in a different history, it pays under a different key.
+- *probed*: an effect may be called again under the same key only after a probe.
+- *once*: the service ignores keys, so a call under a key that has a valid payment charges the customer twice.
 
-For all kinds, the service asserts that compensations are executed newest first. Valid payments without an explicit key
-are exempt, because the service cannot know whether their history was discarded.
+For all kinds, the service asserts that compensations are executed newest first. Valid payments without an explicit key are exempt from this
+check, because the service cannot know whether a recovery discarded their history.
 """
 
 import asyncio
@@ -61,7 +62,7 @@ TIMEOUT_S, WAITS_S, CALL_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0), 5.0
 
 
 class Book(snapline.Message, frozen=True):
-    """Request to execute tasks. It is the client's `serial`-th request."""
+    """Request to execute tasks. `serial` counts the client's requests."""
 
     client: str
     serial: int
@@ -74,7 +75,8 @@ class Book(snapline.Message, frozen=True):
 
 
 class Booked(snapline.Message, frozen=True):
-    """Answer to a request. `draw` differs between histories, so a reverted answer can be distinguished from a valid answer."""
+    """Answer to a request. `draw` is a random number that differs between histories, so that a reverted answer can be distinguished from a
+    valid answer."""
 
     name: str
     how: str
@@ -82,7 +84,7 @@ class Booked(snapline.Message, frozen=True):
 
 
 class Told(snapline.Message, frozen=True):
-    """Output that an agent emits for a request."""
+    """Output that an agent emits while it executes a request."""
 
     name: str
     place: int
@@ -98,7 +100,8 @@ class Answer(snapline.Message, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Outcome of a request ("done", "undone", or "stuck" if a compensation failed), with the keys of the request's effects."""
+    """Outcome of a request ("done", "undone", or "stuck" if a compensation failed), with the keys of the effects that the request
+    executed."""
 
     how: str
     keys: dict[str, str] = {}
@@ -108,10 +111,10 @@ class BookerState(msgspec.Struct):
     """State of a `Booker` agent.
 
     Attributes:
-        own: number of requests that the agent sends to itself.
-        ended: outcomes of the requests that have ended, by request name.
-        asked: number of the neighbour's questions that the agent has answered.
-        looked_ns: wall-clock time at which the agent's last step began.
+        own: number of requests that the agent still sends to itself.
+        ended: outcome of each request that has ended, by request name.
+        asked: number of the neighbour's calls that the agent has answered.
+        looked_ns: wall-clock time when the agent's last step began.
     """
 
     index: int
@@ -127,8 +130,9 @@ class FullError(Exception):
 
 
 class _Sale(msgspec.Struct):
-    """The service's record of a sale under one key. `first` and `last` are the call numbers of the sale's first and last request or probe.
-    `plan` is the plan of the host that sent the last request or probe. `is_undone` means that the sale was undone permanently."""
+    """The service's record of a sale under one key. `first` and `last` are the service's call numbers of the first and the last request or
+    probe with this key. `plan` is the recovery plan of the host that sent the last request or probe. `is_undone` means that the sale was
+    permanently undone."""
 
     task: str
     first: int
@@ -140,8 +144,8 @@ class _Sale(msgspec.Struct):
 
 
 class Service:
-    """External service with a ledger of its sales. A task's name has the form `agent/request/place/kind`.
-    `plan_of_call` returns the plan that the calling host follows."""
+    """External service that keeps a ledger of its sales. A task's name has the form `agent/request/place/kind`. `plan_of_call` returns the
+    recovery plan that the calling host follows."""
 
     def __init__(self, plan_of_call: Callable[[], int] = int) -> None:
         self._plan_of_call = plan_of_call
@@ -167,13 +171,13 @@ class Service:
         return f"{task} {key}"
 
     async def pay_slowly(self, task: str, *, key: str) -> str:
-        """Pay for a task at once, and return the receipt after a delay."""
+        """Pay for a task immediately, but return the receipt only after a delay."""
         receipt = self.pay(task, key=key)
         await asyncio.sleep(SLOW_S)
         return receipt
 
     def undo(self, task: str, *, key: str) -> None:
-        """Undo a payment. If the payment has not arrived yet, it is refused when it arrives."""
+        """Undo a payment. If the payment to be undone has not arrived yet, it will be refused when it arrives."""
         paid_key = key.removesuffix(UNDO)
         assert key.endswith(UNDO), f"{task} is undone under the key {key}"
         # The payment's request may have been lost.
@@ -186,7 +190,7 @@ class Service:
         sale.is_undone = True
 
     def find(self, task: str, *, key: str) -> str | None:
-        """Probe a key. Return the receipt of the payment under this key, or None if there is no valid payment."""
+        """Probe a key. Return the receipt for the payment under this key, or None if there is no valid payment."""
         sale = self.sales.get(key)
         if sale is None or not sale.is_done or sale.is_undone:
             self.sales.setdefault(key, _Sale(task, self._calls, self._calls)).is_probed = True
@@ -195,14 +199,14 @@ class Service:
         return f"{task} {key}"
 
     def stubs(self) -> dict[str, Callable[..., Any]]:
-        """Return the service's stubs, by function name."""
+        """Return the service's stub functions by name."""
         names: dict[str, Callable[..., Any]] = {"look": int, "probed/probe": self.find}
         for kind in EFFECTS:
             names |= {kind: self.pay_slowly if kind == "once" else self.pay, f"{kind}/undo": self.undo}
         return names
 
     def standing(self, task: str) -> list[str]:
-        """Return the keys under which the task has been paid and not undone."""
+        """Return the keys under which the task was paid and not undone."""
         return [key for key, sale in self.sales.items() if sale.task == task and sale.is_done and not sale.is_undone]
 
     def is_sold(self, key: str) -> bool:
@@ -211,11 +215,11 @@ class Service:
 
 
 def _is_after(other: _Sale, sale: _Sale) -> bool:
-    """Return whether `other` is a valid sale of the same request that was first paid after `sale` was last requested.
+    """Return whether `other` is a valid sale for the same request and was first paid after the last request for `sale`.
 
-    The result is true only if both sales were last requested under the same plan. A turn may take over an effect from a
-    discarded history without a call; that effect is then the turn's newest. Unkeyed sales are ignored, because if their
-    history is discarded, no turn knows their keys.
+    The result can be true only if both sales were last requested under the same recovery plan. A turn may take over an effect from a
+    discarded history without calling the service. An effect that a turn has taken over is the turn's newest effect. Unkeyed sales are
+    ignored, because no turn knows their keys if their history was discarded.
     """
     if other.task.endswith("/unkeyed") or other.plan != sale.plan:
         return False
@@ -224,17 +228,17 @@ def _is_after(other: _Sale, sale: _Sale) -> bool:
 
 
 def never(*args: object, key: str) -> str | None:
-    """Fail, because the simulator must call a stub instead of this function."""
+    """Raise an error. The simulator must call a stub instead of this function."""
     raise AssertionError("a stub stands in its place")
 
 
 def undo(task: str, *, key: str) -> None:
-    """Compensate a payment. The simulator calls a stub instead."""
+    """Compensate a payment. This function is never called, because the simulator calls a stub instead."""
     never(key=key)
 
 
 class Booker(snapline.Agent):
-    """Agent that executes the tasks in requests. See the module docstring."""
+    """Agent that executes the tasks of its requests. See the module docstring."""
 
     state: BookerState
     retries = (0.0, 0.05)
@@ -314,7 +318,7 @@ class Booker(snapline.Agent):
                 pass
 
     async def _call(self, message: Book, ctx: snapline.Context) -> None:
-        """Call the next agent, which may have stopped."""
+        """Call the next agent, which may already have stopped."""
         try:
             answer = await ctx.call(name_of(self.state.index + 1), Ask(message.name), Answer, timeout_s=CALL_S)
         except (snapline.UnansweredCallError, snapline.WaitTimeoutError):
@@ -328,14 +332,15 @@ class Booker(snapline.Agent):
 
 
 def own_request(agent: str, index: int, serial: int) -> Book:
-    """Return a request that an agent sends to itself. The request is the same in every history."""
+    """Return the request with this number that an agent sends to itself. The request is the same in all histories."""
     mixed = 7 * index + 5 * serial
     tasks = [TASKS[(mixed + 3 * place) % len(TASKS)] for place in range(1 + mixed % TASKS_MAX)]
     return Book(agent, serial, tasks, _ENDINGS_DRAWN[mixed % len(_ENDINGS_DRAWN)])
 
 
 class BookingWorkload(Workload):
-    """Workload that checks that agents and service agree on all bookings. `service` is the current run's external service."""
+    """Workload that checks that the agents and the external service agree on all bookings. `service` is the current run's external
+    service."""
 
     requests_rollbacks = True
 
@@ -345,7 +350,7 @@ class BookingWorkload(Workload):
         self._helpless: set[str] = set()
 
     def new_service_stubs(self) -> dict[str, Callable[..., Any]]:
-        """Create a new service for a run, and return its stubs."""
+        """Create a new service for a run, and return its stub functions."""
         self.service = Service(lambda: self.calling_plan)
         return self.service.stubs()
 
@@ -358,8 +363,8 @@ class BookingWorkload(Workload):
         return Book(client, serial, tasks, ending)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that the service has executed everything that is done in the cut. This must hold, because no recovery
-        undoes what a cut contains."""
+        """Check that the service has executed everything that is marked as done in the cut. These checks must succeed, because a recovery
+        never undoes an event that belongs to a complete cut."""
         self._helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Book)
         }
@@ -383,8 +388,8 @@ class BookingWorkload(Workload):
         return None
 
     def _check_rest(self, states: Mapping[str, object]) -> str:
-        """Check that each valid payment belongs to exactly one completed request. This holds only if the run has not
-        discarded any history on purpose."""
+        """Check that each valid payment belongs to exactly one completed request. The check applies only if the run has not discarded any
+        history on purpose."""
         for task in dict.fromkeys(sale.task for sale in self.service.sales.values()):
             agent, name, *_ = task.split("/")
             state = states.get(agent)
@@ -399,7 +404,7 @@ class BookingWorkload(Workload):
 
 
 def make_booking(part: FleetPart) -> BookingWorkload:
-    """Return a workload that sends about as many messages as the scenario requests."""
+    """Return a workload that sends approximately as many messages as the scenario specifies."""
     check_agents(part)
     own = shares(part.pattern.messages // MESSAGES_OF_A_REQUEST, part.agents)
     fleet = make_fleet(part, functools.partial(_booker, part.agents, own))

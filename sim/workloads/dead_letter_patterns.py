@@ -1,26 +1,26 @@
-"""Patterns in which messages become dead letters of their receiver or sender. Every cut must account for all of them.
+"""Patterns in which messages become dead letters of their receivers or senders. Every cut must account for all dead letters.
 
-*Failing* (`make_failing`). Handlers fail on every tenth message of a channel, at every attempt, so the message becomes
-a dead letter. In the pattern "killing", one message kills the receiver's process instead. Each agent sends its share of
-messages to all other agents in turn, one message per timer tick. All messages, including those that fail, are numbered
-on their channel, and no agent answers. A receiver that has consumed the messages up to number n has counted all of them
-except the n // `POISON_EVERY` that failed. An undone turn leaves no trace, even after rollbacks.
+*Failing* (`make_failing`). For every tenth message on a channel, the handler fails at every attempt, so the message becomes a dead letter.
+In the pattern "killing", one message kills the receiver's process instead of failing. Each agent sends its share of the messages to all
+other agents in turn, one message per timer tick. All messages, including those that fail, have a sequence number on their channel, and no
+agent answers. After consuming all messages up to number n, a receiver has counted all of them except the n // `POISON_EVERY` messages that
+failed. A turn that failed leaves no trace in the state, even after rollbacks.
 
-*Astray* (`make_astray`). If a message is undeliverable or a spawn request conflicts with another, it becomes a dead letter of the agent
-that made it. Each agent sends its share of messages, one per timer tick, to these receivers in turn: its peers, an agent that never exists,
-and the latecomers. A *latecomer* is created by the first agent that spawns it. For each latecomer, two thirds of the agents try to spawn it
-once, and send their first message to it in the same turn. The remaining agents never spawn it, so their messages may arrive before it
-exists. A latecomer sends one message to each peer, and after that only receives.
+*Astray* (`make_astray`). An undeliverable message, or a spawn request that conflicts with another, becomes a dead letter of the agent that
+sent it. Each agent sends its share of the messages, one per timer tick, to these receivers in turn: its peers, an agent that never exists,
+and the latecomers. A *latecomer* is an agent that is created when the first agent spawns it. For each latecomer, two thirds of the agents
+try to spawn it once, and send their first message to the latecomer in the same turn. The remaining agents never spawn the latecomer, so
+their messages may arrive before it exists. A latecomer sends one message to each peer, and after that only receives messages.
 
-Messages are numbered on their channel. The first messages of a channel may be dead letters, because the receiver did
-not exist yet. When the receiver exists, it consumes all further messages in order. So for every channel
+Messages have a sequence number on their channel. The first messages of a channel may be dead letters, because the receiver did not exist
+yet when they arrived. As soon as the receiver exists, it consumes all further messages in order. So for every channel
 
     sent = dead letters + consumed + in transit,
 
-where the message numbers of the three groups follow one another. Each requested creation is waiting for its id, is in
-transit, was the latecomer's first turn, or is a dead letter. In the last case, the dead letter belongs to the
-requesting agent or to the latecomer (after a recovery, several creations may be granted). The number of dead letters in
-a cut is exactly the number of undeliverable messages and refused creations.
+where the sequence numbers of each group follow those of the previous group. Each requested creation is waiting for an id, in transit,
+completed (as the latecomer's first turn), or a dead letter. A creation that became a dead letter belongs to the requesting agent or to the
+latecomer, because several creations may be granted after a recovery. The number of dead letters in a cut is exactly the number of
+undeliverable messages and refused creations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,11 +47,11 @@ PEERS_MAX = 8
 
 
 class ProcessKilled(BaseException):
-    """Simulates a fatal signal. If a handler raises it, the simulated process is killed."""
+    """Simulates a fatal signal. If a handler raises this exception, the simulated process is killed."""
 
 
 class Numbered(snapline.Message):
-    """Numbered message: the `number`-th message that `sender` sends on the channel."""
+    """Message with a sequence number: the `number`-th message from `sender` on the channel."""
 
     sender: str
     number: int
@@ -59,16 +59,15 @@ class Numbered(snapline.Message):
 
 
 class Tick(snapline.Message):
-    """Message that an agent's timer delivers to the agent."""
+    """Message that an agent receives from its own timer."""
 
 
 class Tries(msgspec.Struct):
-    """State of an agent that sends and handles numbered messages.
+    """State of an agent that sends and handles messages with sequence numbers.
 
     Attributes:
-        left: number of messages still to send.
-        sent, got: number of messages sent to each peer, and number of messages from each peer that were handled.
-        crashes: whether the agent is a `Crashing` or `Killing` agent.
+        left: number of messages that the agent must still send.
+        sent, got: number of messages sent to each peer, and number of messages from each peer handled successfully.
     """
 
     peers: list[str]
@@ -81,7 +80,8 @@ class Tries(msgspec.Struct):
 
 
 class Unlucky(snapline.Agent):
-    """Agent that sends a message at each timer tick, and fails on every tenth message of a channel. Each failed message is retried twice."""
+    """Agent that sends a message at each timer tick, and whose handler fails on every tenth message of a channel. Each failed message is
+    retried twice."""
 
     state: Tries
     retries = (0.0, 0.02)
@@ -106,7 +106,7 @@ class Unlucky(snapline.Agent):
 
     @snapline.handler
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input without changing the state."""
+        """Handle an input from a client without changing the state."""
         if not (message.raises and self.state.crashes):
             message.take(ctx)
 
@@ -116,13 +116,13 @@ class Unlucky(snapline.Agent):
 
 
 class Crashing(Unlucky):
-    """Agent whose failed turns roll the fleet back (`on_error = "recover"`)."""
+    """Agent whose failing turns roll the fleet back (`on_error = "recover"`)."""
 
     on_error = "recover"
 
 
 class Killing(Unlucky):
-    """Agent whose process is killed by the failing message."""
+    """Agent whose process is killed when it handles the failing message."""
 
     @snapline.handler
     async def on_numbered(self, message: Numbered, ctx: snapline.Context) -> None:
@@ -132,13 +132,13 @@ class Killing(Unlucky):
 
 
 def is_poison(sender: str, number: int, *, crashes: bool) -> bool:
-    """Return whether handling this message fails. If `crashes` is set, only one message per channel from one sender
-    fails, because recoveries take long."""
+    """Return whether the handling of this message fails. If `crashes` is set, only one message per channel from the first agent fails,
+    because recoveries take a long time."""
     return (sender == name_of(0) and number == CRASH_AT) if crashes else number % POISON_EVERY == 0
 
 
 class FailingWorkload(Workload):
-    """Workload that compares how many messages were handled with how many were sent."""
+    """Workload that checks that the number of messages handled matches the number sent."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         waiting: dict[tuple[str, str], list[int]] = {}
@@ -206,7 +206,8 @@ Channel = tuple[str, str]
 
 
 class Word(snapline.Message):
-    """Message with its number on the channel. The message contains its `receiver`, because a dead letter does not name the receiver."""
+    """Message with its sequence number on the channel. `receiver` is part of the message because a dead letter does not name its
+    receiver."""
 
     receiver: str
     number: int
@@ -214,7 +215,7 @@ class Word(snapline.Message):
 
 
 class Heard(msgspec.Struct, array_like=True):
-    """Messages consumed on one channel: the first message's number, the last message's number, and how many messages were consumed."""
+    """Messages consumed on one channel: the first and the last message's sequence number, and the number of messages."""
 
     first: int
     last: int
@@ -222,8 +223,8 @@ class Heard(msgspec.Struct, array_like=True):
 
 
 class Seeking(msgspec.Struct):
-    """State of a `Seeker`. `left` is the number of messages still to send, `ticks` is the number of ticks so far, and
-    `asked` lists the latecomers that the agent has tried to spawn."""
+    """State of a `Seeker`. `left` is the number of messages still to send, and `ticks` is the number of timer ticks so far. `asked` lists
+    the latecomers that the agent has tried to spawn."""
 
     index: int
     peers: list[str]
@@ -286,8 +287,8 @@ class Seeker(snapline.Agent):
 
 
 class AstrayWorkload(Workload):
-    """Workload that accounts for every sent message and every requested creation. Each must have been consumed, be in
-    transit, or be a dead letter."""
+    """Workload that checks every sent message and every requested creation. Each message and each creation must have been consumed, be in
+    transit or be a dead letter."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         try:
@@ -299,8 +300,8 @@ class AstrayWorkload(Workload):
         return None
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether all messages were sent, all spawned latecomers exist, and each receiver has consumed all
-        messages from the first one it consumed onwards."""
+        """Return whether all messages were sent, all spawned latecomers exist, and no receiver has missed a message after the first message
+        that it consumed."""
         agents = _seekers(states)
         is_all_sent = all(state.left == 0 for state in agents.values())
         is_all_made = all(name in agents for state in agents.values() for name in state.asked)
@@ -319,11 +320,12 @@ class AstrayWorkload(Workload):
 
 
 class _Account:
-    """Accounts for the messages and creations in one cut.
+    """Counts of the messages and creations in one cut.
 
     Attributes:
-        waiting: for each channel, the numbers of the messages in transit, in order. Messages in the channel precede messages in the outbox.
-        coming: for each agent, the number of messages in transit that create it.
+        waiting: for each channel, the sequence numbers of the messages in transit, in order. Messages in the channel precede messages in
+            the sender's outbox.
+        coming: for each agent to be created, the number of creation messages in transit.
     """
 
     def __init__(self, cut: snapline.Cut) -> None:
@@ -338,10 +340,10 @@ class _Account:
                 self.waiting.setdefault((each.sender, each.receiver), []).append(_word(each.message).number)
 
     def dead_letter_count(self) -> int:
-        """Return the expected number of dead letters.
+        """Return the number of dead letters that the cut must have.
 
         Raises:
-            InvariantViolatedError: If messages are lost or wrongly numbered.
+            InvariantViolatedError: If messages were lost or have wrong sequence numbers.
         """
         channels = dict(_channels(self.agents))
         for channel in self.waiting:
@@ -355,14 +357,13 @@ class _Account:
         return messages + self._refused()
 
     def _refused(self) -> int:
-        """Return how many requested creations were refused."""
         asked = sum(len(state.asked) for state in self.agents.values())
         made = sum(name in self.agents for name in LATECOMERS)
         return asked - made - sum(self.coming.values()) - len(self.cut.pending_spawns)
 
 
 def spawns_latecomer(index: int, place: int) -> bool:
-    """Return whether the agent with this index tries to spawn the latecomer at this place in `LATECOMERS`."""
+    """Return whether the agent with this index tries to spawn the latecomer at index `place` in `LATECOMERS`."""
     return (index + place) % 3 > 0
 
 
@@ -371,12 +372,12 @@ def _seekers(states: Mapping[str, object]) -> dict[str, Seeking]:
 
 
 def _word(message: object) -> Word:
-    """Return a message as a `Word`. A message to an agent that does not exist yet is available only as a plain value."""
+    """Return a message as a `Word`. If the receiver does not exist yet, its message is available only as a plain value."""
     return message if isinstance(message, Word) else msgspec.convert(message, Word)
 
 
 def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
-    """Yield every channel on which messages were sent or consumed, with the number of messages sent."""
+    """Yield every channel on which messages were sent or consumed, and the number of messages sent on it."""
     for agent, state in agents.items():
         for receiver, sent in state.sent.items():
             yield (agent, receiver), sent
@@ -386,10 +387,11 @@ def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
 
 
 def _expected_dead_letters(agents: Mapping[str, Seeking], channel: Channel, sent: int, waiting: list[int]) -> int:
-    """Return how many of a channel's messages must be dead letters. These are all messages before the first that is consumed or in transit.
+    """Return the number of messages on a channel that must be dead letters. All messages before the first message that is consumed or in
+    transit must be dead letters.
 
     Raises:
-        InvariantViolatedError: If the numbers are not consecutive.
+        InvariantViolatedError: If the sequence numbers are not consecutive.
     """
     sender, receiver = channel
     heard = agents[receiver].heard.get(sender) if receiver in agents else None

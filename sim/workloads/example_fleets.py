@@ -1,19 +1,19 @@
-"""Workloads that run the package's examples: a small PageRank, a bank, orders, and a fleet that causes the domino effect.
+"""Workloads that run the package's example fleets: a small PageRank, a bank, orders, and a fleet that causes the domino effect.
 
-*PageRank and bank.* The agents keep no ledgers, so a cut is checked only for the quantity that the example conserves:
-mass or tokens. These checks detect neither swapped messages nor lost messages that carry nothing.
+*PageRank and bank.* The agents keep no ledgers, so a cut is checked only for the quantity that the example conserves: rank mass or tokens.
+The checks of PageRank and bank do not detect swapped messages, or the loss of messages that carry no mass or tokens.
 
-*Orders.* Agents wait in steps, fail, leave dead letters, spawn other agents and stop, and the fleet ends itself. The
-invariants are computed only from states, messages, dead letters and spawn requests, not from what agents report about
-each other. In every consistent cut, all money is accounted for and no order has two outcomes. In a quiet cut, each
-order has an outcome, and the receipt of each completed order has been returned.
+*Orders.* Agents wait in steps, fail, leave dead letters, spawn other agents and stop, and finally the fleet stops itself. The invariants
+are computed only from states, messages, dead letters and spawn requests, and not from what agents report about each other. In every
+consistent cut, all money is accounted for and each order has at most one outcome. In a cut of an idle fleet, each order has an outcome, and
+the receipt of each completed order has been returned.
 
-*Domino* (`examples/domino.py`). The checkpoints that the agents themselves request never form a consistent cut. A counter circulates in
-each group of two agents (if the number of agents is odd, one group has three). An agent takes a checkpoint right after it receives the
-counter, and passes the counter on later, when a timer fires. So each checkpoint includes the receipt of a message that the previous agent
-sent after its own latest checkpoint. Without forced checkpoints, every checkpoint except the first is on a Z-cycle. Under an autonomous
-protocol, the scenario's trigger is ignored, because a checkpoint at any other moment would break the chain. Under a coordinated protocol,
-the agents' own checkpoint requests have no effect, and the scenario's trigger applies.
+*Domino* (`examples/domino.py`). The checkpoints that the agents request themselves never form a consistent cut. A counter
+circulates in each group of two agents. If the number of agents is odd, one group has three agents. An agent takes a checkpoint immediately
+after it receives the counter, and passes the counter on later, when a timer fires. So each checkpoint includes the receipt of a message
+that the previous agent sent after its own latest checkpoint. Without forced checkpoints, every checkpoint except the first lies on a
+Z-cycle. Under an autonomous protocol, the scenario's checkpoint trigger is ignored, because a checkpoint at any other moment would stop the
+domino effect. Under a coordinated protocol, the agents' own checkpoint requests have no effect, and the scenario's trigger is used.
 """
 
 import functools
@@ -66,7 +66,7 @@ LINES = 2
 
 
 class PagerankWorkload(Workload):
-    """Workload that checks that the states and messages together contain the whole mass. This workload always ends."""
+    """Workload that checks that the states and messages together contain the total rank mass. This workload always ends."""
 
     def __init__(self, fleet: Fleet, imports: list[list[int]]) -> None:
         super().__init__(fleet, ends=True)
@@ -109,7 +109,8 @@ class PagerankWorkload(Workload):
 
 
 def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[float, float]:
-    """Return the largest difference between the shards' ranks and the sequential result, and the largest difference that is allowed."""
+    """Return the largest difference between the shards' ranks and the ranks computed sequentially. Also return the largest difference
+    allowed."""
     from snapline.examples import forward_push
     from snapline.examples.pagerank import ACCURACY, personalised_pagerank
 
@@ -121,9 +122,9 @@ def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[flo
 
 
 def make_pagerank(part: FleetPart) -> Workload:
-    """Return a PageRank workload that sends about as many messages as the scenario requests.
+    """Return a PageRank workload that sends approximately as many messages as the scenario specifies.
 
-    If the scenario requests 0 messages, the workload runs until further rounds would not change the result.
+    If the scenario specifies 0 messages, the workload runs until the result has converged.
 
     Raises:
         UsageError: If NumPy is missing, or if there are too few or too many agents.
@@ -154,8 +155,8 @@ def make_pagerank(part: FleetPart) -> Workload:
 
 
 def graph_of(shards: int, messages: int) -> list[list[int]]:
-    """Return the import graph, as a list of imported modules per module. Each module imports its neighbours on both
-    sides. The number of neighbours depends on how many messages one round may send."""
+    """Return the import graph of the example: for each module, the list of modules that it imports. Each module imports its neighbours on
+    both sides. The number of neighbours depends on how many messages each round may send."""
     modules = MODULES_PER_SHARD * shards
     reach = max(1, min(shards // 2, messages // (2 * shards) if messages else shards))
     steps = [step for distance in range(1, reach + 1) for step in (distance, -distance)]
@@ -166,8 +167,8 @@ def graph_of(shards: int, messages: int) -> list[list[int]]:
 
 
 class BankExampleWorkload(Workload):
-    """Workload that checks that all tokens are in accounts or in transit. Whether the work has ended cannot be
-    determined from the states alone."""
+    """Workload that checks that all tokens are either in accounts or in transit. The states alone do not show whether the work is
+    finished."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         tokens, expected = bank.tokens_in(cut), TOKENS * len(self.fleet.agents)
@@ -177,7 +178,7 @@ class BankExampleWorkload(Workload):
 
 
 def make_bank_example(part: FleetPart) -> Workload:
-    """Return a bank workload in which each teller makes its share of the transfers."""
+    """Return a bank workload in which each teller makes an equal share of the transfers."""
     check_agents(part, most=TELLERS_MAX)
     messages = part.pattern.messages
     transfers = max(1, round(messages / part.agents)) if messages else -1
@@ -203,7 +204,7 @@ _State = TypeVar("_State", bound=msgspec.Struct)
 
 
 class OrdersWorkload(Workload):
-    """Workload that checks that no money is lost and that orders have correct outcomes."""
+    """Workload that checks that no money is lost and that every order has the correct outcome."""
 
     def __init__(self, fleet: Fleet, count: int, *, ends: bool) -> None:
         super().__init__(fleet, ends=ends)
@@ -215,7 +216,7 @@ class OrdersWorkload(Workload):
         return broken or (account.unfinished(self.count) if cut.is_quiet else None)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether all orders have been planned, each valid order has an outcome, and every receipt has been returned."""
+        """Return whether all orders have been planned, every valid order has an outcome, and every receipt has been returned."""
         plan, accounts = states.get("planner"), states.get("ledger")
         if not isinstance(plan, orders.Plan) or not isinstance(accounts, orders.Accounts):
             return False
@@ -225,11 +226,11 @@ class OrdersWorkload(Workload):
 
 
 class _Account:
-    """Accounts for the orders, money and receipts in one cut.
+    """Counts of the orders, money and receipts in one cut.
 
     Attributes:
-        jobs: maps each order whose job became a dead letter to the order's amount.
-        papers: number of receipts whose creation is pending or became a dead letter.
+        jobs: for each order whose job became a dead letter, the amount of the order.
+        papers: number of receipts that do not exist yet, because their creation is pending, in transit or a dead letter.
     """
 
     def __init__(self, cut: snapline.Cut) -> None:
@@ -274,7 +275,7 @@ class _Account:
                     pass
 
     def outcomes(self) -> dict[int, int]:
-        """Return how many outcomes each order has."""
+        """Return the number of outcomes that each order has."""
         counts = dict(self.plan.done)
         for order in [*self.plan.refused, *self.jobs]:
             counts[order] = counts.get(order, 0) + 1
@@ -325,7 +326,7 @@ GROUP = 2
 
 
 class PlayerState(Ledger, kw_only=True):
-    """State of a `Player`. `partner` is the agent to which this agent passes the counter, and `group` is the number of agents in the group."""
+    """State of a `Player`. `partner` is the agent to which this agent passes the counter. `group` is the number of agents in the group."""
 
     partner: str
     group: int
@@ -359,13 +360,13 @@ class Player(Worker):
 
 
 class DominoWorkload(LedgerWorkload):
-    """Workload whose agents accept no inputs, because other kinds of turns would create a recovery line and hide the domino effect."""
+    """Workload whose agents accept no inputs, because turns for inputs would create a recovery line and hide the domino effect."""
 
     input_of = Workload.input_of
 
 
 def make_domino(part: FleetPart) -> LedgerWorkload:
-    """Return a domino workload. In each group, the first agent starts with all of the group's work."""
+    """Return a domino workload. In each group, the first agent initially has all of the group's work."""
     check_agents(part)
     groups = lanes_of(part.agents, GROUP)
     works = shares(part.pattern.messages, len(groups))

@@ -1,24 +1,25 @@
-"""Ledgers that every agent in a pattern keeps. With them, any cut can be checked using only its states and messages.
+"""Ledgers that every agent keeps in most patterns. With these ledgers, any cut can be checked using only its states and messages.
 
 Theory of operation
 -------------------
-*Pairs.* For each receiver, an agent keeps the number of messages sent and a *chain*, which is a running checksum over these messages in
-order. For each sender, the agent keeps the same two values for the messages consumed. Each message carries its sequence number on its
-ordered pair of agents. A cut is consistent, with exact channel states (G1, G2), if two conditions hold for every ordered pair (s, r).
-First, the messages in transit are numbered from consumed + 1 to sent. Second, adding them to r's chain of consumed messages yields s's
-chain of sent messages. A message that was lost, duplicated, swapped, changed or invented violates one of these conditions. So does a state
-that belongs to a different turn.
+*Pairs.* For each receiver, an agent records the number of messages sent and a *chain*, which is a running checksum over these messages in
+order. For each sender, an agent records the same two values for the messages that it has consumed. Each message carries its sequence number
+on its ordered pair of sender and receiver. A cut is consistent and has exact channel states (G1, G2) if two conditions hold for every
+ordered pair (s, r) of agents. First, the sequence numbers of the messages in transit run from consumed + 1 to sent. Second, adding the
+messages in transit to r's chain of consumed messages yields s's chain of sent messages. A lost, duplicated, swapped, changed or invented
+message violates one of these two conditions. A state from the wrong turn violates one of the two conditions, too.
 
-*Work.* Every send uses one unit of work. Agents start with work, messages carry work, and no agent creates work. So in every consistent cut
+*Work.* Every send uses one unit of work. Agents start with a certain amount of work, messages carry work, and no agent creates work. So in
+every consistent cut
 
     messages sent so far + work in states + work in transit = initial work,
 
 and a finished run has sent exactly this number of messages, regardless of the order of events.
 
-*Timers.* An agent has at most one timer, and its state records whether the timer is set. A cut must contain as many
-timers as its states record.
+*Timers.* An agent has at most one timer, and the agent's state records whether it is set. A cut must contain exactly as many timers as the
+states record.
 
-A chain is a polynomial, modulo 2**48, over the messages' checksums. It does not protect against deliberate forgery.
+A chain is a polynomial over the messages' checksums, modulo 2**48. A chain does not protect against deliberate tampering.
 
 *Inputs* from simulated clients (`Nudge`) cause a turn but do not change the state.
 """
@@ -37,11 +38,11 @@ becomes a dead letter, but retrying the dead letter succeeds."""
 
 
 class Nudge(snapline.Message, frozen=True):
-    """Input from a client, which is the client's `serial`-th.
+    """Input from a simulated client. `serial` counts the client's inputs.
 
     Attributes:
-        raises: whether the handler usually fails. The input then becomes a dead letter, which may succeed when it is retried.
-        speaks: whether the handler also emits an output with `ctx.emit`.
+        raises: whether the handler usually raises an error. If the handler raises an error, the input becomes a dead letter, which may
+            succeed when it is retried.
     """
 
     client: str
@@ -50,10 +51,10 @@ class Nudge(snapline.Message, frozen=True):
     speaks: bool = False
 
     def take(self, ctx: snapline.Context) -> None:
-        """Handle the input and answer it. Every answer is unique, so a reverted answer can be distinguished from a valid answer.
+        """Handle the input and answer it. Every answer is unique, so that a reverted answer can be distinguished from a valid answer.
 
         Raises:
-            ValueError: If `raises` is set and the random draw selects a failure.
+            ValueError: If `raises` is set and a random draw selects a failure.
         """
         if self.raises and ctx.random() < RAISES:
             raise ValueError(f"input {self.serial} of {self.client} cannot be handled")
@@ -64,7 +65,7 @@ class Nudge(snapline.Message, frozen=True):
 
 
 class Echoed(snapline.Message, frozen=True):
-    """Output that a `Nudge` causes. No two outputs have the same bytes, not even in different histories."""
+    """Output that an agent emits when it handles a `Nudge`. No two outputs have the same bytes, not even in different histories."""
 
     client: str
     serial: int
@@ -95,10 +96,10 @@ class Parcel(snapline.Message, frozen=True, gc=False):
     """A message between agents in a pattern.
 
     Attributes:
-        id: the sender's name, and the number of messages that the sender has sent to all receivers together. Unique within a history.
-        number: sequence number on the ordered pair of agents, counted from 1.
-        work: units of work that the message carries.
-        filler: padding of the requested size.
+        id: the sender's name and the total number of messages that the sender has sent to all receivers. Unique within a history.
+        number: sequence number on the ordered pair of agents, starting at 1.
+        work: units of work carried by the message.
+        filler: padding bytes of the requested size.
     """
 
     id: str
@@ -108,24 +109,24 @@ class Parcel(snapline.Message, frozen=True, gc=False):
 
     @property
     def content(self) -> int:
-        """Number that represents the fields that the chain covers in addition to `id` and `number`. Subclasses include their own fields."""
+        """Number that represents all fields that the chain covers besides `id` and `number`. Subclasses add their own fields."""
         return self.work
 
 
 class Tick(snapline.Message, frozen=True):
-    """Message that an agent's timer delivers to the agent, which then continues its work."""
+    """Message that an agent receives from its own timer, and that makes the agent continue its work."""
 
 
 class Tally(msgspec.Struct, array_like=True, gc=False):
-    """Count and chain of the messages on one ordered pair of agents so far, as recorded by one of the two agents."""
+    """Number and chain of the messages so far on one ordered pair of agents, as recorded by one of the two agents."""
 
     count: int = 0
     chain: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Settings that all agents in a fleet share. `pause_ns` is the timer's delay. 0 means that no timer is used and
-    agents continue at once."""
+    """Settings that all agents in a fleet share. `pause_ns` is the delay of the agents' timers. A delay of 0 means that agents use no timer
+    and continue immediately."""
 
     agents: int
     payload_bytes: int
@@ -133,12 +134,11 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ledger(msgspec.Struct, kw_only=True):
-    """Base class of the agents' states.
+    """Base class of the states of agents that keep ledgers.
 
     Attributes:
-        sends, takes: number of messages sent so far, and number consumed so far.
-        work: number of messages that the agent must still send or delegate.
-        is_ticking: whether the agent's timer is set.
+        sends, takes: total number of messages sent so far, and total number consumed so far.
+        work: number of messages that the agent must still send or delegate to other agents.
     """
 
     plan: Plan
@@ -152,8 +152,8 @@ class Ledger(msgspec.Struct, kw_only=True):
 
 
 class Worker(snapline.Agent):
-    """Base class of agents with ledgers. Sending a message with `work=w` uses w + 1 units of the sender's work, which
-    handlers must subtract."""
+    """Base class of agents that keep ledgers. Sending a message with `work=w` costs the sender w + 1 units of work, which the handler must
+    subtract."""
 
     # A handler raises an exception only before its first action. So no turn needs to be undone, and no state needs to
     # be
@@ -163,11 +163,12 @@ class Worker(snapline.Agent):
 
     @snapline.handler
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input without changing the state."""
+        """Handle an input from a client without changing the state."""
         message.take(ctx)
 
     def send(self, ctx: snapline.Context, to: str, work: int, kind: type[Parcel] = Parcel, *more: object) -> None:
-        """Send a message, and record it in the ledger. `more` contains the additional fields of `kind`."""
+        """Send a message, and record it in the sender's ledger. `more` contains the fields that the message class `kind` has in addition to
+        `Parcel`."""
         state = self.state
         tally = state.sent.get(to)
         if tally is None:
@@ -179,7 +180,7 @@ class Worker(snapline.Agent):
         ctx.send(to, parcel)
 
     def take(self, ctx: snapline.Context, parcel: Parcel) -> None:
-        """Record a consumed message in the ledger. The caller must keep the message's work or pass it on."""
+        """Record a consumed message in the receiver's ledger. The caller must add the message's work to its own or pass it on."""
         state = self.state
         tally = state.got.get(ctx.sender)
         if tally is None:
@@ -189,27 +190,26 @@ class Worker(snapline.Agent):
         tally.chain = chained(tally.chain, parcel)
 
     def tick(self, ctx: snapline.Context, pause_ns: int = 0) -> None:
-        """Set the timer unless it is already set. A nonzero `pause_ns` replaces the shared delay."""
+        """Set the timer unless it is already set. A nonzero `pause_ns` replaces the delay that all agents share."""
         if not self.state.is_ticking:
             self.state.is_ticking = True
             ctx.set_timer("tick", (pause_ns or self.state.plan.pause_ns) / 1e9, Tick())
 
 
 def chained(chain: int, parcel: Parcel) -> int:
-    """Return the chain after adding a message."""
+    """Return the chain after appending a message."""
     checksum = crc32(parcel.id.encode()) + (parcel.number << 20) + parcel.content
     return (chain * _FACTOR + checksum) & _CHAIN_MASK
 
 
 class CutContents(msgspec.Struct):
-    """Contents of a cut, or of the whole fleet at the end of a run.
+    """Contents of a cut, or of the whole fleet after a run.
 
     Attributes:
-        states: state of each agent.
-        transit: for each pair, the messages in transit, in order. Messages in the channel precede messages in the sender's outbox.
-        parked: for each pair, how many of the messages in transit are still in the sender's outbox.
-        creations: for each agent, the number of messages in transit that create it.
-        timers: number of timers that are set.
+        transit: messages in transit for each ordered pair of agents, in order. Messages in the channel precede messages in the sender's
+            outbox.
+        parked: for each pair, the number of messages in transit that are still in the sender's outbox.
+        creations: for each agent to be created, the number of creation messages in transit.
     """
 
     states: dict[str, Ledger]
@@ -220,14 +220,15 @@ class CutContents(msgspec.Struct):
 
 
 class InvariantViolatedError(Exception):
-    """Raised if an invariant of a workload is violated. The text is one sentence that contains the evidence."""
+    """Raised if a cut or a final state violates an invariant of the workload. The error message is one sentence that states the
+    evidence."""
 
 
 def contents_of(cut: snapline.Cut) -> CutContents:
-    """Return the contents of a cut, grouped by agent and by pair.
+    """Return the contents of a cut, grouped by agent and by pair of agents.
 
     Raises:
-        InvariantViolatedError: If the cut contains a state or message that no agent in a pattern can have produced.
+        InvariantViolatedError: If the cut contains a state or message that none of the pattern's agents could have produced.
     """
     books = CutContents(states_of(cut.states), {}, {}, {}, cut.timers)
     waiting: list[tuple[Channel, Parcel]] = []
@@ -247,15 +248,15 @@ def contents_of(cut: snapline.Cut) -> CutContents:
 
 
 def _note_creation(books: CutContents, agent: str, *, is_late: bool) -> None:
-    """Count a message that creates an agent. `is_late` means that its sender has an earlier message to the agent in
-    transit, which is an error."""
+    """Count a message that creates an agent. If `is_late` is set, an earlier message from the same sender to the agent is in transit, which
+    is an error."""
     if is_late:
         raise InvariantViolatedError(f"{agent} is created after the first message to it")
     books.creations[agent] = books.creations.get(agent, 0) + 1
 
 
 def _parcel(channel: Channel, message: object) -> Parcel:
-    """Return a message as a `Parcel`. A message to an agent that does not exist yet is available only as a plain value."""
+    """Return a message as a `Parcel`. If the receiver does not exist yet, its message is available only as a plain value."""
     if isinstance(message, Parcel):
         return message
     try:
@@ -267,10 +268,10 @@ def _parcel(channel: Channel, message: object) -> Parcel:
 
 
 def states_of(states: Mapping[str, object]) -> dict[str, Ledger]:
-    """Return the states after checking that each state is a `Ledger`.
+    """Return the states of all agents. Check that each state is a `Ledger`.
 
     Raises:
-        InvariantViolatedError: If a state has another type.
+        InvariantViolatedError: If a state has a different type.
     """
     ledgers: dict[str, Ledger] = {}
     for agent in states:
@@ -282,15 +283,15 @@ def states_of(states: Mapping[str, object]) -> dict[str, Ledger]:
 
 
 def check_members(books: CutContents, agents: Iterable[str]) -> None:
-    """Check that each of these agents has a state."""
+    """Check that the cut contains a state for each of these agents."""
     for agent in agents:
         if agent not in books.states:
             raise InvariantViolatedError(f"{agent} has no state")
 
 
 def check_pairs(books: CutContents) -> None:
-    """Check for each ordered pair that the messages sent are those consumed plus those in transit, with the correct
-    numbers and contents, in order."""
+    """For each ordered pair, check that the messages sent are exactly those consumed plus those in transit, with the correct sequence
+    numbers, contents and order."""
     nothing = Tally()
     channels: dict[Channel, None] = dict.fromkeys(books.transit)
     for agent, state in books.states.items():
@@ -320,7 +321,8 @@ def _check_pair(sender: str, receiver: str, sent: Tally, got: Tally, transit: li
 
 
 def check_work(books: CutContents, total: int, *, sends_of_departed: int = 0) -> None:
-    """Check that no work was lost or created. `sends_of_departed` is the number of messages sent by agents that have stopped."""
+    """Check that no work has been lost or created. `sends_of_departed` is the number of messages sent by agents that have already
+    stopped."""
     sends = sum([state.sends for state in books.states.values()]) + sends_of_departed
     held = sum([state.work for state in books.states.values()])
     carried = sum([parcel.work for transit in books.transit.values() for parcel in transit])
@@ -330,14 +332,15 @@ def check_work(books: CutContents, total: int, *, sends_of_departed: int = 0) ->
 
 
 def check_timers(books: CutContents) -> None:
-    """Check that the number of timers equals the number of states that record a set timer."""
+    """Check that the number of timers equals the number of states that record a timer as set."""
     ticking = sum([state.is_ticking for state in books.states.values()])
     if ticking != books.timers:
         raise InvariantViolatedError(f"{books.timers} timers are set, but by their states {ticking} agents have one")
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """Divide `total` into integer parts that differ by at most one, with the larger parts first. If `total` is 0, each part is `FOREVER`."""
+    """Divide `total` into integer shares that differ by at most one, with the larger shares first. If `total` is 0, each share is
+    `FOREVER`."""
     if not total:
         return [FOREVER] * parts
     least, rest = divmod(total, parts)

@@ -79,14 +79,15 @@ PATTERNS: dict[str, str] = {name: description for name, (_, description) in _PAT
 
 
 def make_workload(fleet: FleetPart) -> Workload:
-    """Return a scenario's workload: one of the patterns, or the user's own fleet.
+    """Return the workload of a scenario: either one of the patterns or the user's own fleet.
 
-    `rate_per_s` is the approximate maximum message rate of the whole fleet. `messages` is the number of messages in the whole fleet. A
-    pattern sends exactly this number, or the closest number with which all items, calls or rounds are complete.
+    `rate_per_s` is the approximate maximum message rate of the whole fleet, in messages per second. `messages` is the number of messages
+    that the whole fleet sends. A pattern sends exactly this number of messages, or the closest number that completes all items, calls or
+    rounds.
 
     Raises:
-        UsageError: If the pattern does not exist, or if it does not support the number of agents.
-        FleetDefinitionError: If the trigger is not valid for the protocol, or if the user's fleet cannot be loaded.
+        UsageError: If the pattern does not exist, or if it does not support the scenario's number of agents.
+        FleetDefinitionError: If the checkpoint trigger is not valid for the protocol, or if the user's fleet cannot be loaded.
     """
     if fleet.module:
         own = load_fleet(fleet.module, fleet.arguments)

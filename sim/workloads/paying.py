@@ -1,12 +1,12 @@
-"""Paying pattern. Agents pay for orders at an external service, with two effects per order.
+"""Pattern in which agents pay for orders at an external service, with two effects per order.
 
-Some orders succeed, some are undone by their saga, and for some the turn fails permanently. Some orders request the seat of an earlier
-order. If that seat was refunded, it is paid for again; if it could not be refunded, it is taken over.
+Some orders succeed, some are undone by their saga, and others fail permanently. Some orders request the same seat as an earlier order. If
+that seat was refunded, the new order pays for it again. If the seat could not be refunded, the new order takes it over.
 
-The service is a stub (`Fleet(simulate=…)`), so its state survives host crashes. Its answers may be late or lost, or
-report a failure although the call was executed. The service accepts keys, refuses late requests for payments that were
-refunded, and keeps its own ledger, which must agree with the agents' states. For one order, the service refuses the
-refund for a while, and an operator retries it. For another order, the service makes the payment but reports a failure.
+The service is a stub (`Fleet(simulate=…)`), so its state survives host crashes. The service's answers may be late, be lost, or report a
+failure although the call was executed. The service accepts idempotency keys, refuses late requests for refunded payments, and keeps its own
+ledger, which must agree with the agents' states. For one order, the service refuses the refund for a while, and an operator retries the
+refund. For another order, the service executes the payment but reports a failure.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ class PayerState(msgspec.Struct):
     """State of a `Payer` agent.
 
     Attributes:
-        ended: each order's outcome: "paid", "seat" (only the seat was paid), "cancelled", "stuck" (a refund failed), or
-            "mixed" (one key was accepted for two different payments).
+        ended: outcome of each order: "paid", "seat" (only the seat was paid), "cancelled", "stuck" (a refund failed), or "mixed" (one key
+            was accepted for two different payments).
     """
 
     index: int
@@ -64,15 +64,15 @@ class FullError(Exception):
 class Shop:
     """External payment service.
 
-    A discarded history may have made a payment that the current history later requests under the same key. Then this
-    payment is the newest in the current history, although it was made first. So one valid payment is known to be newer
-    than another only if it was made after the last request for the other payment and under the same plan.
+    A payment may have been made in a discarded history and then be requested under the same key in the current history. Such a payment is
+    the newest in the current history, although it was made first. So one valid payment is known to be newer than another only if it was
+    made after the last request for the other payment and under the same recovery plan.
 
     Attributes:
-        done: maps each key to its receipt.
-        paid: maps each (order, part) to the key under which it is paid.
-        refusals: maps each key to the number of refunds refused under it.
-        asked: maps each key to `len(done)` at its first and at its last request, and to the plan of the host that made the last request.
+        done: receipt for each key.
+        paid: key under which each (order, part) is paid.
+        refusals: number of refused refunds for each key.
+        asked: for each key, `len(done)` at the first and at the last request, and the recovery plan of the host that made the last request.
     """
 
     def __init__(self, plan_of_call: Callable[[], int] = int) -> None:
@@ -114,21 +114,21 @@ class Shop:
         self.paid.pop((order, part), None)
 
     def find(self, order: str, part: str, *, key: str) -> str | None:
-        """Probe a key, and return its receipt, or None if it has none. A probe counts as a request, because it lets a
-        turn take the payment over as its newest."""
+        """Probe a key. Return the receipt for a probed key, or None if nothing was paid under this key. A probe counts as a request,
+        because a turn that probes a payment may take it over as its newest payment."""
         if key in self.asked:
             self.asked[key] = (self.asked[key][0], len(self.done), self._plan_of_call())
         return self.done.get(key)
 
     def stubs(self) -> dict[str, Callable[..., Any]]:
-        """Return the service's stubs, by function name."""
+        """Return the service's stub functions by name."""
         names: dict[str, Callable[..., Any]] = {}
         for part in PARTS:
             names |= {part: self.pay, f"{part}/undo": self.undo, f"{part}/probe": self.find}
         return names
 
     def standing(self, order: str) -> list[str]:
-        """Return the parts of an order that have been paid and not refunded."""
+        """Return the parts of an order that were paid and not refunded."""
         return [part for part in PARTS if (order, part) in self.paid]
 
 
@@ -137,7 +137,7 @@ def _never(*args: object, key: str) -> str | None:
 
 
 def give_back(order: str, part: str, *, key: str) -> None:
-    """Refund a payment. The simulator calls a stub instead."""
+    """Refund a payment. This function is never called, because the simulator calls a stub instead."""
     _never(key=key)
 
 
@@ -166,12 +166,12 @@ class Payer(snapline.Agent):
 
     @snapline.handler(durable=True)
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input after a wait, without changing the state."""
+        """Wait, and then handle a client's input without changing the state."""
         await ctx.sleep(0.001)
         message.take(ctx)
 
     async def _order(self, ctx: snapline.Context, order: str, parts: Sequence[str], *, is_full: bool = False) -> str:
-        """Pay for all parts of an order, or for none. Return the order's outcome."""
+        """Pay for either all parts of an order or none. Return the order's outcome."""
         try:
             async with ctx.saga("order"):
                 for part in parts:
@@ -186,14 +186,15 @@ class Payer(snapline.Agent):
         return "paid" if parts == PARTS else "seat"
 
     async def _is_refused(self, ctx: snapline.Context, order: str) -> bool:
-        """Return whether an effect is rejected if it has a key that was already used with different arguments."""
+        """Check that an effect is refused if its key was already used with different arguments. Return whether the effect was refused."""
         with contextlib.suppress(snapline.UsageError):
             await ctx.effect(PARTS[0], _never, order, PARTS[1], key=order, timeout_s=TIMEOUT_S, retries=WAITS_S)
             return False
         return True
 
     async def _pay(self, ctx: snapline.Context, order: str, part: str) -> None:
-        """Pay for a part of an order. The first part has a probe and an explicit key; the other part has neither."""
+        """Pay for one part of an order. The effect for the first part has a probe and an explicit key. The effect for the second part has
+        neither a probe nor an explicit key."""
         has_probe = part == PARTS[0]
         receipt = await ctx.effect(
             part,
@@ -210,30 +211,31 @@ class Payer(snapline.Agent):
 
 
 def kind_of(order: int, orders: int) -> int:
-    """Return the kind of the order with this number, among an agent's `orders` orders."""
+    """Return the kind of an agent's order, given the order's number and the agent's number of orders."""
     return STANDS if order == orders - 1 else order % 5
 
 
 def refuses_refund(order: str) -> bool:
-    """Return whether the service refuses to refund the order's seat for a while. It does so for only one order, because
-    each refusal takes half a minute."""
+    """Return whether the service refuses for a while to refund the order's seat. Only one order is affected, because each refusal takes
+    half a minute."""
     return order == f"{name_of(0)}.{FAILS}"
 
 
 def hides_success(order: str, part: str) -> bool:
-    """Return whether the service makes the payment but always reports a failure. Only one order is affected, because this is slow."""
+    """Return whether the service executes the payment but always reports a failure. Only one order is affected, because such a payment
+    takes a long time."""
     return order == f"{name_of(1)}.{STANDS}" and part == PARTS[1]
 
 
 class PayingWorkload(Workload):
-    """Workload that checks that agents and service agree on all payments. `shop` is the current run's external service."""
+    """Workload that checks that the agents and the payment service agree on all payments. `shop` is the current run's external service."""
 
     def __init__(self, fleet: snapline.Fleet, *, ends: bool) -> None:
         super().__init__(fleet, ends=ends)
         self.shop = Shop()
 
     def new_service_stubs(self) -> dict[str, Callable[..., Any]]:
-        """Create a new service for a run, and return its stubs."""
+        """Create a new service for a run, and return its stub functions."""
         self.shop = Shop(lambda: self.calling_plan)
         return self.shop.stubs()
 
@@ -241,8 +243,8 @@ class PayingWorkload(Workload):
         return nudge(client, serial, choose)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that the service agrees with all orders that have ended in the cut. This must hold, because no recovery
-        undoes what a cut contains."""
+        """Check that the service agrees with the outcomes of all orders that have ended in the cut. These checks must succeed, because a
+        recovery never undoes an event that belongs to a complete cut."""
         helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Go | Nudge)
         }
@@ -263,8 +265,8 @@ class PayingWorkload(Workload):
         return None
 
     def _check_failed(self, states: Mapping[str, object], helpless: set[str]) -> str | None:
-        """Check that failed orders were refunded, unless their agent has a dead letter from a failed compensation.
-        Seats are checked with later orders."""
+        """Check that failed orders were refunded. Skip agents with a dead letter from a failed compensation. Seats are not checked here,
+        because a later order may have taken them over."""
         for agent, state in states.items():
             assert isinstance(state, PayerState)
             for order in range(max(state.ended, default=0) if agent not in helpless else 0):
@@ -273,7 +275,8 @@ class PayingWorkload(Workload):
         return None
 
     def _check_order(self, agent: str, order: int, how: str, kind: int) -> str:
-        """Check that the service agrees with an order's outcome. A failed order's seat is checked with the order that takes the seat over."""
+        """Check that the service agrees with the outcome of an order. The seat of a failed order is checked with the order that takes the
+        seat over."""
         name = f"{agent}.{order - (kind == TAKES_OVER)}"
         checked_parts = PARTS[:1] if kind == TAKES_OVER else PARTS
         standing = [part for part in self.shop.standing(name) if part in checked_parts]
@@ -287,7 +290,7 @@ class PayingWorkload(Workload):
 
 
 def make_paying(part: FleetPart) -> PayingWorkload:
-    """Return a workload whose orders take about as many messages as the scenario requests."""
+    """Return a workload whose orders need approximately as many messages as the scenario specifies."""
     check_agents(part)
     orders = shares(part.pattern.messages // MESSAGES_OF_AN_ORDER, part.agents)
     workload = PayingWorkload(make_fleet(part, functools.partial(_payer, orders)), ends=part.pattern.messages > 0)

@@ -1,9 +1,9 @@
-"""Planning pattern. Durable turns consist of steps, calls, sleeps and messages, and a failure may interrupt them anywhere.
+"""Pattern whose durable turns consist of steps, calls, sleeps and messages, and in which failures may interrupt a turn at any point.
 
-The agents form a row, and each agent executes one plan after another. For each plan, the agent calls its right neighbour, which answers
-while it executes its own plan. Because the agents form a row, they never wait for each other in a cycle. Steps are logged. Each plan's
-value is known in advance, so every cut shows whether a plan was lost, executed twice, or resumed with a different history. A cut contains
-an agent's state from before its current plan, so no cut may show a partly executed plan.
+The agents form a row, and each agent executes its plans one after another. In each plan, the agent calls its right neighbour, which answers
+while it executes its own plan. Because the agents form a row rather than a ring, they never wait for each other in a cycle. Steps are
+logged. The correct value of each plan is known in advance, so every cut shows whether a plan was lost, executed twice, or resumed with a
+different history. In a cut, an agent's state is from before its current plan, so no cut may contain a partly executed plan.
 """
 
 import functools
@@ -32,13 +32,13 @@ called agent does not exist."""
 
 
 class Go(snapline.Message):
-    """Message that starts the plan with this number."""
+    """Message that starts the agent's plan with this number."""
 
     plan: int
 
 
 class Hint(snapline.Message):
-    """Message that announces a new plan to the right neighbour."""
+    """Message that announces a new plan to the agent's right neighbour."""
 
 
 class Ask(snapline.Message):
@@ -46,11 +46,11 @@ class Ask(snapline.Message):
 
 
 class Answer(snapline.Message):
-    """Answer to a neighbour's call.
+    """Answer to a call from a neighbour.
 
     Attributes:
-        done: number of plans that the answering agent has completed. It may differ if the call is repeated after a recovery.
-        draw: random number that differs for each answer.
+        done: number of plans that the answering agent had completed. The number may change if the call is repeated after a recovery.
+        draw: random number that is different in each answer.
     """
 
     number: int
@@ -63,7 +63,7 @@ class Note(snapline.Message):
 
 
 class Told(snapline.Message):
-    """Output of a `Planner`. `place` distinguishes the outputs of a plan, and `draw` differs between histories."""
+    """Output of a `Planner`. `place` distinguishes the outputs of one plan. `draw` is a random number, so it differs between histories."""
 
     agent: str
     plan: int
@@ -72,7 +72,7 @@ class Told(snapline.Message):
 
 
 class Refuse(snapline.Message):
-    """Request whose handler fails permanently."""
+    """Request that the handler always rejects with a permanent failure."""
 
 
 class Never(snapline.Message):
@@ -83,10 +83,10 @@ class PlannerState(msgspec.Struct):
     """State of a `Planner` agent.
 
     Attributes:
-        half: values computed so far in the current plan. Empty between plans.
-        asked, hinted: number of calls and number of hints received from the left neighbour.
-        told: random numbers in the answers sent to the left neighbour.
-        heard: sum of the random numbers in the right neighbour's answers.
+        half: values that the current plan has computed so far. Empty between plans.
+        asked, hinted: numbers of calls and of hints that the left neighbour has sent.
+        told: random numbers in the answers that the agent sent to its left neighbour.
+        heard: sum of the random numbers in the answers from the right neighbour.
     """
 
     index: int
@@ -109,14 +109,15 @@ def double(number: int) -> int:
 
 
 def worth(plan: int, *, has_neighbour: bool) -> int:
-    """Return the value that a completed plan must have."""
+    """Return the correct value of a completed plan."""
     steps = sum([-1 if number % 5 == 4 else 2 * number for number in (plan, plan + 1, plan + 2)])
     of_neighbour = plan + 1 + 3 * plan + (REFUSED if plan % 5 == 1 else 0) if has_neighbour else 0
     return steps + (7 if plan % 4 == 0 else 0) + (NOBODY if plan % 6 == 5 else 0) + of_neighbour
 
 
 def _check_same(found: int, wanted: int) -> None:
-    """Check that a step's result equals the value that its turn has seen. A result from another history would differ."""
+    """Check that a step's result equals the value that the turn saw earlier. A result from a different history would have a different
+    value."""
     if found != wanted:
         raise AssertionError(f"a step gave {found}, and its turn has seen {wanted}")
 
@@ -165,13 +166,13 @@ class Planner(snapline.Agent):
             ctx.send(ctx.agent, Go(self.state.done))
 
     def _tell(self, plan: int, place: int, ctx: snapline.Context) -> None:
-        """Emit an output if the plan is one of every three. Called in the middle and at the end of the plan."""
+        """In every third plan, emit an output. This method is called in the middle and at the end of each plan."""
         if plan % 3 == 0:
             ctx.emit("plans", Told(ctx.agent, plan, place, ctx.random()))
 
     def _stumble(self, plan: int) -> None:
-        """Fail once in every third plan, so that the plan is retried from its journal. This agent object does not fail
-        again in the same plan."""
+        """Fail once in every third plan, so that the plan is retried from its journal. The same agent object does not fail a second time in
+        the same plan."""
         if plan % 3 == 2 and self.stumbled != plan:
             self.stumbled = plan
             raise RuntimeError("stumbled")
@@ -203,7 +204,8 @@ class Planner(snapline.Agent):
 
     @snapline.handler
     async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
-        """Answer a call and send a note. Every second time, the note is sent before the answer, so the caller must defer it."""
+        """Answer a call and also send a note. For every second plan, the note is sent before the answer, so the caller must defer the
+        note."""
         self.state.asked += 1
         answer = Answer(message.plan + 1, self.state.done, int(ctx.random() * DRAWS))
         self.state.told.append(answer.draw)
@@ -216,7 +218,7 @@ class Planner(snapline.Agent):
 
     @snapline.handler(durable=True)
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
-        """Handle a client's input by executing a step, without changing the state."""
+        """Handle a client's input by executing a step. The agent's state does not change."""
         await self._look(message.serial, ctx)
         message.take(ctx)
 
@@ -266,7 +268,7 @@ class PlanningWorkload(Workload):
 
 
 def make_planning(part: FleetPart) -> PlanningWorkload:
-    """Return a workload whose plans take about as many messages as the scenario requests."""
+    """Return a workload whose plans need approximately as many messages as the scenario specifies."""
     check_agents(part)
     plans = shares(part.pattern.messages // MESSAGES_OF_A_PLAN, part.agents)
     make = functools.partial(_planner, part.agents, plans)

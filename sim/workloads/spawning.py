@@ -1,20 +1,21 @@
-"""Spawning pattern. Permanent agents (*landlords*) spawn short-lived agents (*lodgers*), one after another.
+"""Pattern in which permanent agents (*landlords*) spawn short-lived agents (*lodgers*), one after another.
 
-The life of a lodger is as follows. Its landlord spawns the lodger. In the same turn, the landlord sends the lodger a token, and introduces
-the lodger to a neighbour, which is another landlord. The neighbour also sends tokens to the lodger; its first token may be sent before the
-lodger exists. The lodger answers every token. Landlord and neighbour each send the lodger `TOKENS` tokens, and wait for each answer before
-they send the next token. After the last answer, the lodger stops, and no agent sends messages to it again. When the neighbour has received
-its last answer, it notifies the landlord. When both have finished with the lodger, the landlord spawns the next lodger.
+The life of a lodger has the following phases. The lodger's landlord spawns it. In the same turn, the landlord sends the lodger a token. The
+landlord also introduces the lodger to a neighbour, which is another landlord. The neighbour sends tokens to the lodger, too. The
+neighbour's first token may be sent before the lodger exists. The lodger answers every token. The landlord and the neighbour each send the
+lodger `TOKENS` tokens, and wait for each answer before they send the next token. After its last answer, the lodger stops, and no agent
+sends any more messages to it. When the neighbour has received the lodger's last answer, it notifies the landlord. When both the landlord
+and the neighbour have finished with the lodger, the landlord spawns the next lodger.
 
-A stopped lodger has no state in a cut, but it is known how many messages the lodger has sent and consumed: `TOKENS` on each pair. So the
-ledgers of landlord and neighbour can still be checked, except for the chains. A lodger without a state is in one of these conditions:
+A stopped lodger has no state in a cut, but the number of messages that it has sent and consumed is known: it is `TOKENS` on each pair. So
+the ledgers of the landlord and the neighbour can still be checked, except for the chains. A lodger without a state is in one of these
+conditions:
 
-- *unborn* if the message that creates the lodger is in transit,
-- *wanted* if the landlord's first token to the lodger is still in the outbox, because the coordinator has not granted
-  the spawn yet,
-- *gone* otherwise.
+- The lodger is *unborn* if the message that creates it is in transit.
+- The lodger is *wanted* if the landlord's first token to it is still in the outbox, because the coordinator has not granted the spawn yet.
+- In all other cases, the lodger is *gone*.
 
-When an agent has received a lodger's last answer, it removes the lodger from its state, so that states stay small.
+When a landlord or neighbour has received a lodger's last answer, it removes the lodger from its state, so that states stay small.
 """
 
 import functools
@@ -51,15 +52,16 @@ PER_LODGER = 4 * TOKENS + 2
 
 
 class Token(Parcel, frozen=True, gc=False):
-    """Message that a lodger answers. It carries the work for the answer."""
+    """Message that a lodger must answer. A token carries the work that the answer needs."""
 
 
 class Answer(Parcel, frozen=True, gc=False):
-    """A lodger's answer to a token."""
+    """Answer from a lodger to a token."""
 
 
 class Introduction(Parcel, frozen=True, gc=False):
-    """Message from a landlord that introduces a lodger to the neighbour. It carries the work for the neighbour's tokens."""
+    """Message in which a landlord introduces a lodger to a neighbour. The message carries the work that the neighbour needs for its
+    tokens."""
 
     lodger: str = ""
 
@@ -69,19 +71,19 @@ class Introduction(Parcel, frozen=True, gc=False):
 
 
 class Farewell(Parcel, frozen=True, gc=False):
-    """Message that notifies the landlord that the neighbour has finished with the lodger."""
+    """Message that tells the landlord that the neighbour has finished with the lodger."""
 
 
 class LandlordState(Ledger, kw_only=True):
-    """State of a landlord. `serial` is the number of lodgers spawned so far. `awaited` is the number of agents
-    (landlord and neighbour) that have not finished with the latest lodger."""
+    """State of a landlord. `serial` is the number of lodgers that the landlord has spawned so far. `awaited` is the number of agents
+    (landlord and neighbour) that have not finished with the newest lodger."""
 
     serial: int = 0
     awaited: int = 0
 
 
 class Landlord(Worker):
-    """Agent that spawns lodgers, and sends tokens to its own lodgers and to its neighbour's lodgers."""
+    """Agent that spawns lodgers, and that sends tokens to its own lodgers and to its neighbour's lodgers."""
 
     state: LandlordState
 
@@ -120,7 +122,8 @@ class Landlord(Worker):
         self._settle(ctx)
 
     def _settle(self, ctx: snapline.Context) -> None:
-        """Record that landlord or neighbour has finished with the lodger. When both have finished, spawn the next lodger if work is left."""
+        """Record that the landlord or the neighbour has finished with the lodger. When both have finished, spawn the next lodger if there
+        is work left."""
         state = self.state
         state.awaited -= 1
         if state.awaited or not state.work:
@@ -163,7 +166,7 @@ class Lodger(Worker):
 
 
 def lodger_of(landlord: str, serial: int) -> str:
-    """Return the id of the landlord's lodger with this number."""
+    """Return the id of the landlord's lodger with this serial number."""
     return f"{landlord}-{serial}"
 
 
@@ -173,12 +176,12 @@ def landlord_of(lodger: str) -> str:
 
 
 def serial_of(lodger: str) -> int:
-    """Return the number of a lodger among its landlord's lodgers, counted from 1."""
+    """Return the serial number of a lodger among its landlord's lodgers, starting at 1."""
     return int(lodger.partition("-")[2])
 
 
 class SpawningWorkload(LedgerWorkload):
-    """Workload that checks ledgers even if agents are not created yet or have stopped."""
+    """Workload that can check ledgers even if some agents are not created yet or have already stopped."""
 
     def check_contents(self, books: CutContents) -> None:
         check_members(books, self.fleet.agents)
@@ -196,10 +199,10 @@ class SpawningWorkload(LedgerWorkload):
 
 
 class _Lodgers:
-    """Adds the missing ledger entries of lodgers to a cut's contents, so that both ends of every pair are present.
-    Entries are missing if a lodger has stopped, or if agents have removed the lodger from their states.
+    """Adds the missing ledger entries of lodgers to the contents of a cut, so that every pair has an entry at the sender and at the
+    receiver. An entry is missing if a lodger has stopped, or if other agents have removed the lodger from their states.
 
-    The states may belong to live agents, so only copies are changed.
+    The states may belong to live agents, so only copies of the states are changed.
     """
 
     def __init__(self, books: CutContents, landlords: list[str]) -> None:
@@ -213,7 +216,8 @@ class _Lodgers:
                 self.lodgers.setdefault(landlord_of(agent), []).append(agent)
 
     def complete(self) -> int:
-        """Fill in both ends of every lodger's pairs. Return the number of lodgers that have stopped and have no state."""
+        """For every pair that involves a lodger, add the missing entries. Return the number of lodgers that have stopped and no longer have
+        a state."""
         for agent in self.books.states:
             self._check_known(agent)
         for agent in self.books.creations:
@@ -246,14 +250,13 @@ class _Lodgers:
             raise InvariantViolatedError(f"{agent} is created twice")
 
     def _complete_settled(self, lodger: str, guardians: tuple[str, str]) -> None:
-        """Complete the pairs of a lodger that has taken its last turn and still has a state in the cut, although
-        landlord and neighbour have removed it."""
+        """Add the missing ledger entries of a lodger that has finished but still has a state in the cut, although the landlord and the
+        neighbour have removed it."""
         self.departed -= 1
         for guardian in guardians:
             self._remember(guardian, lodger)
 
     def _complete_lodger(self, lodger: str, landlord: str, neighbour: str) -> None:
-        """Complete the pairs of a landlord's latest lodger."""
         phase = self._phase(lodger, landlord, neighbour)
         if phase == "gone":
             self.departed += 1
@@ -267,7 +270,7 @@ class _Lodgers:
             self._remember(neighbour, lodger)
 
     def _introductions(self, lodger: str, landlord: str, neighbour: str) -> list[bool]:
-        """Return, for each message in transit from landlord to neighbour, whether it introduces the lodger."""
+        """For each message in transit from the landlord to the neighbour, return whether it introduces the lodger."""
         transit = self.books.transit.get((landlord, neighbour), [])
         return [isinstance(parcel, Introduction) and parcel.lodger == lodger for parcel in transit]
 
@@ -287,7 +290,7 @@ class _Lodgers:
         return "wanted" if is_wanted else "gone"
 
     def _remember(self, guardian: str, lodger: str) -> None:
-        """Restore the entries for a lodger in the ledger of a landlord or neighbour that has received the lodger's last answer."""
+        """Restore the entries for a lodger in the ledger of a landlord or neighbour that removed them after the lodger's last answer."""
         state = self._landlord(guardian)
         state.sent[lodger] = Tally(TOKENS, UNKNOWN)
         state.got[lodger] = Tally(TOKENS, UNKNOWN)
@@ -298,7 +301,7 @@ def _whole(*guardians: str) -> dict[str, Tally]:
 
 
 def make_spawning(part: FleetPart) -> LedgerWorkload:
-    """Return a workload with about as many lodgers as the requested number of messages allows, but at least one."""
+    """Return a workload with approximately as many lodgers as the specified number of messages allows, but at least one."""
     check_agents(part)
     messages = part.pattern.messages
     lodgers = max(1, round(messages / PER_LODGER)) if messages else 0

@@ -1,25 +1,24 @@
 """Traffic patterns: timer-driven producers, rounds without a barrier, and requests with replies.
 
-*Producers.* A source starts with an amount of work. At each timer tick, the source sends `batch` messages, until its work is used up. Each
-message carries the work for its further hops (none if the receiver does not forward it). If the pattern has no rate, a source waits
-`SOURCE_PAUSE_NS` per message; without this pause, it would send everything in one turn, because it gets no answers.
+*Producers.* Each source starts with a certain amount of work. At each timer tick, the source sends `batch` messages, until its work is used
+up. Each message carries the work for its remaining hops, or none if the receiver does not forward it. If the pattern has no rate, a source
+waits `SOURCE_PAUSE_NS` per message. Without this pause, a source would send everything in one turn, because it waits for no answers.
 
-- pipeline: the agents form lanes of stages. An item passes from the first stage to the last.
-- cyclic: in each lane, the stages after the first form a loop. An item passes the loop `LOOPS` times.
-- skewed: the sources' shares of the messages decrease like 1/1, 1/2, 1/3 … (Zipf). All sources finish at about the same
-  time, and most messages go to the first agents.
-- bursts: each source sends `BURST` messages at once to random peers, and then pauses `BURST` times as long as after one
-  message.
+- pipeline: the agents form lanes, and each lane is a sequence of stages. An item passes from the first stage to the last stage of its lane.
+- cyclic: in each lane, all stages after the first stage form a loop. An item goes around the loop `LOOPS` times.
+- skewed: the number of messages per source decreases like 1/1, 1/2, 1/3 … (a Zipf distribution). All sources finish at about the same time,
+  and most messages are sent to the first agents.
+- bursts: each source sends `BURST` messages at once to random peers, and then pauses for `BURST` times the pause after a single message.
 
-*Rounds* are used by all-to-all, and by a grid whose agents exchange borders. In each round, an agent sends one message
-to each of its receivers. It begins round n + 1 when it has consumed n messages from each of its senders. A message that
-belongs to a later round may arrive early; it counts when that round begins. (This is the local synchroniser from
-Awerbuch, "Complexity of Network Synchronization", J. ACM 32, 1985.)
+*Rounds* are used by the pattern all-to-all, and by a grid whose agents exchange border values. In each round, an agent sends one message to
+each of its receivers. An agent begins round n + 1 when it has consumed n messages from each of its senders. If a message for a later round
+arrives early, it is counted when that round begins. (This is the local synchroniser from Awerbuch, "Complexity of Network Synchronization",
+J. ACM 32, 1985.)
 
-*Requests with replies.* Every agent calls through a chain of servers, and the answer returns on the same path. For example, agent i calls i
-+ 1, which calls i + 2, which answers i + 1, which answers i. This takes `DEPTH` requests and the same number of replies. The work that a
-message carries encodes the progress of the call. It starts at 2 * depth, and each hop uses one unit. Each agent has up to `WINDOW` calls in
-progress, and begins the next call when a call has returned.
+*Requests with replies.* Every agent sends calls through a chain of servers, and the answer returns along the same path. For example, agent
+i calls agent i + 1, which calls agent i + 2, which answers agent i + 1, which answers agent i. Each call takes `DEPTH` requests and `DEPTH`
+replies. The amount of work carried by a message encodes the progress of the call. The amount of work starts at 2 * depth, and each hop uses
+one unit. Each agent has up to `WINDOW` calls in progress, and begins the next call whenever a call returns.
 """
 
 import functools
@@ -57,11 +56,10 @@ class SourceState(Ledger, kw_only=True):
     """State of a `Source`.
 
     Attributes:
-        peers: receivers of the agent's messages. If the route is fixed, there is only one.
-        item: units of work that the agent spends per message that it originates, including the send. 0 if the agent originates no messages.
-        batch: number of messages to send per tick.
-        pause_ns: time between ticks.
-        is_skewed: whether the agent prefers its first peers.
+        peers: agents to which this agent sends messages. If the agent always sends to the same receiver, there is only one peer.
+        item: units of work that the agent spends on each message that it originates, including one unit for the send itself. The value is 0
+            if the agent originates no messages.
+        is_skewed: whether the agent sends more messages to its first peers.
     """
 
     peers: list[str]
@@ -72,7 +70,7 @@ class SourceState(Ledger, kw_only=True):
 
 
 class Source(Worker):
-    """Agent that sends messages when its timer fires, and forwards messages that carry work."""
+    """Agent that sends messages when its timer fires, and that forwards received messages that still carry work."""
 
     state: SourceState
 
@@ -92,7 +90,7 @@ class Source(Worker):
             self.send(ctx, self.route(ctx), message.work - 1)
 
     def produce(self, ctx: snapline.Context) -> None:
-        """Send a batch of messages, and set the timer if work is left."""
+        """Send a batch of messages. Set the timer if there is work left."""
         state = self.state
         for _ in range(min(state.batch, state.work // state.item)):
             state.work -= state.item
@@ -101,7 +99,7 @@ class Source(Worker):
             self.tick(ctx, state.pause_ns)
 
     def route(self, ctx: snapline.Context) -> str:
-        """Return the receiver of the next message."""
+        """Return the receiver of the agent's next message."""
         state = self.state
         if len(state.peers) == 1:
             return state.peers[0]
@@ -113,7 +111,7 @@ class Source(Worker):
 
 
 def make_lanes(part: FleetPart) -> LedgerWorkload:
-    """Return a pipeline or a cyclic dataflow. In each lane, the first agent is the source."""
+    """Return a pipeline or cyclic workload. In each lane, the first agent is the source."""
     check_agents(part)
     lanes = lanes_of(part.agents, STAGES)
     hops = [hops_of(part.pattern.name, lane) for lane in lanes]
@@ -126,7 +124,7 @@ def make_lanes(part: FleetPart) -> LedgerWorkload:
 
 
 def hops_of(pattern: str, lane: range) -> int:
-    """Return how many messages one item causes in a lane."""
+    """Return how many messages one item causes in its lane."""
     return (len(lane) - 1) * (LOOPS if pattern == "cyclic" else 1)
 
 
@@ -150,8 +148,8 @@ def _stage(
 
 
 def make_skewed(part: FleetPart) -> LedgerWorkload:
-    """Return a workload whose sources have Zipf-distributed shares. Without a rate, the source with the largest share
-    sends at the normal pace, and all other sources send more slowly."""
+    """Return a workload whose sources send Zipf-distributed shares of the messages. If the pattern has no rate, the source with the largest
+    share sends at the normal pace, and all other sources send more slowly."""
     check_agents(part)
     works = skewed_shares(part.pattern.messages, part.agents)
     rate = part.pattern.rate_per_s
@@ -161,7 +159,7 @@ def make_skewed(part: FleetPart) -> LedgerWorkload:
 
 
 def skewed_shares(messages: int, agents: int) -> list[int]:
-    """Divide `messages` into integer shares that decrease like 1/1, 1/2, 1/3 …. The remainder goes to the first share."""
+    """Divide `messages` into integer shares that decrease like 1/1, 1/2, 1/3 …. The first share also gets the remainder."""
     weights = [FOREVER // min(place, SKEW_SHARES_MAX) for place in range(1, agents + 1)]
     if not messages:
         return weights
@@ -183,7 +181,7 @@ def _skewed(plan: Plan, works: list[int], duration_ns: int, index: int) -> Sourc
 
 
 def make_bursts(part: FleetPart) -> LedgerWorkload:
-    """Return a workload whose agents all send their bursts at about the same time."""
+    """Return a workload whose agents all send bursts at about the same time."""
     check_agents(part)
     works = shares(part.pattern.messages, part.agents)
     pause = BURST * (pause_ns(part, part.agents) or SOURCE_PAUSE_NS)
@@ -205,8 +203,8 @@ the number of receivers."""
 
 
 class RoundState(Ledger, kw_only=True):
-    """State of a `RoundWorker`. `round` is the number of rounds begun so far. `senders` is the number of agents that
-    send to this agent. `arrived` is the number of senders whose message for the current round was consumed."""
+    """State of a `RoundWorker`. `round` is the number of rounds that the agent has begun so far. `senders` is the number of agents that
+    send messages to this agent. `arrived` is the number of senders whose message for the current round has been consumed."""
 
     peers: list[str]
     senders: int
@@ -215,7 +213,7 @@ class RoundState(Ledger, kw_only=True):
 
 
 class RoundWorker(Worker):
-    """Agent that begins a round when it has consumed the previous round's messages from all its senders."""
+    """Agent that begins a round when it has consumed the messages of the previous round from all its senders."""
 
     state: RoundState
 
@@ -255,8 +253,8 @@ class RoundWorker(Worker):
 
 
 def make_all_to_all(part: FleetPart) -> LedgerWorkload:
-    """Return a workload whose agents send to all other agents. In a large fleet, each agent sends only to as many of
-    the next agents as the number of messages allows."""
+    """Return a workload in which each agent sends messages to all other agents. In a large fleet, each agent sends only to the next agents,
+    as many as the number of messages allows."""
     check_agents(part)
     messages = part.pattern.messages
     receivers = min(part.agents - 1, max(1, messages // part.agents) if messages else RECEIVERS_MAX)
@@ -267,7 +265,7 @@ def make_all_to_all(part: FleetPart) -> LedgerWorkload:
 
 
 def make_grid(part: FleetPart) -> LedgerWorkload:
-    """Return a workload whose agents form a grid. Each agent has four neighbours, or fewer at the border. The last row may be incomplete."""
+    """Return a workload whose agents form a grid. Each agent has up to four neighbours. The last row may be incomplete."""
     check_agents(part)
     width = math.isqrt(part.agents - 1) + 1
     borders = 2 * sum([(index % width > 0) + (index >= width) for index in range(part.agents)])
@@ -277,8 +275,8 @@ def make_grid(part: FleetPart) -> LedgerWorkload:
 
 
 def rounds_for(messages: int, messages_per_round: int) -> int:
-    """Return the number of rounds that comes closest to `messages`, but at least one. If `messages` is 0, return a
-    practically infinite number."""
+    """Return the number of rounds (at least one) that together send a number of messages closest to `messages`. If `messages` is 0, return
+    `FOREVER`."""
     return max(1, (messages + messages_per_round // 2) // messages_per_round) if messages else FOREVER
 
 
@@ -306,15 +304,15 @@ WINDOW = 2
 
 
 class CallerState(Ledger, kw_only=True):
-    """State of a `Caller`. `depth` is the number of servers in a call's chain. `returned` is the number of answered
-    calls after which the next call waits for the timer."""
+    """State of a `Caller`. `depth` is the number of servers in the chain of a call. `returned` is the number of answered calls after which
+    the next call waits for the timer."""
 
     depth: int
     returned: int = 0
 
 
 class Caller(Worker):
-    """Agent that both makes calls and serves calls."""
+    """Agent that makes calls and also serves calls from other agents."""
 
     state: CallerState
 
@@ -356,7 +354,7 @@ class Caller(Worker):
 
 
 def make_calls(part: FleetPart) -> LedgerWorkload:
-    """Return a workload that makes only complete calls, but at least one."""
+    """Return a workload that makes at least one call, and no incomplete calls."""
     check_agents(part)
     depth = min(DEPTH, part.agents - 1)
     calls = max(1, round(part.pattern.messages / (2 * depth))) if part.pattern.messages else 0

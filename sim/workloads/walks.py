@@ -1,26 +1,28 @@
-"""Walk patterns. Tokens walk along a topology (ring, star, tree, random graph or clusters). Several variants extend the random walk.
+"""Patterns in which tokens walk along a topology (ring, star, tree, random graph or clusters). Several patterns are variants
+of the random walk.
 
-Each agent starts with `TOKENS` tokens and divides its share of the work among them. When an agent receives a token that
-has work left, it passes the token on at once, with one unit of work less. A token without work ends at its receiver. If
-the pattern has a rate, an agent pools the work of its tokens, and passes one token on whenever its timer fires. In this
-case, the division of the work among tokens depends on the order of events, but the sum does not.
+Each agent starts with `TOKENS` tokens and divides its share of the work among these tokens. When an agent receives a token that has work
+left, it immediately passes the token on with one unit of work less. A token without work is not passed on. If the pattern has a rate, an
+agent pools the work of its tokens, and passes on one token each time its timer fires. With a rate, the order of events affects how the work
+is divided among the tokens, but not the sum of the work.
 
-*Bank* (`make_bank`). Tokens carry money. The sum of all money never changes.
+*Bank* (`make_bank`). Tokens carry money. The total amount of money never changes.
 
-*Returning* (`make_returning`). Tokens walk as in `random`, among agents that sometimes roll the fleet back (`ctx.rollback`) in the first
-seconds. Half of the rollback requests give a reason that recurs. When such a reason occurs for the second time, the request is refused and
-the agent is blocked, until an operator rolls the fleet back. After that, the agent may request a rollback again. A rollback undoes the turn
-that requested it, so the ledgers stay correct.
+*Returning* (`make_returning`). Tokens walk as in the pattern `random`, among agents that sometimes roll the fleet back (`ctx.rollback`)
+during the first seconds. For half of the rollback requests, the reason for the request occurs again after the rollback. If a reason occurs
+for the second time, the request is refused and the agent is blocked until an operator rolls the fleet back. After the operator's rollback,
+the agent may request a rollback again. A rollback also undoes the turn that requested it, so the ledgers stay correct.
 
-*Stepping* (`make_stepping`). Tokens walk as in `random`, among agents whose turns execute steps. A turn waits for its
-step while the rest of the fleet continues. This pattern tests what happens if a checkpoint, freeze, recovery plan or
-stop reaches an agent that is waiting in a turn. Every third token is passed on at once, so that turns with and without
-steps are mixed. Half of the clients' inputs start a durable turn.
+*Stepping* (`make_stepping`). Tokens walk as in the pattern `random`, among agents whose turns execute durable steps. While a turn waits for
+its step, the rest of the fleet continues. The pattern tests what happens if a checkpoint, freeze, recovery plan or stop request reaches an
+agent whose turn is waiting. Every third token is passed on immediately, so that turns with and without steps are mixed. Half of the
+clients' inputs start a durable turn.
 
-*Memory* (`make_memory`). Agents have large states: each consumed token is recorded in a history and a table. The history grows and drops
-old records, and some of its records are edited. The table is an array that consists of several chunks, and a turn changes only a few bytes
-of it. So checkpoints consist of parts, epochs refer to chunks from earlier epochs, and packs are shared. This tests `storage/` under all
-faults. In every cut, the ledger's count of consumed messages, the sum over the table, and the history's latest records must agree.
+*Memory* (`make_memory`). Agents have large states: each agent records every consumed token in a history and in a table. The history grows
+and drops old records, and some records are edited. The table is an array of several chunks, and each turn changes only a few bytes of it.
+So a checkpoint consists of parts, epochs refer to chunks from earlier epochs, and packs are shared by several epochs. This pattern tests
+the package `storage/` under all faults. In every cut, three values of an agent must agree: the ledger's count of consumed messages, the sum
+of the table's elements, and the newest records in the history.
 """
 
 import functools
@@ -65,8 +67,8 @@ MONEY = 100
 
 
 class WalkerState(Ledger, kw_only=True):
-    """State of a `Walker`. `peers` lists the receivers of tokens. `turn` is the index of the receiver that was used
-    last. `waiting` is the number of tokens that wait for the timer."""
+    """State of a `Walker`. `peers` lists the agents that may receive the agent's tokens. `turn` is the index of the most recently used
+    peer. `waiting` is the number of tokens that wait for the agent's timer."""
 
     peers: list[str]
     turn: int = 0
@@ -74,7 +76,7 @@ class WalkerState(Ledger, kw_only=True):
 
 
 class Walker(Worker):
-    """Agent that passes its tokens to its peers in turn."""
+    """Agent that passes its tokens to its peers in rotation."""
 
     state: WalkerState
 
@@ -102,7 +104,7 @@ class Walker(Worker):
             self.tick(ctx)
 
     def receive(self, ctx: snapline.Context, message: Parcel) -> None:
-        """Pass a token on if it has work left, at once or when the timer fires."""
+        """If a token has work left, pass it on, either immediately or when the timer fires."""
         if not message.work:
             return
         if not self.state.plan.pause_ns:
@@ -113,18 +115,18 @@ class Walker(Worker):
         self.tick(ctx)
 
     def pass_on(self, ctx: snapline.Context, work: int) -> None:
-        """Send a token with `work` units, one of which pays for the send itself."""
+        """Send a token. One of the token's `work` units pays for the send itself."""
         self.send(ctx, self.route(ctx), work - 1)
 
     def route(self, ctx: snapline.Context) -> str:
-        """Return the receiver of the next token."""
+        """Return the agent that receives the next token."""
         state = self.state
         state.turn = (state.turn + 1) % len(state.peers)
         return state.peers[state.turn]
 
 
 class RandomWalker(Walker):
-    """Agent that passes each token to a random peer."""
+    """Agent that passes each token to a randomly chosen peer."""
 
     def route(self, ctx: snapline.Context) -> str:
         peers = self.state.peers
@@ -132,7 +134,7 @@ class RandomWalker(Walker):
 
 
 class ClusterWalker(Walker):
-    """Agent whose last peer is in the next cluster and whose other peers are in its own cluster."""
+    """Agent whose last peer belongs to the next cluster and whose other peers belong to its own cluster."""
 
     def route(self, ctx: snapline.Context) -> str:
         peers = self.state.peers
@@ -153,13 +155,14 @@ class Transfer(Parcel, frozen=True, gc=False):
 
 
 class Account(WalkerState, kw_only=True):
-    """State of a `Teller`. `money` is the balance, which is never negative. The sum over the whole bank never changes."""
+    """State of a `Teller`. `money` is the agent's balance, which is never negative. The sum of all balances and of the money in transit
+    never changes."""
 
     money: int
 
 
 class Teller(RandomWalker):
-    """Agent that sends some of its money with each token."""
+    """Agent that sends some of its money along with each token."""
 
     state: Account
 
@@ -176,7 +179,7 @@ class Teller(RandomWalker):
 
 
 class BankWorkload(LedgerWorkload):
-    """Workload that checks that the money in accounts and in transit adds up to the initial amount."""
+    """Workload that checks that the money in accounts and in transit adds up to the initial total."""
 
     def check_contents(self, books: CutContents) -> None:
         super().check_contents(books)
@@ -195,12 +198,13 @@ class BankWorkload(LedgerWorkload):
 
 
 def ring_peers(index: int, agents: int) -> list[str]:
-    """Return the receiver in a ring, which is the next agent."""
+    """Return the only receiver of an agent in a ring, which is the next agent."""
     return [name_of((index + 1) % agents)]
 
 
 def star_peers(index: int, agents: int) -> list[str]:
-    """Return the receivers in a star. Agent 0 is the hub and sends to all leaves; every other agent sends to the hub."""
+    """Return the agents to which an agent in a star sends tokens. Agent 0 is the hub and sends to all other agents. Every other agent sends
+    to the hub."""
     return [name_of(0)] if index else [name_of(leaf) for leaf in range(1, agents)]
 
 
@@ -211,8 +215,8 @@ def tree_peers(index: int, agents: int) -> list[str]:
 
 
 def random_peers(index: int, agents: int) -> list[str]:
-    """Return the receivers in a random graph: all other agents in a small fleet, otherwise a few pseudorandom agents.
-    The next agent is always included, so that every agent can be reached."""
+    """Return the agents to which an agent in a random graph sends tokens. In a small fleet, these are all other agents, and otherwise a few
+    pseudorandom agents. The next agent is always included, so that every agent can be reached."""
     if agents <= ALL_MOST:
         return [name_of(other) for other in range(agents) if other != index]
     jumps = [1] + [2 + scattered(index * DEGREE + place) % (agents - 2) for place in range(DEGREE - 1)]
@@ -220,7 +224,8 @@ def random_peers(index: int, agents: int) -> list[str]:
 
 
 def cluster_peers(index: int, agents: int) -> list[str]:
-    """Return the receivers in a cluster: all other agents in the same cluster, and one agent in the next cluster."""
+    """Return the agents to which an agent in a cluster sends tokens: all other agents in the same cluster, and one agent in the next
+    cluster."""
     size = CLUSTER if agents >= 2 * CLUSTER else max(1, agents // 2)
     first = index - index % size
     inside = [other for other in range(first, min(first + size, agents)) if other != index]
@@ -230,7 +235,7 @@ def cluster_peers(index: int, agents: int) -> list[str]:
 
 
 def scattered(number: int) -> int:
-    """Return a pseudorandom number computed from `number` by the finalizer of splitmix64."""
+    """Return a pseudorandom number, computed from `number` by the finalizer of splitmix64."""
     number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -251,7 +256,7 @@ _WALKS: dict[str, tuple[type[Walker], Peers]] = {
 
 
 def make_walk(part: FleetPart) -> LedgerWorkload:
-    """Return a workload that passes tokens along one of the topologies."""
+    """Return a workload that passes tokens along the scenario's topology."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_walker, part.pattern.name, _plan(part), work)
@@ -267,7 +272,8 @@ def make_bank(part: FleetPart) -> LedgerWorkload:
 
 
 def _plan(part: FleetPart) -> Plan:
-    """Return the settings that all agents share. In a star, only the hub limits the rate, because it sends every second message."""
+    """Return the settings that all agents share. In a star, only the hub limits the message rate, because the hub sends every second
+    message."""
     return plan_of(part, pause_ns(part, 2 if part.pattern.name == "star" else part.agents))
 
 
@@ -305,7 +311,7 @@ class Returner(RandomWalker):
 
 
 def make_returning(part: FleetPart) -> LedgerWorkload:
-    """Return a workload that passes tokens on a random graph and sometimes rolls the fleet back."""
+    """Return a workload that passes tokens along a random graph and sometimes rolls the fleet back."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_returner, plan_of(part, pause_ns(part, part.agents)), work)
@@ -327,7 +333,7 @@ LOOKS = 2
 
 
 class Look(snapline.Message, frozen=True):
-    """Input that requests an answer after some steps. It is the client's `serial`-th input."""
+    """Input whose handler executes some steps and then answers. `serial` counts the client's inputs."""
 
     client: str
     serial: int
@@ -340,7 +346,7 @@ class StepperState(WalkerState, kw_only=True):
 
 
 class Stepper(RandomWalker):
-    """Agent that executes up to two steps before it consumes a token."""
+    """Agent that executes up to two steps before it handles a token."""
 
     on_error = "undo"
     state: StepperState
@@ -354,13 +360,13 @@ class Stepper(RandomWalker):
 
     @snapline.handler(durable=True)
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
-        """Handle a client's input. After a recovery, the turn continues or restarts; in both cases, the agent answers exactly once."""
+        """Handle a client's input. After a recovery, the turn either continues or restarts, but the agent answers exactly once."""
         results = [await ctx.step("look", functools.partial(float, number)) for number in range(LOOKS)]
         ctx.reply(Echo(message.serial, sum(results) + ctx.random()))
 
 
 class SteppingWorkload(LedgerWorkload):
-    """Workload with tokens and with durable turns. The durable turns do not change the state."""
+    """Workload with tokens, and with durable turns that handle clients' inputs. The durable turns do not change the state."""
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         is_durable = choose("durable", 2) == 1
@@ -368,7 +374,7 @@ class SteppingWorkload(LedgerWorkload):
 
 
 def make_stepping(part: FleetPart) -> LedgerWorkload:
-    """Return a workload that passes tokens on a random graph and executes steps."""
+    """Return a workload that passes tokens along a random graph and executes steps."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_stepper, plan_of(part, pause_ns(part, part.agents)), work)
@@ -397,23 +403,23 @@ KEPT = 30
 
 
 class Seen(snapline.Message):
-    """Record of a consumed message. `take` is the message's number among the consumed messages. `content` is the
-    message's content, or 0 after the record was edited."""
+    """Record of a consumed message. `take` is the sequence number of the message among all messages that the agent has consumed. `content`
+    is the content of the message, or 0 if the record was edited."""
 
     take: int
     content: int
 
 
 class MemoryState(WalkerState, kw_only=True):
-    """State of a `Rememberer`. `seen` contains records of the latest messages. `table` is an array in which each
-    consumed message increments one element."""
+    """State of a `Rememberer`. `seen` contains records of the newest messages. `table` is an array. Each consumed message increments one
+    element of the table."""
 
     seen: snapline.History[Seen]
     table: Array
 
 
 class Rememberer(RandomWalker):
-    """Agent that records each consumed message in its history and table."""
+    """Agent that records each consumed message in its history and in its table."""
 
     state: MemoryState
 
@@ -449,7 +455,7 @@ def _check(agent: str, state: MemoryState) -> None:
 
 
 def make_memory(part: FleetPart) -> LedgerWorkload:
-    """Return a workload that passes tokens on a random graph and records each consumed token."""
+    """Return a workload that passes tokens along a random graph and records each consumed token."""
     if np is None:
         raise UsageError("pattern memory needs NumPy: pip install 'snapline[numpy]'")
     check_agents(part)

@@ -1,20 +1,21 @@
-"""Workload of a simulated fleet: the fleet, its end condition, its invariants over cuts, and its CPU costs.
+"""Workload of a simulated fleet: the fleet itself, the condition for its end, its invariants over cuts, and its CPU costs.
 
 Theory of operation
 -------------------
-The workload of most patterns checks ledgers (`LedgerWorkload`). For a user's fleet, the user provides inputs and invariants.
+In most patterns, the workload checks ledgers (`LedgerWorkload`). For a user's own fleet, the user provides inputs and invariants.
 
-*Inputs* for a user's fleet are given as a list, as a function that generates them, or as a file with one input per line. An input is
-`(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`, and a message may be `(type, fields)`. Each line in a file
-is a JSON object in the gateway's format: `{"agent": "till1", "type": "Order", "fields": {"number": 7}}`.
+*Inputs* for a user's fleet are provided as a list, as a function that generates them, or as a file with one input per line. An input is
+`(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`. A message in such an input may also be `(type, fields)`.
+Each line in a file is a JSON object in the gateway's format: `{"agent": "till1", "type": "Order", "fields": {"number": 7}}`.
 
-*Invariants* that a user provides may be added to any workload (`CheckedWorkload`). The invariant is called for every complete cut, after
-the simulator's oracles have verified that the cut is consistent. `at_end` is called with the final states when the fleet is idle. Idleness
-is a stable property, which the simulator detects in a complete cut without activity. Both functions may have one of these results:
+*Invariants* that a user provides may be added to any workload (`CheckedWorkload`). The user's invariant is called for every complete cut,
+after the simulator's oracles have verified that the cut is consistent. The function `at_end` is called with the final states when the fleet
+is idle. Idleness is a stable property, so the simulator can detect it in a complete cut without activity. Both functions may return or
+raise the following:
 
 - None, a true value or "" means that the invariant holds.
 - A sentence, a false value or a failed `assert` means that the invariant is violated.
-- Any other exception makes the run "broken", because the function did not decide.
+- Any other exception makes the run "broken", because the invariant could not be decided.
 """
 
 import copy
@@ -62,11 +63,11 @@ class Costs(msgspec.Struct, frozen=True):
     """CPU costs of a host's work, in nanoseconds of virtual time.
 
     Attributes:
-        turn_ns: cost of a turn: one call of a plain handler, and the turn's share of the overhead.
-        batch_ns: cost of handling one batch of all other pending events.
-        capture_ns: fixed cost of capturing an agent's state (measured: 2.5 ms for fifty agents).
-        capture_byte_ns: additional cost of capturing each byte of the state.
-        send_ns: cost of sending a message under a logged protocol, for the sender's log entry and the protocol's stamp.
+        turn_ns: cost of a turn, which is one call of a plain handler and the turn's share of the overhead.
+        batch_ns: cost of handling a batch of other pending events.
+        capture_ns: fixed cost of capturing an agent's state (measured value: 2.5 ms for fifty agents).
+        capture_byte_ns: additional cost of capturing each byte of an agent's state.
+        send_ns: additional cost of sending a message under a logged protocol, for the sender's log entry and the protocol's stamp.
     """
 
     turn_ns: int = 20_000
@@ -76,7 +77,8 @@ class Costs(msgspec.Struct, frozen=True):
     send_ns: int = 0
 
     def for_messages(self, times: int) -> "Costs":
-        """Return the costs in a run in which each message represents `times` real messages. The images grow by the same factor."""
+        """Return the costs for a run in which each message represents `times` real messages. Agents' states are assumed to grow by the same
+        factor."""
         return msgspec.structs.replace(
             self,
             turn_ns=times * self.turn_ns,
@@ -106,18 +108,17 @@ RAISES_ONE_IN = 8
 
 
 class Workload:
-    """A fleet and its invariants. This base class has no invariants.
+    """A fleet that the simulator runs, with its invariants. This base class has no invariants.
 
     Attributes:
-        fleet: the fleet to run.
         ends: whether `is_done` eventually becomes true.
-        costs: CPU costs of the hosts' work.
-        requests_rollbacks: whether agents request rollbacks (`ctx.rollback`). If so, an operator handles the rollbacks that are refused.
-        was_rolled_back: whether the fleet was rolled back to before a complete epoch, either on purpose or because
-            bytes of the epoch were lost. The flag is set before `check_end` is called.
-        failure: traceback of the unexpected exception that an invariant raised, or "" if there was none.
-        calling_plan: recovery plan that the host followed when it made the call that a stub is answering.
-        inputs: the user's inputs, which replace `input_of`. None if the user provides no inputs.
+        requests_rollbacks: whether agents may request rollbacks (`ctx.rollback`). If agents may request rollbacks, an operator rolls the
+            fleet back when a request has been refused.
+        was_rolled_back: whether the fleet was rolled back to a point before a complete epoch, either on purpose or because some of the
+            epoch's bytes were lost. The attribute is set before `check_end` is called.
+        failure: traceback of an unexpected exception in an invariant, or "" if there was none.
+        calling_plan: recovery plan of the host whose call a stub is answering.
+        inputs: the user's inputs, which replace `input_of`, or None if the user provides no inputs.
     """
 
     requests_rollbacks = False
@@ -131,12 +132,12 @@ class Workload:
         self.inputs: GivenInputs | None = None
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Return a sentence that describes a violation in the cut, or None if there is no violation."""
+        """Return a sentence that describes a violated invariant in the cut, or None if all invariants hold."""
         return None
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
-        """Return a client's `serial`-th input, which is for this agent, or None if the agent accepts no inputs. No two
-        inputs may have the same bytes."""
+        """Return input number `serial` of a client, addressed to this agent, or None if the agent accepts no inputs. No two inputs may be
+        identical."""
         return None
 
     @property
@@ -145,28 +146,29 @@ class Workload:
         return self.inputs is not None or type(self).input_of is not Workload.input_of
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether no agent will take another turn, because no message is left to send or consume and no timer is set."""
+        """Return whether no agent will take another turn, because there are no messages left to send or consume and no timer is set."""
         return False
 
     def check_end(self, states: Mapping[str, object]) -> str | None:
-        """Return a sentence that describes a violation in the final states, or None if there is no violation. Called
-        when `is_done` is true."""
+        """Return a sentence that describes a violated invariant in the final states, or None if all invariants hold. This method is called
+        only when `is_done` is true."""
         return None
 
 
 def user_workload(fleet: Fleet, every: str = "") -> Workload:
-    """Return a workload for a user's fleet, without invariants. If `every` is not "", it is the checkpoint period, and
-    replaces the fleet's triggers."""
+    """Return a workload without invariants for a user's fleet. If `every` is not "", it is the checkpoint period, and it replaces the
+    fleet's own triggers."""
     copied = copy.copy(fleet)  # do not change the user's object
     copied.triggers = user_triggers(fleet, every)
     return Workload(copied, costs=Costs(turn_ns=OWN_TURN_NS))
 
 
 def user_triggers(fleet: Fleet, every: str) -> tuple[Single, ...]:
-    """Return the triggers of a user's fleet, with periods of at most `PERIOD_MAX_S`. If `every` is not "", it is the period instead.
+    """Return the checkpoint triggers of a user's fleet, with periods of at most `PERIOD_MAX_S`. If `every` is not "", return a trigger with
+    this period instead.
 
     Raises:
-        UsageError: If `every` is not a duration.
+        UsageError: If `every` is not a valid duration.
     """
     if every:
         return (snapline.Every(duration_ns(every) / SECOND_NS),)
@@ -184,7 +186,8 @@ def _quick(trigger: Single) -> Single:
 
 
 class UserWorkload(Workload):
-    """Workload for a fleet about which nothing is known except that it eventually becomes idle. The work is done when the fleet is idle."""
+    """Workload for a fleet about which the simulator knows only that it eventually becomes idle. The work is finished when the fleet is
+    idle."""
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet, ends=True)
@@ -197,7 +200,7 @@ class LedgerWorkload(Workload):
     """Workload whose agents keep ledgers (`ledger.py`).
 
     Attributes:
-        total: initial amount of work, which equals the number of messages that the agents will have sent at the end.
+        total: initial amount of work, which equals the total number of messages that the agents will send.
     """
 
     def __init__(self, fleet: Fleet, *, total: int, ends: bool) -> None:
@@ -215,7 +218,7 @@ class LedgerWorkload(Workload):
         return nudge(client, serial, choose)
 
     def check_contents(self, books: CutContents) -> None:
-        """Check all invariants of the ledgers.
+        """Check all ledger invariants.
 
         Raises:
             InvariantViolatedError: If an invariant is violated.
@@ -244,25 +247,25 @@ class LedgerWorkload(Workload):
 
 
 def nudge(client: str, serial: int, choose: Choose) -> Nudge:
-    """Return an input of the kind that most patterns use. It causes a turn and an answer."""
+    """Return an input that most patterns accept. The input causes a turn and an answer."""
     return Nudge(client, serial, choose("raises", RAISES_ONE_IN) == RAISES_ONE_IN - 1)
 
 
 def make_fleet(part: FleetPart, make: Make, *, own: list[Single] | None = None) -> Fleet:
-    """Return a pattern's fleet. `make` creates the agent with a given index. If `own` is not None, its triggers replace
-    the scenario's trigger."""
+    """Return a pattern's fleet. `make` creates the agent with the given index. If `own` is not None, its checkpoint triggers replace the
+    scenario's trigger."""
     agents = {name_of(index): functools.partial(make, index) for index in range(part.agents)}
     triggers = triggers_of(part.protocol, part.trigger) if own is None else own
     return Fleet(part.pattern.name, agents=agents, protocol=part.protocol, triggers=triggers)
 
 
 def with_protocol(fleet: Fleet, part: FleetPart) -> Fleet:
-    """Return a fleet with the same agents, but with the scenario's protocol and trigger.
+    """Return a fleet with the same agents, but with the protocol and checkpoint trigger of the scenario.
 
-    The returned fleet has no `stop_when`, because `stop_when` needs epochs. The run ends when the fleet is idle.
+    The returned fleet has no `stop_when`, because `stop_when` requires epochs. Without `stop_when`, the run ends when the fleet is idle.
 
     Raises:
-        FleetDefinitionError: If the trigger is not valid for the protocol.
+        FleetDefinitionError: If the checkpoint trigger is not valid for the protocol.
     """
     return Fleet(
         fleet.name,
@@ -276,8 +279,8 @@ def with_protocol(fleet: Fleet, part: FleetPart) -> Fleet:
 
 
 def triggers_of(protocol: str, trigger: TriggerPart) -> list[Single]:
-    """Return the scenario's trigger in the form that the constructor of `Fleet` accepts. The constructor rejects a
-    trigger that is not valid for the protocol.
+    """Return the scenario's checkpoint trigger in the form that the constructor of `Fleet` accepts. The constructor rejects a trigger that
+    is invalid for the protocol.
 
     Raises:
         UsageError: If a value is invalid.
@@ -299,14 +302,14 @@ def plan_of(part: FleetPart, pause_ns: int) -> Plan:
 
 
 def pause_ns(part: FleetPart, senders: int) -> int:
-    """Return how long each of `senders` agents must pause after a message, so that all together keep the message rate.
-    Return 0 if the pattern has no rate."""
+    """Return how long each of `senders` agents must pause after a message, in nanoseconds, so that together they keep the pattern's message
+    rate. Return 0 if the pattern has no message rate."""
     rate = part.pattern.rate_per_s
     return max(1, round(senders * SECOND_NS / rate)) if rate else 0
 
 
 def check_agents(part: FleetPart, *, least: int = 2, most: int = 0) -> None:
-    """Check that the pattern supports the scenario's number of agents.
+    """Check that the pattern supports the number of agents in the scenario.
 
     Raises:
         UsageError: If there are too few or too many agents.
@@ -318,7 +321,7 @@ def check_agents(part: FleetPart, *, least: int = 2, most: int = 0) -> None:
 
 
 def lanes_of(agents: int, length: int) -> list[range]:
-    """Divide the agents into lanes of at least `length` agents. If there are fewer agents, they form one lane."""
+    """Divide the agents into lanes of at least `length` agents. If there are fewer than `length` agents, they form a single lane."""
     lanes = max(1, agents // length)
     return [range(lane * agents // lanes, (lane + 1) * agents // lanes) for lane in range(lanes)]
 
@@ -335,7 +338,7 @@ GENERATED_INPUTS_MAX = 100
 
 
 class RecordedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The input described by one line of an input file."""
+    """The input that one line of an input file describes."""
 
     agent: str
     type: str
@@ -344,17 +347,17 @@ class RecordedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GivenInputs:
-    """Inputs that a test provides for a fleet.
+    """Inputs that the user provides for a fleet.
 
     Attributes:
-        count: number of inputs. None if the number is unknown, because a function generates the inputs.
+        count: number of inputs, or None if it is unknown because a function generates the inputs.
     """
 
     def __init__(self, inputs: Inputs) -> None:
-        """Accept inputs in any of their forms.
+        """Accept inputs in any of the supported forms.
 
         Raises:
-            UsageError: If `inputs` has no valid form.
+            UsageError: If `inputs` has an unsupported form.
         """
         self.count: int | None = None
         self._make: MakeInputs
@@ -381,16 +384,16 @@ class GivenInputs:
             )
 
     def inputs_of_run(self, chance: Random) -> Iterator[AgentInput]:
-        """Return an iterator over the inputs for one run. `chance` is passed to a function that generates inputs."""
+        """Return an iterator over the inputs of one run. If a function generates the inputs, it is called with `chance`."""
         most = GENERATED_INPUTS_MAX if self.count is None else self.count
         return islice(iter(self._make(chance)), most)
 
 
 def to_given_input(each: AgentInput, key: str) -> GivenInput:
-    """Return an input in the form in which a client sends it. If the input has no key, it gets `key`.
+    """Return an input in the form that a client sends. If the input has no idempotency key, it gets the key `key`.
 
     Raises:
-        SnaplineError: If the input cannot be sent.
+        SnaplineError: If a client could not send the input.
     """
     return input_of(each[0], each[1], each[2] if len(each) > 2 and each[2] is not None else key)
 
@@ -449,10 +452,10 @@ _Seen = TypeVar("_Seen")
 
 
 def checked(inner: Workload, part: FleetPart) -> Workload:
-    """Return the workload, with the invariants that the scenario names added.
+    """Return the workload with the scenario's user-defined invariants added.
 
     Raises:
-        FleetDefinitionError: If a named function does not exist.
+        FleetDefinitionError: If a function named by the scenario does not exist.
     """
     if not part.invariant and not part.at_end:
         return inner
@@ -461,7 +464,7 @@ def checked(inner: Workload, part: FleetPart) -> Workload:
 
 
 class CheckedWorkload(Workload):
-    """A workload with a user's own invariants added."""
+    """A workload with additional invariants provided by the user."""
 
     def __init__(self, inner: Workload, *, invariant: Invariant | None, at_end: AtEnd | None) -> None:
         super().__init__(inner.fleet, ends=inner.ends or at_end is not None, costs=inner.costs)
@@ -487,8 +490,8 @@ class CheckedWorkload(Workload):
         return self._ask(self._invariant, cut, read=read)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether the fleet is idle. If `at_end` was given, a quiet cut must prove this, because even if all
-        hosts are idle, timers may be set."""
+        """Return whether the fleet is idle. If `at_end` was given, a cut without activity must show that the fleet is idle, because timers
+        may be set even if all hosts are idle."""
         if self._inner.ends and not self._inner.is_done(states):
             return False
         return self._at_end is None or self._quiet is not None
@@ -527,7 +530,7 @@ class CheckedWorkload(Workload):
 
 
 class _ReadStates(Mapping[str, object]):
-    """The agents' states. The mapping records which state was read last, because a failing invariant usually concerns that state."""
+    """The agents' states. The mapping remembers which state was read last, because a failing invariant is usually about that state."""
 
     def __init__(self, states: Mapping[str, object]) -> None:
         self._states = states
@@ -544,7 +547,7 @@ class _ReadStates(Mapping[str, object]):
         return len(self._states)
 
     def last_state_text(self) -> str:
-        """Return a description of the state that was read last, in a form that can be appended to a code location."""
+        """Describe the state that was read last, in a form that can be appended to a source location."""
         if self._last is None:
             return "; it read no state"
         if self._last not in self._states:
@@ -559,15 +562,14 @@ class _ReadStates(Mapping[str, object]):
 
 
 def _line_of(error: Exception, below: int | None = None) -> str:
-    """Return the source location that raised the error. If `below` is given, return the location in the stack frame
-    that is `below` calls deeper than the frame that caught the error."""
+    """Return the source location at which the error was raised. If `below` is given, return the location in the stack frame that is `below`
+    levels below the frame that caught the error."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = frames[-1] if below is None else frames[: below + 1][-1]
     return f"{frame.filename}:{frame.lineno}"
 
 
 def _place_of(question: Callable[[_Seen], object]) -> str:
-    """Return the source location where a user's function is defined."""
     code = getattr(question, "__code__", None)
     return (
         f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(type(question), "__qualname__", "a callable")

@@ -1,20 +1,19 @@
-"""Clients of a simulated fleet. A client is a program that sends inputs and waits for answers, using the product's
-client core (`client/core.py`).
+"""Clients of a simulated fleet. A client program sends inputs and waits for answers, using the product's client core (`client/core.py`).
 
-A program sends a few inputs at once, and may wait for their outcomes before it continues. If an input's outcome is unknown, the program
-resends the input with the same key. It also resends some inputs for which it already has a receipt. The program may give up an input,
-abandon unfinished sends, or close its client and start a new one. The oracle in `oracles/input_output_oracles.py` checks the client core's
-results. Inputs come from the workload (`Workload.input_of`) or from the user. Most inputs from the workload address running agents; some
-address agents that have stopped.
+The program sends a few inputs at once, and may wait for their outcomes before it continues. If the outcome of an input is unknown, the
+program resends the input with the same key. The program also resends some inputs for which it already has a receipt. The program may give
+up on an input, abandon unfinished sends, or close its client and start a new one. The results of the client core are checked by the oracle
+in `oracles/input_output_oracles.py`. Inputs come from the workload (`Workload.input_of`) or from the user. Most of the workload's inputs
+are for running agents, and some are for agents that have stopped.
 
-`ClientCalls` executes the core's requests on the simulated network, as `client/sends_and_asks.py` does on a real network. The core receives
-exactly one event per request, within the request's time limit; any later events are dropped. A request may be lost, late or duplicated, and
-its answer may be lost. A duplicated request gets no answer, because its stream has broken. A host that is down, or to which the client has
-no connection, cannot have accepted an input. Data that was written to a connection arrives when the network is healed or the host resumes.
-The host then reads the data even if the client no longer waits.
+`ClientCalls` executes the core's requests on the simulated network, just as `client/sends_and_asks.py` does on a real network. The core
+receives exactly one event per request, within the request's time limit. Any later events for the request are dropped. A request may be
+lost, delayed or duplicated, and its answer may be lost. A duplicated request gets no answer, because its stream is broken. If a host is
+down or the client has no connection to it, the host cannot have accepted an input. Data written to a connection arrives as soon as the
+network is healed or the host resumes. The host then reads the data even if the client no longer waits for an answer.
 
-A lookup reads an agent's location from the coordinator's state when the request arrives there. The location may be
-outdated when the client receives it, and sometimes it is deliberately wrong.
+A lookup of an agent's location reads the coordinator's state at the time when the request arrives at the coordinator. The location may be
+outdated when the client receives it, and some locations are wrong on purpose.
 """
 
 import traceback
@@ -65,10 +64,9 @@ class ClientInput:
     """An input that a client sends.
 
     Attributes:
-        given: the input as sent to a host.
-        payload: encoded message. If `given` contains JSON, this is b"" until a host has converted it.
-        serial: sequence number of the input's most recent send among the client's sends.
-        asks: whether the program requests the answer together with the send.
+        given: the input in the form in which it is sent to a host.
+        payload: encoded message. If `given` contains JSON, the payload is b"" until a host has converted the JSON.
+        serial: sequence number of the latest send of this input, among all sends of the client.
         is_early: whether the program accepts an answer that may still be rolled back.
     """
 
@@ -82,7 +80,7 @@ class ClientInput:
 
 
 class ClientCalls:
-    """Executes one client core's requests. `feed` passes the resulting events to the core."""
+    """Executes the requests of one client core. The resulting events are passed to the core by calling `feed`."""
 
     def __init__(
         self,
@@ -106,13 +104,13 @@ class ClientCalls:
         """Hosts that have answered a request and to which no request has failed since."""
 
     def close(self) -> None:
-        """Drop all unfinished requests without passing an event to the core."""
+        """Drop all unfinished requests. For the dropped requests, the core gets no events."""
         self._open.clear()
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def find(self, command: ev.LookUpAgents) -> None:
-        """Ask the leader on which hosts the agents run."""
+        """Ask the leader which hosts run the agents."""
         self._begin(command.request, command.limit_ns, ev.LookupFailed(command.request, "nobody answers"))
         leader = self._log.leader
         way_ns = self._way_ns(leader) if leader else None
@@ -141,7 +139,7 @@ class ClientCalls:
         return replace(found, host=host, address=f"{host}:1")
 
     def offer(self, command: ev.OfferInputs, inputs: Sequence[ClientInput]) -> None:
-        """Send inputs to a host. Some requests are duplicated."""
+        """Send some inputs to a host. Some requests are duplicated."""
         request, host = command.request, command.host
         given = [each.given for each in inputs]
         self._begin(request, command.limit_ns, ev.RequestFailed(request, "no answer in time"))
@@ -157,7 +155,7 @@ class ClientCalls:
         self._travel(request, host, copies, arrive)
 
     def ask(self, command: ev.AskHost, asked: ClientInput) -> None:
-        """Ask a host for the answer to an input."""
+        """Request the answer to an input from a host."""
         agent, key, is_early = asked.given.agent, asked.given.key, asked.is_early
         request, host = command.request, command.host
         self._begin(request, command.limit_ns, ev.RequestFailed(request, "no answer in time"))
@@ -170,7 +168,7 @@ class ClientCalls:
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def _travel(self, request: int, host: str, copies: int, arrive: Callable[[SimHost], None]) -> None:
-        """Send copies of a request to a host, each with a drawn delay."""
+        """Send one or more copies of a request to a host, each with a random delay."""
         broken = ev.RequestFailed(request, "the stream broke")
         if self._way_ns(host) is None:
             if host in self._connected:
@@ -191,7 +189,8 @@ class ClientCalls:
                 self._later(way_ns + late_ns, lambda: self._arrive(request, host, arrive, is_alone=copies == 1))
 
     def _deliver_when_reachable(self, host: str, arrive: Callable[[], None], looks: int = 0) -> None:
-        """Deliver a request as soon as the host is reachable. A paused process counts as reachable, because its socket accepts the request."""
+        """Deliver a request as soon as the host is reachable. A paused process counts as reachable, because its socket still accepts the
+        request."""
         run = self._hosts.run_of(host)
         way_ns = self._way_ns(host)
         if way_ns is not None or (run is not None and run.stops):
@@ -209,7 +208,7 @@ class ClientCalls:
             self._end(request, ev.RequestFailed(request, f"host {host} is down", is_unsent=True))
 
     def _watch(self, request: int, run: SimHost) -> None:
-        """Fail the request once the host has crashed, because the request's stream has then broken."""
+        """Fail the request as soon as the host has crashed, because the request's stream is then broken."""
         if request not in self._open:
             return
         if run.is_alive:
@@ -221,7 +220,7 @@ class ClientCalls:
     # ---- answers --------------------------------------------------------------------------------------------------
 
     def _on_taking(self, one: ClientInput, payload: bytes) -> None:
-        """Record an input's payload when a host is about to decide on the input."""
+        """Record an input's payload just before a host decides whether to accept the input."""
         if not one.payload:
             one.payload = payload
             self._shared.judge.ground_truth.inputs.on_offered(one.given.agent, self._name, one.serial, payload)
@@ -236,7 +235,8 @@ class ClientCalls:
         *,
         is_heard: bool,
     ) -> None:
-        """Handle a host's decisions on inputs. `plan` is the recovery plan that the host followed when the request arrived."""
+        """Handle a host's decisions on whether it accepts inputs. `plan` is the recovery plan that the host was following when the request
+        arrived."""
         oracle = self._shared.judge.ground_truth.inputs
         for each, outcome in zip(inputs, outcomes, strict=True):
             self._shared.judge.probes.hit(f"input {outcome.status}")
@@ -266,7 +266,7 @@ class ClientCalls:
         self._later(limit_ns, lambda: self._end(request, failed))
 
     def _end(self, request: int, event: ev.Event) -> None:
-        """Pass an event to the core if it is the request's first. Drop it otherwise."""
+        """Pass an event to the core if it is the first event for this request. Drop it otherwise."""
         if request in self._open:
             del self._open[request]
             self._feed(event)
@@ -319,12 +319,12 @@ class Clients:
         self._all = [SimClient(shared, log, hosts, f"client{number + 1}", source) for number in range(count)]
 
     def start(self) -> None:
-        """Start all clients, even if the fleet is not ready yet."""
+        """Start all clients, even if the fleet is not ready to accept inputs."""
         for client in self._all:
             client.start()
 
     def make_patient(self) -> None:
-        """Make all clients patient, so that none gives up. Called when all faults have ended."""
+        """Make all clients patient, so that no client gives up on an input. This method is called when all faults have ended."""
         for client in self._all:
             client.is_patient = True
 
@@ -334,13 +334,13 @@ class Clients:
             client.core.validate()
 
     def pending(self) -> list[str]:
-        """Return a description of each client that still waits for an answer, or an empty list if the fleet has ended."""
+        """Describe each client that is still waiting for an answer. Return an empty list if the fleet has ended."""
         if self._log.canonical.image.outcome:
             return []
         return [f"{client.name} waits for an answer" for client in self._all if not client.is_done]
 
     def without_progress(self, since_ns: int) -> list[str]:
-        """Return a description of each client that waits for a running agent and has made no progress since `since_ns`."""
+        """Describe each client that waits for a running agent and has made no progress since `since_ns`."""
         if self._log.canonical.image.outcome:
             return []
         return [text for client in self._all if client.moved_ns < since_ns and (text := client.waits_for())]
@@ -350,16 +350,14 @@ class SimClient:
     """A simulated program and its client core.
 
     Attributes:
-        core: the program's current client core.
-        is_done: whether the program has sent all its inputs, and has got an outcome for each input or given it up.
-        is_patient: whether the program never gives up.
-        moved_ns: time at which the program last made progress.
+        is_done: whether the program has sent all its inputs and has an outcome for each input on which it has not given up.
+        moved_ns: time when the program last made progress.
     """
 
     def __init__(
         self, shared: WorldState, log: SimulatedLog, hosts: Hosts, name: str, source: Iterator[AgentInput] | None
     ) -> None:
-        """`source` yields the user's inputs, and all clients share it. If it is None, the workload creates the inputs."""
+        """`source` is an iterator over the user's inputs, which all clients share. If `source` is None, the workload creates the inputs."""
         self.name = name
         self._source = source
         self.is_done = self.is_patient = False
@@ -390,25 +388,27 @@ class SimClient:
         self._timer_ns = None
 
     def _pick(self, what: str, n: int) -> int:
-        """Draw a number from 0 to n - 1. Zero is the benign choice."""
+        """Draw an integer from 0 to n - 1. The value 0 is the benign choice."""
         return self._shared.choices.pick("clients", (self.name, what, self._given), n)
 
     def _draw_fault(self, what: str, n: int) -> int:
-        """Draw whether a fault affects one of this client's requests. Always return 0, which means no fault, when all faults have ended."""
+        """Draw whether a fault affects one of this client's requests, where 0 means no fault. When all faults have ended, the result is
+        always 0."""
         return 0 if self.is_patient else self._pick(what, n)
 
     def _is_one_in(self, n: int, what: str) -> bool:
         return self._pick(what, n) == n - 1
 
     def _gives_up(self, one_in: int, what: str) -> bool:
-        """Return whether the program gives up an input. A user's input is never given up, because the user may rely on it."""
+        """Return whether the program gives up on an input. The program never gives up on a user's input, because the user may rely on its
+        outcome."""
         return self._source is None and not self.is_patient and self._is_one_in(one_in, what)
 
     def start(self) -> None:
         self._go_on()
 
     def waits_for(self) -> str:
-        """Return a description of an input that has no outcome or answer although its agent is running, or "" if there is none."""
+        """Describe an input that has no outcome or answer although its agent is running. Return "" if there is no such input."""
         sent = [(each, "been told whether it was taken") for each in self._sends.values()]
         asked = [(each, "had an answer to it") for each in self._asks.values()]
         for each, what in (*sent, *asked):
@@ -420,7 +420,7 @@ class SimClient:
     # ---- the core -------------------------------------------------------------------------------------------------
 
     def _feed(self, event: ev.Event) -> None:
-        """Pass an event to the client core and execute the core's commands, as `client/client.py` does."""
+        """Pass an event to the client core, and execute the commands that the core returns, just as `client/client.py` does."""
         try:
             commands = self.core.handle(self._shared.kernel.now_ns, event)
         except Exception as error:
@@ -455,7 +455,7 @@ class SimClient:
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Schedule the next request after a pause, unless too many inputs are unfinished."""
+        """Schedule the program's next request after a pause, unless too many inputs are unfinished."""
         if self._is_waiting or self.is_done:
             return
         if not self._left:
@@ -479,7 +479,6 @@ class SimClient:
         self._go_on()
 
     def _make(self) -> ClientInput | None:
-        """Return the next input, or None if there is none."""
         self._inputs += 1
         try:
             input_ = self._drawn() if self._source is None else self._taken(self._source)
@@ -500,7 +499,7 @@ class SimClient:
         return client_input
 
     def _drawn(self) -> GivenInput | None:
-        """Return an input that the workload creates for a drawn agent, or None if the workload creates none."""
+        """Draw an agent, and return an input that the workload creates for it, or None if the workload creates none."""
         agent = self._agent()
         message = self._shared.workload.input_of(agent, self.name, self._inputs, self._pick)
         if message is None:
@@ -510,7 +509,7 @@ class SimClient:
         return GivenInput(agent, self._key(), encode_message(message))
 
     def _taken(self, source: Iterator[AgentInput]) -> GivenInput | None:
-        """Return the user's next input, or None if there is none. An added trace parent makes the input's bytes unique."""
+        """Return the user's next input, or None if there is none. A trace parent is added to the input, so that its bytes are unique."""
         each = next(source, None)
         if each is None:
             self._left = 0
@@ -525,7 +524,7 @@ class SimClient:
         return f"{self.name}-{self._inputs}"
 
     def _agent(self) -> str:
-        """Draw an agent. The agent is usually running, but may have stopped."""
+        """Draw an agent. The drawn agent is usually running, but it may have stopped."""
         living = dict.fromkeys([agent for agent, _ in self._log.canonical.living_agents()] or self._shared.agents)
         stopped = [agent for agent in self._seen if agent not in living]
         self._seen.update(living)
@@ -548,7 +547,7 @@ class SimClient:
         self._feed(ev.InputsGiven(tuple(sends)))
 
     def _resend(self, inputs: list[ClientInput]) -> None:
-        """Resend inputs with the same keys. The resends are numbered after all earlier sends."""
+        """Resend some inputs with their original keys. Each resent input gets a new serial number."""
         self._resting -= len(inputs)
         for each in inputs:
             self._given += 1
@@ -563,7 +562,7 @@ class SimClient:
         return self._shared.kernel.now_ns + patience_ns
 
     def _drop(self, inputs: list[ClientInput]) -> None:
-        """Abandon the unfinished sends of these inputs, so that the client no longer waits for them."""
+        """Abandon the unfinished sends of these inputs, so that the client stops waiting for them."""
         dropped = [send for send, each in self._sends.items() if each in inputs]
         for send in dropped:
             self._give_up(self._sends.pop(send))
@@ -575,7 +574,7 @@ class SimClient:
             self._oracle.on_given_up(one.payload)
 
     def _close(self) -> None:
-        """Close the client core and create a new one. All unfinished sends and asks of the closed core must end at once."""
+        """Close the client core and create a new one. The closed core must immediately end all its unfinished sends and asks."""
         self._feed(ev.ClientClosed())
         for each in (*self._sends.values(), *self._asks.values()):
             self._oracle.on_overdue(self._shared.kernel.now_ns, self.name, f"{each.given.key}, though it has closed")
@@ -618,8 +617,8 @@ class SimClient:
         return agent in self._shared.agents and not self._shared.judge.ground_truth.has_stopped(agent)
 
     def _retry_input(self, one: ClientInput) -> None:
-        """Resend an input whose outcome is unknown or that was not accepted in time, unless the fleet has ended or the
-        program gives the input up."""
+        """Resend an input that was not accepted in time or whose outcome is unknown. Do nothing if the fleet has ended or the program gives
+        up on the input."""
         is_over = bool(self._log.canonical.image.outcome)
         if not is_over and not self._gives_up(GIVEN_UP_ONE_IN, "given up"):
             self._again(one)
@@ -635,7 +634,7 @@ class SimClient:
         self._later(wait_ns, lambda: self._ask(one))
 
     def _ask(self, one: ClientInput) -> None:
-        """Ask for the answer to an input, unless an ask for it is already open."""
+        """Request the answer to an input, unless a request for this answer is already open."""
         self._resting -= 1
         if one in self._asks.values():
             return
@@ -663,8 +662,8 @@ class SimClient:
         self._go_on()
 
     def _asks_again(self, one: ClientInput, end: ev.FinishAsk) -> bool:
-        """Return whether to ask for the answer again. The result is false if no answer can ever arrive, if the input
-        was sent with an ask of its own, or if the program gives up."""
+        """Return whether to request the answer again. The result is False if no answer can ever arrive, if the answer was already requested
+        with the input, or if the program gives up on the input."""
         if one.asks or self._log.canonical.image.outcome:
             return False
         is_over = "was dropped" in end.reason or "has stopped" in end.reason

@@ -1,28 +1,27 @@
-"""In-memory file system that all nodes share. Each node has its own view, and calls can fail as on real file systems.
+"""In-memory file system that all nodes share. Each node has its own view of the file system, and calls can fail as on real file systems.
 
-Problem. The checkpoint store is on a file system that all hosts mount, and the simulator runs the real code in
-`storage/`. So the simulated disk must be able to lose unsynced data and to fail on request, and it must be fast.
+Problem. The checkpoint store is on a file system that all hosts mount, and the simulator runs the real code of `storage/` on it. So the
+simulated disk must be fast, must be able to lose unsynced data, and must fail on request.
 
 Model. The disk follows the rules of POSIX and gives no further guarantees:
 
-1. Bytes written to a file since its last `sync_data` are *pending*. So are names changed in a directory since its last
-   `sync_directory`. Pending data belongs to the node that wrote it.
-2. `crash` (SIGKILL) loses only a node's open handles. Data that the node has written survives in the file server's page
-   cache.
-3. `power_cut` decides what happens to all pending data of the node. Bytes are kept, lost, torn in the middle, or torn
-   and followed by zeros. Different names are kept or lost independently, but changes to the same name are lost in
-   reverse order, the latest first. Data that is kept is durable from then on. If a directory is lost, its contents are
-   lost too.
-4. Syncing a directory makes all its names durable, including names changed by other nodes, because all nodes share one
-   journal. If a change to a name is durable, all earlier changes to that name, by any node, are durable too.
-5. A failed `sync_data` loses the bytes permanently. Processes still see them, but after the writer's next power cut the
-   bytes are zeros.
+1. Bytes written to a file since its last `sync_data` are *pending*. Names changed in a directory since its last `sync_directory` are
+   pending, too. Pending data belongs to the node that wrote it.
+2. `crash` (SIGKILL) closes the node's open handles and loses nothing else. Data that the node has written survives in the page cache of the
+   file server.
+3. `power_cut` decides what happens to all pending data of the node. Pending bytes are kept, lost, torn in the middle, or torn and followed
+   by zeros. Changes to different names are kept or lost independently. Changes to the same name are lost in reverse order, beginning with
+   the latest change. Data that is kept by a power cut is durable from then on. If a directory is lost, its contents are lost, too.
+4. Syncing a directory makes all its names durable, including names changed by other nodes, because all nodes share one file system journal.
+   If a change to a name is durable, all earlier changes to this name by any node are durable, too.
+5. A failed `sync_data` permanently loses the bytes that it should have synced. Processes can still read the lost bytes, but after the
+   writer's next power cut the bytes are zeros.
 
-Departures. There are no named temporary files, although `O_TMPFILE` works, and only one node writes to a handle. Stale
-reads model the cache of a network file system: a file is invisible to other nodes for `STALE_NS` after it was linked.
-If a link fails because the name exists, the cache is refreshed for all nodes, not only for the calling node.
+Departures. There are no named temporary files, but `O_TMPFILE` works. Each handle is written by only one node. Stale reads model the cache
+of a network file system: for `STALE_NS` after a file was linked, other nodes cannot see it. If a link fails because the name already
+exists, the cache is refreshed for all nodes, not only for the calling node.
 
-The disk supports G4 and G11, because the store is tested on it. Choices are drawn from the random stream "storage".
+This module supports G4 and G11, because the checkpoint store is tested on it. Choices are drawn from the random stream "storage".
 """
 
 import errno
@@ -59,11 +58,11 @@ class _File:
     """A file of the shared file system.
 
     Attributes:
-        data: the file's bytes as processes see them.
-        writer: node that wrote the bytes.
-        synced: number of bytes that have been reported as durable.
-        lost: ranges of the reported bytes that a failed sync has lost.
-        linked_by, linked_ns: the node that last linked the file, and when. `linked_by` is "" if all nodes see the file.
+        data: the file's bytes as seen by processes.
+        synced: number of bytes that were reported to the writer as durable.
+        lost: ranges of bytes that were reported as durable but were lost in a failed sync.
+        linked_by, linked_ns: node that last linked the file, and the time of this link. `linked_by` is "" if the file is visible to all
+            nodes.
     """
 
     __slots__ = ("data", "linked_by", "linked_ns", "lost", "synced", "writer")
@@ -81,8 +80,8 @@ class _Changes:
     """Changes to one name since its directory was last synced.
 
     Attributes:
-        base: durable entry under this name, or None if there is no durable entry.
-        made: for each change, in order, the node that made it and the entry after the change, or None if the change removed the entry.
+        base: the durable entry with this name, or None if there is none.
+        made: for each change, in order, the node that made it and the new entry. The entry is None if the change removed the name.
     """
 
     __slots__ = ("base", "made")
@@ -93,7 +92,7 @@ class _Changes:
 
 
 class _Directory:
-    """A directory, with its entries as processes see them, and its pending changes."""
+    """A directory: its entries as seen by processes, and its pending changes."""
 
     __slots__ = ("entries", "pending")
 
@@ -106,7 +105,8 @@ _Node = _File | _Directory
 
 
 class NodeDisk:
-    """One node's view of the file system. Implements `snapline.storage.disk.local_disk.Disk`; created only by `VirtualDisk`."""
+    """One node's view of the file system. The class implements `snapline.storage.disk.local_disk.Disk`, and only `VirtualDisk` creates
+    instances."""
 
     def __init__(self, shared: "VirtualDisk", node: str, *, location: str) -> None:
         self.node = node
@@ -225,7 +225,7 @@ class NodeDisk:
     # ---- helpers --------------------------------------------------------------------------------------------------
 
     def lose_handles(self) -> None:
-        """Close the open handles of a process that has ended."""
+        """Close all open handles of a process that has ended."""
         self._open.clear()
 
     def _directory(self, path: str) -> _Directory:
@@ -254,7 +254,7 @@ class NodeDisk:
         return node
 
     def _missing(self, path: str) -> OSError:
-        """Return the error for a path that does not resolve: ENOTDIR if an ancestor is a file, otherwise ENOENT."""
+        """Return the error for a path that does not exist: ENOTDIR if an ancestor of the path is a file, and otherwise ENOENT."""
         ancestor = path
         while ancestor:
             if isinstance(self._nodes.get(ancestor), _File):
@@ -305,12 +305,12 @@ class VirtualDisk:
     """The file system that all nodes share.
 
     Attributes:
-        nodes: files and directories by path, as processes see them. The dict object never changes.
-        refused: number of calls that failed because of a fault, by error number.
+        nodes: files and directories by path, as seen by processes. The attribute is always the same dict object.
+        refused: for each error number, the number of calls that failed because of a fault.
     """
 
     def __init__(self, now: Callable[[], int] = lambda: 0, *, location: str = "simulated") -> None:
-        """`now` returns the virtual time in nanoseconds, which only stale reads need."""
+        """`now` returns the virtual time in nanoseconds, which is needed only for stale reads."""
         self.now = now
         self._location = location
         self._root = _Directory()
@@ -322,7 +322,7 @@ class VirtualDisk:
         self._reader = NodeDisk(self, "", location=location)
 
     def of(self, node: str) -> NodeDisk:
-        """Return one node's view. Repeated calls return the same object."""
+        """Return one node's view. If the method is called again for the same node, it returns the same object."""
         view = self._views.get(node)
         if view is None:
             view = self._views[node] = NodeDisk(self, node, location=self._location)
@@ -330,18 +330,18 @@ class VirtualDisk:
         return view
 
     def bytes_of(self, path: str) -> bytes | None:
-        """Return a file's bytes, ignoring faults, or None if the file does not exist. The same bytes object is returned
-        until the file changes."""
+        """Return the bytes of a file, or None if the file does not exist. Faults have no effect on this method. The same bytes object is
+        returned each time until the file changes."""
         node = self.nodes.get(path)
         return node.data if isinstance(node, _File) else None
 
     def files_below(self, prefix: str) -> dict[str, bytes]:
-        """Return the contents, by path, of all files below a prefix that processes see."""
+        """Return the contents of all visible files whose paths begin with a prefix, by path."""
         nodes = [(path, node) for path, node in self.nodes.items() if path.startswith(prefix)]
         return {path: node.data for path, node in nodes if isinstance(node, _File)}
 
     def durable_files(self, prefix: str) -> dict[str, bytes]:
-        """Return the contents, by path, of all files below a prefix that no power cut can lose."""
+        """Return the contents of all files whose paths begin with a prefix and that no power cut can lose, by path."""
         return {path: data for path, data in self.files_below(prefix).items() if self._is_durable(path)}
 
     def _is_durable(self, path: str) -> bool:
@@ -357,17 +357,17 @@ class VirtualDisk:
         return True
 
     def reader(self) -> Disk:
-        """Return a view without faults, for oracles. A power cut never loses data that was written through this view."""
+        """Return a view that faults do not affect, for use by oracles. A power cut never loses data that was written through this view."""
         return self._reader
 
     # ---- faults ---------------------------------------------------------------------------------------------------
 
     def crash(self, node: str) -> None:
-        """Kill the node (SIGKILL). The node loses its open handles, but all data that it has written remains."""
+        """Kill the node (SIGKILL). The node loses its open handles, but all data that it has written stays visible."""
         self.of(node).lose_handles()
 
     def power_cut(self, node: str, choices: Choices) -> None:
-        """Cut the node's power. `choices` decides whether the node's unsynced data is kept, which is choice 0, lost or torn."""
+        """Cut the node's power. For the node's unsynced data, `choices` decides whether it is kept (choice 0), lost or torn."""
         self.crash(node)
         self._cuts[node] = self._cuts.get(node, 0) + 1
         _PowerCut(node, self._cuts[node], choices).settle(self._root, "")
@@ -375,8 +375,8 @@ class VirtualDisk:
         self.nodes.update(_paths_of(self._root, ""))
 
     def set_fault(self, node: str, mode: str, is_on: bool) -> None:
-        """Turn one of `FAULTS` on or off for one node, or for all nodes (""). The setting for all nodes is independent
-        of each node's setting."""
+        """Switch a fault from `FAULTS` on or off for one node, or for all nodes if `node` is "". The setting for all nodes and the settings
+        for single nodes are independent."""
         if mode not in FAULTS:
             raise UsageError(f"no disk fault is called {mode!r}: take one of {', '.join(FAULTS)}")
         modes = self._faults.setdefault(node, {})
@@ -387,16 +387,16 @@ class VirtualDisk:
         self._tell_faults()
 
     def clear_faults(self) -> None:
-        """Turn off all faults that are on."""
+        """Switch off all faults for all nodes."""
         self._faults.clear()
         self._tell_faults()
 
     def is_slow(self, node: str) -> bool:
-        """Return whether the fault "slow" is on for this node or for all nodes."""
+        """Return whether the fault "slow" is switched on for this node or for all nodes."""
         return "slow" in self._faults.get(node, ()) or "slow" in self._faults.get("", ())
 
     def flip(self, path: str, bit: int) -> None:
-        """Flip one bit of a file. The bit number is taken modulo the file's length in bits. All nodes see the damage,
+        """Flip a single bit of a file. The bit number is taken modulo the number of bits in the file. The damage is visible to all nodes,
         and no sync repairs it."""
         file = self.nodes.get(path)
         if not isinstance(file, _File):
@@ -425,14 +425,13 @@ class VirtualDisk:
 
 
 class _PowerCut:
-    """One power cut, which decides what happens to all pending data of its node."""
+    """One power cut of a node, which decides what happens to the node's pending data."""
 
     def __init__(self, node: str, number: int, choices: Choices) -> None:
         self._node, self._number, self._choices = node, number, choices
 
     def settle(self, directory: _Directory, path: str) -> None:
-        """Decide what happens to the node's pending data in a directory and below it, including entries that another
-        node's pending removal hides."""
+        """Decide what happens to the node's pending data in a directory and all its subdirectories."""
         prefix = f"{path}/" if path else ""
         for name, changes in list(directory.pending.items()):
             self._settle_name(directory, name, changes, prefix + name)
@@ -475,7 +474,7 @@ class _PowerCut:
 
 
 def _children_of(directory: _Directory) -> Iterator[tuple[str, _Node]]:
-    """Yield, once each, the entries that are in a directory or may reappear in it."""
+    """Yield each entry that is in a directory or may reappear in it after a power cut. Yield each entry once."""
     yield from list(directory.entries.items())
     for name, changes in list(directory.pending.items()):
         yielded = [directory.entries.get(name)]

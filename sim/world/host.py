@@ -1,8 +1,9 @@
-"""A simulated host. It runs the production driver, including the core, turns and agents, in virtual time.
+"""A simulated host. The host runs the production driver, including its core, turns and agents, in virtual time.
 
-A `SimHost` represents one run of a host, from its start to its crash or exit. Restarting the host creates a new `SimHost`. Calls scheduled
-for a run that has ended are dropped. A paused run keeps its calls until it resumes. Blocking work outside the event loop (`Workers`)
-happens at a single instant, at the end of its duration. A failpoint can crash the host in the middle of this work.
+A `SimHost` represents one run of a host, from the host's start to its crash or exit. If the host is restarted, a new `SimHost` is created.
+Calls that were scheduled for a run are dropped if the run has ended. If a run is paused, its scheduled calls wait until it resumes.
+Blocking work outside the event loop (`Workers`) takes effect at a single instant, namely at the end of its duration. A failpoint can crash
+the host in the middle of its blocking work.
 """
 
 from collections import deque
@@ -42,10 +43,10 @@ from snapline.storage.store.store import Store
 
 
 class Workers:
-    """Executes a run's work outside the event loop: store calls, which are sequential, log calls, and calls of `stop_when`."""
+    """Executes a run's work outside the event loop: sequential store calls, log calls, and calls of `stop_when`."""
 
     def __init__(self, host: HostRun, hangs: Callable[[HangingCall], bool]) -> None:
-        """`hangs` takes a kind of call and returns whether such calls currently hang."""
+        """`hangs` takes a kind of call, and returns whether calls of this kind currently hang."""
         self._host = host
         self._stores = host.shared.stores
         self._hangs = hangs
@@ -55,23 +56,23 @@ class Workers:
         self._store: Store | None = None
 
     def open_store(self) -> Store:
-        """Return the run's own store object."""
+        """Return the store object of this run."""
         if self._store is None:
             self._store = self._stores.of(self._host.name)
         return self._store
 
     def store(self, work: Callable[[], None]) -> None:
-        """Run a store call at the end of its duration, which begins when all earlier store calls have ended."""
+        """Execute a store call at the end of its duration. The duration begins when all earlier store calls have finished."""
         begin_ns = max(self._host.shared.kernel.now_ns, self._busy_until_ns)
         self._busy_until_ns = begin_ns + self._cost_ns()
         self._host.later(self._busy_until_ns, self._work, ("store", work))
 
     def evaluate(self, work: Callable[[], None]) -> None:
-        """Run a call of `stop_when` at the end of its duration."""
+        """Execute a call of `stop_when` at the end of its duration."""
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
 
     def log(self, work: Callable[[], None]) -> None:
-        """Run a log call at the end of its duration. Log calls hang whenever store calls hang, because both use the same disk."""
+        """Execute a log call at the end of its duration. Whenever store calls hang, log calls hang too, because both use the same disk."""
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
 
     def _cost_ns(self) -> int:
@@ -84,7 +85,7 @@ class Workers:
         self.carry_on(kind)
 
     def carry_on(self, what: HangingCall) -> None:
-        """Run all calls of this kind that are due, unless such calls hang."""
+        """Execute all waiting calls of this kind, unless calls of this kind still hang."""
         while self._stuck[what] and not self._hangs(what):
             self._stuck[what].popleft()()
 
@@ -97,8 +98,6 @@ STOPPED, BLOCKED = "stopped", "blocked"
 
 
 class _Timer:
-    """Timer that may be cancelled before it fires."""
-
     __slots__ = ("function", "is_cancelled")
 
     def __init__(self, function: Callable[[], None]) -> None:
@@ -110,7 +109,7 @@ class _Timer:
 
 
 class JudgeObserver(HostObserver):
-    """Observes a host's driver, and reports to the judge what happens to the host's agents."""
+    """Observes a host's driver. Reports all events that concern the host's agents to the judge."""
 
     driver: ObservedDriver
 
@@ -312,7 +311,8 @@ class JudgeObserver(HostObserver):
         execute(command)
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
-        """Report a captured image to the judge. If parts of the state are stored separately, the complete state is encoded for the report."""
+        """Report a captured checkpoint image to the judge. If parts of the state are stored separately, encode the complete state for the
+        report."""
         costs = self._shared.workload.costs
         self.sim.costs_ns += costs.capture_ns + costs.capture_byte_ns * image.size_bytes
         agent = command.agent
@@ -349,7 +349,7 @@ class JudgeObserver(HostObserver):
 
 
 class HostOwner(Protocol):
-    """Interface that a host's run requires from its owner. Implemented by `hosts.Hosts`."""
+    """Interface that a host's run requires from the object that owns it. Implemented by `hosts.Hosts`."""
 
     @property
     def steps(self) -> Steps: ...
@@ -362,15 +362,15 @@ class HostOwner(Protocol):
         ...
 
     def hangs(self, host: str, what: HangingCall) -> bool:
-        """Return whether calls of this kind hang on the host."""
+        """Return whether calls of this kind currently hang on the host."""
         ...
 
     def crash(self, host: str) -> None:
-        """Crash the host at this instant."""
+        """Crash the host immediately."""
         ...
 
     def ended(self, run: "SimHost") -> None:
-        """Handle a run that has exited without a crash."""
+        """Handle the regular exit of a run."""
         ...
 
 
@@ -378,10 +378,10 @@ class SimHost:
     """One run of a host. Implements the driver's `HostEnvironment`.
 
     Attributes:
-        is_alive: whether the run has neither crashed nor ended.
-        stops: reasons why the run is paused; empty if it is not paused.
-        waiting: for each agent in an unfinished turn, the turn and the values drawn in it.
-        costs_ns: CPU time of the current batch of events, at full speed.
+        is_alive: whether the run has neither crashed nor exited.
+        stops: reasons why the run is paused, or empty if the run is not paused.
+        waiting: for each agent whose turn is unfinished, the turn and the random values drawn in it.
+        costs_ns: CPU time that the current batch of events takes at full speed.
     """
 
     def __init__(
@@ -434,11 +434,11 @@ class SimHost:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule a call. If this run has ended by then, the call is dropped; if the run is paused, the call waits until it resumes."""
+        """Schedule a call. The call is dropped if this run ends before it, and is delayed if the run is paused."""
         self.shared.kernel.at(at_ns, self.fire, (function, argument))
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Make the call now. If the run is paused, keep the call until the run resumes; if the run has ended, drop the call."""
+        """Make the call now. If the run is paused, keep the call until the run resumes. If the run has ended, drop the call."""
         if not self.is_alive:
             return
         if self.stops:
@@ -454,12 +454,11 @@ class SimHost:
             self.shared.core_failed(self.name, error)
 
     def offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
-        """Handle a client's request to accept inputs. `taking` receives each message before the host decides on it.
-        `then` receives all outcomes in order."""
+        """Handle a request in which a client offers inputs. `taking` is called with each message before the host decides whether to accept
+        it. `then` is called with all outcomes, in order."""
         self.later(self.shared.kernel.now_ns, lambda _: self._offer(client, inputs, taking, then))
 
     def _offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
-        """Offer a client's inputs to the core, as `agent_runtime/host/input_service.py` does."""
         type_of = self.driver.turns.type_of
         checks = [look_at(given, type_of(given.agent), self.name, self._place_of) for given in inputs]
         offered: list[ev.OfferedInput] = []
@@ -481,7 +480,7 @@ class SimHost:
             answered(())
 
     def settle(self, operator: str, words: Sequence[ev.OfferedInput], then: Then) -> None:
-        """Handle an operator's commands, and pass their outcomes to `then`."""
+        """Handle commands from an operator, and call `then` with their outcomes."""
 
         def answered(outcomes: Sequence[InputOutcome]) -> None:
             self.notes.host_logs.on_offered(self.name, self.driver.core.plan, words, outcomes)
@@ -490,7 +489,7 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self.driver.offer(operator, words, answered))
 
     def ask(self, agent: str, key: str, then: Callable[[AskOutcome], None], *, is_early: bool) -> None:
-        """Wait for the answer to a client's input, and pass it to `then`."""
+        """Wait for the answer to a client's input, and call `then` with the answer."""
 
         def answered(answer: ev.AskAnswer) -> None:
             if not is_early:
@@ -502,17 +501,17 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self.driver.ask(agent, key, answered, is_early=is_early))
 
     def _place_of(self, agent: str) -> tuple[str, str]:
-        """Return the name and address of the agent's host, as far as this host knows them. Both are empty if the agent
-        is local or its host is unknown."""
+        """Return the name and address of the host that runs the agent, as far as this host knows them. Both strings are empty if this host
+        runs the agent or does not know where the agent runs."""
         host, _ = self.driver.core.shared.routes.get(agent, ("", 0))
         return (host, f"{host}:1") if host not in ("", self.name) else ("", "")
 
     def pause(self, why: str) -> None:
-        """Pause the run for this reason, in addition to any other reasons. It stays paused until all reasons have been removed."""
+        """Add a reason why the run is paused. The run stays paused until all reasons have been removed."""
         self.stops[why] = None
 
     def resume(self, why: str) -> None:
-        """Remove a reason for the pause. The run resumes when no reason is left."""
+        """Remove a reason why the run is paused. The run resumes when no reason is left."""
         if self.stops.pop(why, self) is self or self.stops:
             return
         held, self._held = self._held, deque()
@@ -520,7 +519,7 @@ class SimHost:
             self.shared.kernel.at(self.shared.kernel.now_ns, self.fire, call)
 
     def die(self) -> None:
-        """End the host's process at once, without a shutdown."""
+        """End the host's process immediately, without a regular shutdown."""
         self.is_alive = False
         self.driver.stop()
 
@@ -529,7 +528,7 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self._owner.ended(self))
 
     def fail(self, error: BaseException) -> None:
-        """Do nothing, because the caller's error propagates to `fire`."""
+        """Do nothing, because the error propagates from the caller to `fire` anyway."""
 
     # ---- turns and timers -----------------------------------------------------------------------------------------
 
@@ -586,7 +585,7 @@ class SimHost:
         return self.shared.clocks.wall_ns(self.name)
 
     def boot_clock(self) -> BootClock:
-        """Return the boot clock. All simulated hosts run on one machine, which never reboots."""
+        """Return the boot clock. All simulated hosts share one boot clock, because they run on one machine that never reboots."""
         return BootClock("simulated", self.shared.kernel.now_ns)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
@@ -604,8 +603,8 @@ class SimHost:
         self._workers.log(lambda: then(function()))
 
     def block(self) -> None:
-        """Block the run, as a blocking handler would. Every second, the host's watchdog thread reports to the leader
-        that the host is blocked."""
+        """Block the run, as a handler would that never returns control to the event loop. The host's watchdog thread reports to the leader
+        every second that the host is blocked."""
         self.pause(BLOCKED)
         self._report_busy(self.shared.kernel.now_ns)
 
@@ -616,7 +615,7 @@ class SimHost:
             self.shared.kernel.at(self.shared.kernel.now_ns + SECOND_NS, self._report_busy, since_ns)
 
     def release_hung_calls(self, what: HangingCall) -> None:
-        """Let the hanging calls of this kind return."""
+        """Stop the hang of all calls of this kind, so that the calls return."""
         self.later(self.shared.kernel.now_ns, self._workers.carry_on, what)
 
     def open_store(self) -> Store:
@@ -631,7 +630,7 @@ class SimHost:
         self._observer.captured(command, known, image)
 
     def part_closed(self, epoch: int) -> None:
-        """Do nothing, because the simulator does not measure when a host's part of an epoch closes."""
+        """Do nothing, because the simulator does not measure when a host completes its part of an epoch."""
 
     def send(self, message: HostMessage) -> None:
         self.notes.store.on_reported(message)

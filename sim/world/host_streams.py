@@ -1,7 +1,7 @@
-"""Streams of a simulated host: links to other hosts, and the session with the coordinator.
+"""Streams of a simulated host: the links to other hosts, and the session with the coordinator.
 
-Both reconnect as in production: links as in `channels/grpc_link.py`, and the session as in `agent_runtime/host/coordinator_session.py`.
-Links and sessions access a host's run only through the interface `HostRun`.
+Links reconnect as in `channels/grpc_link.py`, and the session reconnects as in `agent_runtime/host/coordinator_session.py`. Links and
+sessions access the run of a host only through the interface `HostRun`.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -19,7 +19,7 @@ from snapline.sim.world.world_state import WorldState
 
 
 class HostRun(Protocol):
-    """Interface that links, sessions, steps and the coordinator require from a host's run. Implemented by `host.SimHost`."""
+    """Interface of a host's run for links, sessions, steps and the coordinator. Implemented by `host.SimHost`."""
 
     @property
     def name(self) -> str: ...
@@ -35,15 +35,15 @@ class HostRun(Protocol):
     @property
     def driver(self) -> HostDriver: ...
     def wall_ns(self) -> int:
-        """Return the host's wall-clock time."""
+        """Return the wall-clock time of the host."""
         ...
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule a call. If this run has ended by then, the call is dropped; if the run is paused, the call waits until it resumes."""
+        """Schedule a call. The call is dropped if this run ends before it, and is delayed if the run is paused."""
         ...
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Make the call now. If the run is paused, keep the call until the run resumes; if the run has ended, drop the call."""
+        """Make the call now. If the run is paused, keep the call until the run resumes. If the run has ended, drop the call."""
         ...
 
 
@@ -55,7 +55,7 @@ FRAMES_IN_A_ROW = 64
 
 
 class LinkStream:
-    """One attempt to connect two hosts by a link. `is_accepted` is set when the other host has accepted the connection."""
+    """One attempt to open a link between two hosts. `is_accepted` is set when the other host has accepted the link."""
 
     def __init__(self, dialler: "SimTransport", acceptor: "SimTransport", attempt: int) -> None:
         self.dialler = dialler
@@ -79,14 +79,10 @@ class LinkStream:
 
 
 class SimTransport:
-    """All links of one run of a host.
-
-    Attributes:
-        host: run of the host that owns the links.
-    """
+    """All links of a host's run."""
 
     def __init__(self, host: HostRun, find: Callable[[str], "SimTransport | None"]) -> None:
-        """`find` returns the transport of the named host's current run, or None if that host is down."""
+        """`find` returns the transport of a host's current run, given the host's name, or None if the host is down."""
         self.host = host
         self._find = find
         self._shared = host.shared
@@ -135,7 +131,7 @@ class SimTransport:
             self._refuse(link, Refused(reason, is_final))
 
     def _refuse(self, found: LinkStream, refused: Refused) -> None:
-        """Send the refusal to the other host, and close the stream when the refusal has arrived."""
+        """Send the other host a refusal, and close the stream when the refusal has arrived."""
         found.stream.send(self.host.name, Frame(body=refused))
         pipe = found.stream.pipes[self.host.name]
         self.host.later(pipe.last_ns + 1, found.stream.close)
@@ -188,7 +184,8 @@ class SimTransport:
         self._shared.judge.probes.sometimes(is_in_epoch, "link in an epoch")
 
     def _note_written(self, peer: str, frame: Frame) -> None:
-        """Record a frame that was written. If its number is not new, the frame is being resent because its previous stream broke."""
+        """Record that a frame was written to a stream. If the frame's number is not new, the frame is being resent because the stream that
+        carried it before has broken."""
         if isinstance(frame.body, Items):
             written = self._written.get(peer, 0)
             self._shared.judge.probes.sometimes(frame.first_number <= written, "resend after reset")
@@ -250,7 +247,7 @@ class SimTransport:
         return refused
 
     def lost(self, found: LinkStream) -> None:
-        """Handle a broken stream. Reconnect if this host opened the stream."""
+        """Handle a broken stream. If this host opened the broken stream, reconnect."""
         peer = found.stream.other(self.host.name)
         if self._streams.get(peer) is found:
             del self._streams[peer]
@@ -264,7 +261,7 @@ SESSION_RETRY_LEAST_NS, SESSION_RETRY_STEP_NS, SESSION_RETRY_STEPS = 50_000_000,
 
 
 class ReplicaSession(Protocol):
-    """Interface through which a host accesses a replica of the coordinator. Implemented by `simulated_replica.SimulatedReplica`."""
+    """Interface that a host uses to access a replica of the coordinator. Implemented by `simulated_replica.SimulatedReplica`."""
 
     @property
     def is_up(self) -> bool: ...
@@ -272,22 +269,22 @@ class ReplicaSession(Protocol):
     def leads(self) -> bool: ...
     @property
     def known_leader(self) -> str:
-        """Return the name of the leader that the replica knows, or "" if it knows none."""
+        """Return the name of the leader that this replica knows, or "" if it knows none."""
         ...
 
     def open_session(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
-        """Open a stream from a host to the leader core of this replica."""
+        """Open a stream from a host to this replica's leader core."""
         ...
 
     def receive_busy_report(self, host: HostRun, busy_ns: int) -> None:
-        """Handle a report from a host's watchdog thread that a handler blocks the host."""
+        """Handle a report from a host's watchdog thread that a handler is blocking the host."""
         ...
 
 
 class SimSession:
-    """Stream from a host's run to the coordinator. It reconnects as long as the run is alive."""
+    """Stream between a host's run and the coordinator. The stream is reopened after each failure as long as the run is alive."""
 
     def __init__(self, host: HostRun, replicas: Mapping[str, ReplicaSession]) -> None:
         self._host = host
@@ -298,13 +295,13 @@ class SimSession:
         self._stream: Stream | None = None
 
     def send(self, message: HostMessage) -> None:
-        """Send a message to the coordinator. The message is lost if no stream is open."""
+        """Send a message to the coordinator. If no stream is open, the message is lost."""
         if self._stream is not None:
             self._stream.send(self._host.name, encode_host_message(message))
 
     def dial(self, _: object = None) -> None:
-        """Connect to the current candidate for the leader. If that replica does not lead, try the leader it reports, or
-        otherwise the next replica."""
+        """Connect to the replica that is currently assumed to lead. If the replica does not lead, try the leader that it names, or the next
+        replica if it names none."""
         host = self._host
         self._tries += 1
         node = self._node
@@ -342,12 +339,13 @@ class SimSession:
             self._turn_to(self._node)
 
     def report_busy(self, busy_ns: int) -> None:
-        """Report to the leader that a handler blocks this host. In production, a watchdog thread sends this report on its own connection."""
+        """Report to the leader that a handler is blocking this host. In production, a watchdog thread sends this report on a separate
+        connection."""
         host = self._host
         for node, replica in self._replicas.items():
             if replica.is_up and replica.leads and host.shared.network.can_reach(host.name, node):
                 replica.receive_busy_report(host, busy_ns)
 
     def leave(self, reason: str) -> None:
-        """Notify the coordinator that this host is leaving the fleet."""
+        """Tell the coordinator that this host is leaving the fleet."""
         self.send(Leave(reason))

@@ -1,4 +1,4 @@
-"""The hosts of a simulated world. Hosts can start, crash, pause, slow down, hang, leave the fleet and return."""
+"""The hosts of a simulated world. Hosts can start, crash, pause, slow down, hang, leave the fleet and come back."""
 
 import contextlib
 from collections.abc import Mapping
@@ -27,8 +27,7 @@ class Hosts:
     """All hosts of a simulated world.
 
     Attributes:
-        runs: each host's current run, or its last run if the host is down.
-        steps: executor of the handlers' steps.
+        runs: the current run of each host, or the latest run if the host is down.
     """
 
     def __init__(self, shared: WorldState, notes: WorldObserver, replicas: Mapping[str, ReplicaSession]) -> None:
@@ -44,7 +43,7 @@ class Hosts:
     # ---- for runs -------------------------------------------------------------------------------------------------
 
     def alive(self) -> list[SimHost]:
-        """Return the current runs of all hosts that are up."""
+        """Return the current run of each host that is up."""
         return [run for run in self.runs.values() if run.is_alive]
 
     def run_of(self, host: str) -> SimHost | None:
@@ -57,11 +56,11 @@ class Hosts:
         return self._speeds.get(host, 100)
 
     def hangs(self, host: str, what: HangingCall) -> bool:
-        """Return whether calls of this kind hang on the host."""
+        """Return whether calls of this kind currently hang on the host."""
         return (host, what) in self._hanging
 
     def ended(self, run: SimHost) -> None:
-        """Handle a run that has exited without a crash. The launcher restarts the host, unless the fleet has ended."""
+        """Handle the regular exit of a run. Unless the fleet has ended, the launcher restarts the host."""
         if not run.is_alive:
             return
         self._end_run(run)
@@ -69,7 +68,7 @@ class Hosts:
             self._shared.call_at(self._shared.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
 
     def _with_process_kills(self, run: SimHost, run_turn: RunTurn) -> RunTurn:
-        """Wrap `run_turn` so that a turn may kill the host's process. The mark of the killed turn remains, and the
+        """Wrap `run_turn` so that a turn can kill the process of its host. After a killed turn, the turn's mark stays in place, and the
         launcher restarts the host."""
 
         def watched(turn: StartTurn) -> Event | None:
@@ -90,7 +89,8 @@ class Hosts:
             self.start(run.name)
 
     def forget(self) -> None:
-        """Stop all waiting handlers, including the threads of graphs, at the end of a run. The garbage collector might never stop them."""
+        """At the end of a run, stop all waiting handlers, including the threads of graphs. If the handlers were not stopped, the garbage
+        collector might never stop them."""
         for run in self.alive():
             with contextlib.suppress(Exception):  # a handler may refuse to stop
                 run.driver.stop()
@@ -105,7 +105,7 @@ class Hosts:
     # ---- for faults -----------------------------------------------------------------------------------------------
 
     def start(self, host: str) -> None:
-        """Start the host. Has no effect if the host is up."""
+        """Start the host. Do nothing if the host is already up."""
         if self.run_of(host) is not None:
             return
         shared = self._shared
@@ -117,7 +117,7 @@ class Hosts:
         shared.journal.add((shared.kernel.now_ns, host, "", "start", self._starts[host], 0))
 
     def crash(self, host: str) -> None:
-        """Crash the host. Has no effect if the host is down."""
+        """Crash the host. Do nothing if the host is already down."""
         run = self.run_of(host)
         if run is None:
             return
@@ -131,7 +131,7 @@ class Hosts:
         shared.journal.add((shared.kernel.now_ns, host, "", "crash", 0, 0))
 
     def leave(self, host: str) -> None:
-        """Make the host leave the fleet and exit. Has no effect if the host is down."""
+        """Make a host leave the fleet and exit. Do nothing if the host is down."""
         run = self.run_of(host)
         if run is not None:
             run.session.leave("drained")
@@ -142,25 +142,25 @@ class Hosts:
             self.crash(run.name)
 
     def pause(self, host: str) -> None:
-        """Pause the host. Has no effect if the host is down."""
+        """Pause the host. Do nothing if the host is down."""
         run = self.run_of(host)
         if run is not None:
             run.pause(STOPPED)
             self._shared.network.silence(host)
 
     def resume(self, host: str) -> None:
-        """Resume the host. Has no effect if the host is down or not paused."""
+        """Resume the host. Do nothing if the host is down or not paused."""
         run = self.run_of(host)
         if run is not None and STOPPED in run.stops:
             self._shared.network.wake(host)
             run.resume(STOPPED)
 
     def set_speed(self, host: str, percent: int) -> None:
-        """Set the host's speed in percent: 100 is normal, and 10 is ten times slower."""
+        """Set the host's speed as a percentage of the normal speed."""
         self._speeds[host] = max(1, percent)
 
     def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
-        """Make calls of this kind hang on the host. If `is_on` is false, let the hanging calls of this kind return."""
+        """Make calls of this kind hang on the host. If `is_on` is False, stop the hang, so that these calls return."""
         run = self.run_of(host)
         # A blocked handler affects only the current run, because a restarted host is no longer in that turn.
         if what == "loop" and run is not None:

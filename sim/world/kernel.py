@@ -1,9 +1,9 @@
-"""Virtual time: a heap of scheduled calls, and the nodes' wall clocks. The order of the calls alone determines a run.
+"""Virtual time: a heap of scheduled calls, and the wall clocks of the nodes. A run is determined only by the order of its calls.
 
-A call is `(t_ns, number, function, argument)`. Calls for the same time are ordered by their numbers, which count up as
-calls are scheduled. So functions and arguments are never compared.
+A scheduled call is the tuple `(t_ns, number, function, argument)`. Calls for the same time are ordered by number, and numbers increase in
+the order of scheduling. So functions and arguments never have to be compared.
 
-A node's wall clock (`Clocks`) may be wrong.
+The wall clock of a node (`Clocks`) may be wrong.
 """
 
 from collections.abc import Callable
@@ -24,20 +24,19 @@ PIECE = 1_000
 
 
 class SimulatedCrash(BaseException):
-    """Raised where a node's process crashes. No code may catch this exception and continue."""
+    """Raised at the point in the code where a node's process crashes. No code may catch this exception and continue."""
 
 
 class NotSimulatedError(UsageError):
-    """Raised if user code needs real processes and so cannot be simulated."""
+    """Raised if user code cannot be simulated because it requires real processes."""
 
 
 class Kernel:
     """Scheduler of a run.
 
     Attributes:
-        now_ns: current virtual time.
-        events: number of calls made so far.
-        is_over: flag that ends the run when it is set.
+        events: number of calls executed so far.
+        is_over: setting this flag ends the run.
     """
 
     def __init__(self) -> None:
@@ -48,13 +47,13 @@ class Kernel:
         self._number = 0
 
     def at(self, t_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Schedule `function(argument)` at `t_ns`, or at the current time if `t_ns` has passed."""
+        """Schedule `function(argument)` for the time `t_ns`, or for the current time if `t_ns` is in the past."""
         self._number += 1
         heappush(self._heap, (t_ns, self._number, function, argument))
 
     def run(self, events_max: int) -> bool:
-        """Make scheduled calls until the run is over or no call is left, but at most `events_max` calls. Return False
-        if this limit ended the run."""
+        """Execute scheduled calls until the run is over or no calls are left, but at most `events_max` calls. Return False if the limit
+        `events_max` was reached."""
         heap, pop = self._heap, heappop
         left = events_max
         while heap and not self.is_over:
@@ -70,12 +69,12 @@ class Kernel:
 
 
 class Journal:
-    """Hash of all events in a run. Two runs with equal hashes were identical.
+    """Hash of all events in a run. Two runs with equal hashes are identical.
 
     Attributes:
-        waypoints: hash after each piece of `PIECE` entries.
-        window: entries of piece `window_at` as text, for comparing two runs. Empty if `window_at` is None.
-        entries: entries that have not been hashed yet.
+        waypoints: the hash after each `PIECE` journal entries.
+        window: entries of the piece with index `window_at` as text, for the comparison of two runs. The list is empty if `window_at` is
+            None.
     """
 
     def __init__(self, window_at: int | None = None) -> None:
@@ -89,13 +88,13 @@ class Journal:
         """Add an entry, which is a tuple of integers, strings and bytes."""
 
     def hash_full_pieces(self) -> None:
-        """Hash all complete pieces, to free their memory. Call this method periodically."""
+        """Hash all complete pieces in order to free their memory. Call this method periodically."""
         while len(self.entries) >= PIECE:
             self._hash(self.entries[:PIECE])
             del self.entries[:PIECE]
 
     def close(self) -> str:
-        """Return the hash of all entries."""
+        """Return the hash of all entries so far."""
         self.hash_full_pieces()
         if self.entries:
             self._hash(self.entries)
@@ -116,7 +115,7 @@ START_OF_TIME_NS = 1_700_000_000_000_000_000
 
 
 class Clocks:
-    """Wall clocks of all nodes. A node's clock is correct until `set` is called for the node."""
+    """Wall clocks of all simulated nodes. A node's clock is correct until `set` is called for the node."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -124,11 +123,11 @@ class Clocks:
         self._wrong: dict[str, tuple[int, int, int]] = {}
 
     def set(self, node: str, *, skew_ns: int, drift_ppm: int) -> None:
-        """Skew a node's clock and make it drift at a constant rate, from now on."""
+        """From now on, let a node's clock differ from the correct time and drift at a constant rate."""
         self._wrong[node] = (skew_ns, drift_ppm, self._kernel.now_ns)
 
     def wall_ns(self, node: str) -> int:
-        """Return the node's wall-clock time."""
+        """Return the wall-clock time of a node."""
         now_ns = self._kernel.now_ns
         if node not in self._wrong:
             return START_OF_TIME_NS + now_ns

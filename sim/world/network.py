@@ -1,8 +1,8 @@
-"""The simulated network. Pipes between nodes deliver items in order until their stream breaks.
+"""The simulated network. In the simulated network, pipes between nodes deliver items in order until the stream breaks.
 
-Streams behave like gRPC streams. An open stream is reliable and ordered, so a lost packet only causes a delay. When a stream breaks, only
-the data in flight is lost. If two nodes cannot communicate in one direction or in both, a stream between them stays open until its
-keepalive fails. Data sent in the meantime arrives if the path is healed before the keepalive fails.
+Streams have the properties of gRPC streams. As long as a stream is open, it is reliable and ordered, so a lost packet only causes a delay.
+When a stream breaks, only data in flight is lost. If two nodes cannot communicate in one or both directions, a stream between them stays
+open until its keepalive fails. If the path between the nodes is healed before the keepalive fails, data sent in the meantime arrives.
 """
 
 from collections import deque
@@ -43,7 +43,7 @@ class Pipe:
         self.is_closed = False
 
     def send(self, item: object) -> None:
-        """Send an item. It arrives after all earlier items, or never."""
+        """Send an item. The item either arrives after all earlier items or never arrives."""
         if self.is_closed:
             return
         self._sent += 1
@@ -56,7 +56,7 @@ class Pipe:
         network.kernel.at(at_ns, self._arrive)
 
     def arrive(self, _: object = None) -> None:
-        """Deliver the oldest item. If this direction is blocked, keep the item."""
+        """Deliver the oldest item. If this direction is blocked, the item is kept."""
         if self.is_closed:
             return
         if self.stalled or (self._network.has_faults and self._network.is_stalled(self.pair, self.items[0])):
@@ -66,14 +66,14 @@ class Pipe:
         self._deliver(self.items.popleft())
 
     def go_on(self) -> None:
-        """Deliver the items that were kept while this direction was blocked."""
+        """Deliver the items that were kept because this direction was blocked."""
         waiting, self.stalled = self.stalled, 0
         for _ in range(waiting):
             self._network.kernel.at(self._network.kernel.now_ns, self._arrive)
 
 
 class Stream:
-    """Bidirectional stream between two nodes. When the stream breaks, `closed(node)` is called once for each node."""
+    """Bidirectional stream between two nodes. When the stream breaks, `closed(node)` is called once for each of the two nodes."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class Stream:
         }
 
     def send(self, sender: str, item: object) -> None:
-        """Send an item from `sender` to the other node."""
+        """Send an item from `sender` to the node at the other end of the stream."""
         self.pipes[sender].send(item)
 
     def other(self, node: str) -> str:
         return self.ends[1] if node == self.ends[0] else self.ends[0]
 
     def close(self, _: object = None) -> None:
-        """Break the stream. Data in flight is lost, and both nodes are notified."""
+        """Break the stream. Both nodes are notified that the stream is broken, and data in flight is lost."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -113,7 +113,7 @@ class Stream:
 
 
 class Network:
-    """All streams between nodes, and the faults that affect the paths between nodes. `has_faults` is set while a fault may block items."""
+    """All streams between nodes, and all faults that affect the paths between nodes. `has_faults` is True while a fault may block items."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Network:
         jitter_ns: int,
         paths: Mapping[Pair, tuple[int, int]] | None = None,
     ) -> None:
-        """`paths` maps pairs of nodes whose delay differs from the default to their minimum delay and jitter."""
+        """`paths` contains the minimum delay and the jitter for each pair of nodes whose delay differs from the default."""
         self.kernel = kernel
         self._choices = choices
         self._usual = (least_ns, jitter_ns)
@@ -144,7 +144,7 @@ class Network:
     def open(
         self, ends: Pair, key: Hashable, deliver: Callable[[str, object], None], closed: Callable[[str], None]
     ) -> Stream:
-        """Open a stream. The caller must have checked with `can_reach` that the nodes can connect."""
+        """Open a stream. The caller must have verified with `can_reach` that the two nodes can connect."""
         stream = Stream(self, ends, key, deliver, closed)
         self._numbers += 1
         self._streams[self._numbers] = stream
@@ -153,7 +153,7 @@ class Network:
         return stream
 
     def forget(self, stream: Stream) -> None:
-        """Remove a stream that has broken."""
+        """Remove a stream that has been closed."""
         self._streams = {number: each for number, each in self._streams.items() if each is not stream}
         for pipe in stream.pipes.values():
             self._stalled.get(pipe.pair, {}).pop(pipe.key, None)
@@ -165,12 +165,12 @@ class Network:
         return [stream for stream in self._streams.values() if stream.ends in ((one, other), (other, one))]
 
     def close_all(self, node: str) -> None:
-        """Close all streams of a node that has crashed or exited."""
+        """Close all streams of a node whose process has ended."""
         for stream in self.streams_of(node):
             stream.close()
 
     def can_reach(self, one: str, other: str) -> bool:
-        """Return whether a handshake between two nodes would succeed. This requires both directions."""
+        """Return whether two nodes can currently complete a handshake. This requires both directions."""
         return not self._is_cut((one, other))
 
     def _is_cut(self, ends: Pair) -> bool:
@@ -185,7 +185,7 @@ class Network:
     # ---- pipes ----------------------------------------------------------------------------------------------------
 
     def delay_ns(self, pair: Pair, key: Hashable, number: int) -> int:
-        """Return the delay of one item, in nanoseconds."""
+        """Return the delay of a single item in nanoseconds."""
         least_ns, jitter_ns = self._delays.get(pair, self._usual) if self._delays else self._usual
         delay = least_ns
         if jitter_ns:
@@ -196,7 +196,7 @@ class Network:
         return delay
 
     def path_ns(self, one: str, other: str, key: Hashable) -> int | None:
-        """Return the delay, in nanoseconds, of a message outside any stream, or None if the message cannot arrive."""
+        """Return the delay of a message that is sent without a stream, in nanoseconds, or None if the message cannot arrive."""
         if one == other:
             return 0
         if (one, other) in self._blocked or one in self._silent or other in self._silent:
@@ -238,7 +238,7 @@ class Network:
         self._go_on()
 
     def silence(self, node: str) -> None:
-        """Make a paused node silent, so that it does not answer anything."""
+        """Make a paused node silent, so that it answers nothing."""
         self._silent[node] = None
         self.has_faults = True
         for stream in self.streams_of(node):
@@ -249,7 +249,7 @@ class Network:
         self._go_on()
 
     def reset(self) -> None:
-        """Remove all faults from the paths between nodes, so that the scenario's delays apply again."""
+        """Remove all faults from the paths between nodes. After that, the scenario's own delays apply again."""
         for faults in (self._delays, self._losses, self._blocked, self._held):
             faults.clear()
         self._delays.update(self._paths)
@@ -259,7 +259,7 @@ class Network:
         self.kernel.at(self.kernel.now_ns + KEEPALIVE_NS, self._give_up, stream)
 
     def _give_up(self, stream: Stream) -> None:
-        """Close the stream if its path is cut now, even if the path was healed in the meantime and cut again."""
+        """Close the stream if its path is currently cut. It does not matter whether the path was healed in the meantime."""
         if not stream.is_closed and self._is_cut(stream.ends):
             stream.close()
 

@@ -1,22 +1,23 @@
-"""Simulated operators of a fleet, and a simulated reader of its outputs.
+"""Simulated operators of a fleet, and a simulated reader of the fleet's outputs.
 
-`SimOperator` retries some dead letters and drops others. If an effect needs an operator's decision, this operator consults the service's
-record and resolves the effect. At most one request is open at a time; it contains one or two commands for one agent. The request and its
-answer may be lost, duplicated or late. In these cases, the operator resends the request with the same keys, or gives up. Because the
-operator waits before it acts, a request may name a dead letter that has already been settled or rolled back. The answers are reported to
-the oracle in `oracles/input_output_oracles.py`.
+`SimOperator` retries some dead letters and drops others. If an effect needs a decision by an operator, `SimOperator` looks up the effect in
+the service's record and resolves it. At most one request is open at a time. A request contains one or two commands for one agent. The
+request and the answer may each be lost, duplicated or delayed. If a request or answer is lost or late, the operator resends the request
+with the same keys or gives up. The operator waits before it acts, so a request may name a dead letter that is already settled or rolled
+back. The oracle in `oracles/input_output_oracles.py` checks the answers.
 
-`MovesOperator` drains hosts, resumes them and rebalances agents at drawn times. Each request is sent only once, to the
-current leader. A later leader knows only the drain marks in the log. When the faults have ended, the operator removes
-all drain marks, so that every host may run agents again.
+At random times, `MovesOperator` drains hosts, resumes hosts and rebalances agents. Each request is sent only once, to the current leader.
+After a change of leader, the new leader knows only the drain marks in the log. When all faults have ended, the operator removes all drain
+marks, so that every host may run agents again.
 
-`RestoreOperator` sometimes restores the fleet to a kept epoch, with or without its inputs. Requests go to the current
-leader through the product's service (`coordinator/service/restore_requests.py`). Each request is repeated until it is
-answered; requests with equal tokens ask for the same restore. If an agent's rollback request (`ctx.rollback`) was
-refused, the operator restores the newest epoch. When the faults have ended, it does nothing else.
+`RestoreOperator` sometimes restores the fleet to an earlier epoch that was kept. The inputs since that epoch are either kept or discarded.
+`RestoreOperator` sends its requests to the current leader through the product's own service (`coordinator/service/restore_requests.py`).
+The operator repeats each request until the leader answers. Requests with the same token request the same restore. If an agent's request for
+a rollback (`ctx.rollback`) was refused, the operator restores the newest epoch. When all faults have ended, `RestoreOperator` only handles
+refused rollbacks.
 
-`SimReader` reads all outputs with a cursor. Sometimes the reader crashes and resumes from a saved cursor. At the end of
-the run, the outputs that it has read are compared with the release files.
+`SimReader` reads all outputs, and keeps its position in a cursor. Sometimes the reader crashes and later resumes from a saved cursor. At
+the end of the run, the outputs that the reader has read are compared with the release files.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -74,7 +75,7 @@ patterns' invariants. A failed undo is never dropped."""
 
 
 class SimOperator:
-    """Operator that settles dead letters and effects. See the module docstring."""
+    """Operator that settles dead letters and resolves effects. See the module docstring."""
 
     name = "operator"
 
@@ -89,17 +90,17 @@ class SimOperator:
         self._retried: dict[tuple[str, bytes], int] = {}
 
     def start(self) -> None:
-        """Start the operator, even if the fleet is not ready yet."""
+        """Start the operator, even if the fleet is not running yet."""
         if self._shared.scenario.clients.is_settling or self._shared.workload.fleet.simulate is not None:
             self._later(LOOK_NS, self._look)
 
     def pending(self) -> list[str]:
-        """Return a description of the answer for which the operator waits, or an empty list if it does not wait."""
+        """Describe the answer for which the operator waits. Return an empty list if it does not wait for an answer."""
         is_over = bool(self._log.canonical.image.outcome)
         return ["an operator waits for an answer"] if self._open and not is_over else []
 
     def _pick(self, what: str, n: int) -> int:
-        """Draw a number from 0 to n - 1. Zero is the benign choice."""
+        """Draw an integer from 0 to n - 1. The value 0 is the benign choice."""
         return self._shared.choices.pick("operators", (what, self._said, self._attempt), n)
 
     def _is_one_in(self, n: int, what: str) -> bool:
@@ -119,7 +120,8 @@ class SimOperator:
         self._later(LOOK_NS, self._look)
 
     def _resolve(self) -> bool:
-        """Resolve an effect that needs an operator's decision, according to the service's record. Return whether there is such an effect."""
+        """If an effect needs a decision by an operator, resolve it according to the service's record. Return whether such an effect was
+        found."""
         for run in self._hosts.alive():
             for agent in run.driver.core.agents.values():
                 effects = agent.effects
@@ -143,7 +145,7 @@ class SimOperator:
         return False
 
     def _choose(self) -> None:
-        """Draw an agent, and choose commands for its dead letters if it has any."""
+        """Draw an agent. If the agent has dead letters, choose commands for some of them."""
         agents = self._shared.agents
         agent = agents[self._pick("agent", len(agents))]
         dead_letters = self._dead_letters_of(agent)
@@ -170,7 +172,8 @@ class SimOperator:
         return RETRY
 
     def _dead_letters_of(self, agent: str) -> list[tuple[int, bytes, bool]]:
-        """Return, for each of an agent's dead letters that the operator handles, its number, its identity, and whether it is a failed undo."""
+        """For each dead letter of the agent that the operator may handle, return its number, its identity, and whether it is a failed
+        undo."""
         run = self._hosts.run_of(self._host_of(agent))
         local_agent = run.driver.core.agents.get(agent) if run is not None else None
         if local_agent is None:
@@ -206,7 +209,8 @@ class SimOperator:
             run.settle(self.name, words, lambda answers: self._answer(host, words, answers, plan))
 
     def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:
-        """Handle a host's answers to a request. `plan` is the plan under which the request arrived. The answers may be lost."""
+        """Handle a host's answers to the operator's request. `plan` is the recovery plan that the host was following when the request
+        arrived. Each answer may be lost."""
         for command, answer in zip(words, answers, strict=True):
             if answer.status == ACCEPTED and not is_effect_resolution(command.payload):
                 self._shared.judge.ground_truth.inputs.drops.on_taken(
@@ -254,7 +258,7 @@ class MovesOperator:
         self._open: dict[int, None] = {}
 
     def start(self) -> None:
-        """Schedule all moves. Called when the fleet has started to work."""
+        """Schedule all moves. This method is called when the fleet starts to work."""
         times, until_ns = self._shared.scenario.run.moves, self._shared.scenario.run.until_ns
         now_ns = self._shared.kernel.now_ns
         for time in range(times):
@@ -290,8 +294,8 @@ class MovesOperator:
         self._ask(MovesRequested(self._numbers, drained, resumed, is_even))
 
     def on_answered(self, answer: AnswerMoves) -> None:
-        """Check that the request was made and not already answered. Some requests are never answered, because their
-        leader crashed or was replaced."""
+        """Check that the operator has sent the request and that the request has not been answered before. Some requests are never answered,
+        because their leader has crashed or was replaced."""
         if answer.request not in self._open:
             self._shared.say("answer", "G4", f"request {answer.request} for moves is answered twice, or was never made")
         self._open.pop(answer.request, None)
@@ -319,7 +323,7 @@ READ_S = 0.002
 
 
 class RestoreRequest(NamedTuple):
-    """A restore that the operator requests. `asked` is the number of requests sent for it so far."""
+    """A restore requested by the operator. `asked` is the number of requests that were sent for this restore."""
 
     token: str
     epoch: int
@@ -328,7 +332,7 @@ class RestoreRequest(NamedTuple):
 
 
 class _LeaderLoop(VirtualLoop):
-    """Virtual event loop in which one leader's service runs. Worker calls are dropped if the leader has been replaced or has crashed."""
+    """Virtual event loop for the service of one leader. Worker calls are dropped if the leader is replaced or crashes."""
 
     def __init__(self, kernel: Kernel, leader: SimLeader) -> None:
         super().__init__(kernel)
@@ -341,7 +345,7 @@ class _LeaderLoop(VirtualLoop):
 
 
 class RestoreOperator:
-    """Operator that restores the fleet."""
+    """Operator that requests restores of the fleet."""
 
     def __init__(
         self,
@@ -351,12 +355,12 @@ class RestoreOperator:
         is_refused: Callable[[], bool],
         is_calling: Callable[[], bool],
     ) -> None:
-        """Accept functions that return the state of the fleet.
+        """Each argument is a function that returns a fact about the fleet's current state.
 
         Args:
-            leader: returns the current leader, or None if there is none.
-            is_refused: returns whether an agent's rollback request was refused.
-            is_calling: returns whether an effect is currently being called.
+            leader: returns the current leader, or None if there is no leader.
+            is_refused: returns whether a rollback request of some agent was refused.
+            is_calling: returns whether some effect is currently being called.
         """
         self._shared = shared
         self._log = log
@@ -369,7 +373,7 @@ class RestoreOperator:
         self._answered: dict[str, None] = {}
 
     def start(self) -> None:
-        """Schedule restores at drawn times. Called when the fleet has started to work."""
+        """Schedule restores at random times. This method is called when the fleet starts to work."""
         part, until_ns = self._shared.scenario.restores, self._shared.scenario.run.until_ns
         for time in range(part.times):
             after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
@@ -379,7 +383,7 @@ class RestoreOperator:
             self._look()
 
     def _look(self) -> None:
-        """Restore the newest epoch if an agent's rollback was refused, then schedule the next check."""
+        """If a rollback request of some agent was refused, restore the newest epoch. Afterwards, schedule the next check."""
         complete = self._log.canonical.complete_epochs()
         if complete and self._is_refused():
             self._helps += 1
@@ -431,7 +435,7 @@ class RestoreOperator:
         )
 
     def on_answered(self, answer: le.AnswerRestore) -> None:
-        """Pass a leader's answer to the restore service."""
+        """Pass an answer from a leader to the restore service."""
         future = self._open.pop(answer.request, None)
         if future is None:
             self._shared.say(
@@ -441,7 +445,7 @@ class RestoreOperator:
         future.set_result(answer)
 
     def _ended(self, restore_request: RestoreRequest, answer: Callable[[], RestoreReply]) -> None:
-        """Check that the answer to a restore request agrees with the coordinator's log."""
+        """Check that the answer to a restore request agrees with the log of the coordinator."""
         probes = self._shared.judge.probes
         try:
             reply = answer()
@@ -475,7 +479,7 @@ class SimReader:
     """Reads the fleet's outputs. See the module docstring."""
 
     def __init__(self, shared: WorldState, store: Store, is_damaged: Callable[[], bool]) -> None:
-        """`is_damaged` returns whether a fault has damaged files in the store."""
+        """`is_damaged` returns whether a fault has damaged any file in the store."""
         self._shared = shared
         self._store = store
         self._is_damaged = is_damaged
@@ -485,7 +489,7 @@ class SimReader:
         self._saved: tuple[list[ReadRelease], str] = [], ""
 
     def start(self) -> None:
-        """Start reading, even if the fleet is not ready yet."""
+        """Start to read outputs, even if the fleet is not running yet."""
         if reads_outputs(self._shared.scenario):
             self._later()
 
@@ -502,7 +506,7 @@ class SimReader:
         self._later()
 
     def read(self) -> list[ReadRelease]:
-        """Read all outputs that are currently available. Return all releases read so far, without those that were taken back."""
+        """Read all outputs that are available now. Return all releases that have been read and have not been undone since."""
         try:
             for batch in self._store.read_outputs(self._cursor):
                 if batch.undone is not None:

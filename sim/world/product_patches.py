@@ -1,13 +1,13 @@
-"""Replaces attributes of the product for one run: lowers its limits, and caches decoded manifests.
+"""Temporary changes to the product for one run: lower limits, and a cache of decoded manifests.
 
-*Limits.* The product bounds every queue, window and pack by a constant that suits large fleets and long runs. Simulated
-fleets would never reach most of these limits, although bugs often occur at limits. So a scenario may set `limits`,
-which apply to all nodes in its run; FoundationDB calls such limits knobs. All guarantees hold for every value in
-`drawn`. The values respect the conditions between limits; for example, a window is larger than a part of a message.
+*Limits.* Constants in the product limit every queue, window and pack to sizes that suit large fleets and long runs. Simulated fleets would
+hardly ever reach these limits, although bugs often occur at limits. So a scenario may set `limits`, which apply to all nodes of its run.
+FoundationDB calls such limits *knobs*. All guarantees must hold for every value in `drawn`. The values respect the relations between
+limits: for example, a window is always larger than a part of a message.
 
-*Manifests.* In a small fleet, all manifests are read by the oracles and in every maintenance step of the store (publishing, sweeping,
-moving packs, deleting). The result of decoding depends only on the bytes, root, path and epoch, and a manifest never changes. So the cache
-only saves time. Damaged bytes have a different key, and errors are not cached.
+*Manifests.* In a small fleet, the oracles and every maintenance step of the store (publishing, sweeping, moving packs, deleting) read all
+manifests. The decoded manifest depends only on the bytes, root, path and epoch, and a manifest never changes. So the cache cannot change
+any result and only saves time. Damaged bytes are cached under a different key, and errors are not cached.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ Patch = tuple[Any, str, Any]
 
 @contextlib.contextmanager
 def patched(patches: Sequence[Patch]) -> Iterator[None]:
-    """Apply the patches within a `with` block, and restore the original attributes afterwards."""
+    """Context manager that applies the patches, and restores the original attributes afterwards."""
     before = [(owner, attribute, vars(owner).get(attribute)) for owner, attribute, _ in patches]
     for owner, attribute, replacement in patches:
         setattr(owner, attribute, replacement)
@@ -48,13 +48,13 @@ MS_NS = 1_000_000
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """A limit of the product.
+    """A limit of the product that a scenario can change.
 
     Attributes:
-        places: names of the constants that hold the limit, as `module.CONSTANT`, one for every module that imports the constant.
-        drawn: values from which a swarm draws the limit.
-        scaled: function that converts from the limit's unit to the constant's unit. None if the units are the same.
-        with_it: dependent constants that must change with the limit, each with a function of the limit's value.
+        places: the constants that hold the limit, as `module.CONSTANT`. Each module that imports the constant has its own entry.
+        drawn: values among which a swarm chooses the limit.
+        scaled: function that converts the limit's unit to the unit of the constants. The function is None if both units are the same.
+        with_it: other constants that must change together with the limit, each with a function that computes it from the limit's value.
     """
 
     places: tuple[str, ...]
@@ -212,7 +212,7 @@ LIMITS: Mapping[str, Limit] = {
 
 @contextlib.contextmanager
 def limited(limits: Mapping[str, int]) -> Iterator[None]:
-    """Set these limits within a `with` block. All other limits keep their values."""
+    """Context manager that sets the given limits. All other limits keep their default values."""
     with patched([patch for name, value in limits.items() for patch in _patches(LIMITS[name], value)]):
         yield
 
@@ -237,13 +237,13 @@ MANIFESTS_KEPT = 256
 
 
 class ManifestDecoder(Protocol):
-    """Signature of `decode_manifest` and its replacements."""
+    """Signature of `decode_manifest` and of functions that replace it."""
 
     def __call__(self, data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest: ...
 
 
 def manifests_cached() -> contextlib.AbstractContextManager[None]:
-    """Cache decoded manifests within a `with` block, so that the store decodes each manifest only once."""
+    """Context manager that caches decoded manifests, so that the store decodes each manifest only once."""
     return patched([(manifest, "decode_manifest", remembered(decode_manifest))])
 
 

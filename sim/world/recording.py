@@ -1,8 +1,8 @@
-"""Records a run's events and their times, for diagrams, reports and exports. A run is recorded only on request.
+"""Recording of a run's events with their times, for diagrams, reports and exports. A run is recorded only on request.
 
-A recording contains the events of a trace (`recovery/trace.py`), each with its virtual time `t_ns`. It also contains
-epochs, hosts and orphans, which a trace lacks. The events are taken from the hosts' traces (`SharedTrace`). They are
-the same events that `snapline run --trace` writes, but in one global order.
+A recording contains the events of a trace (`recovery/trace.py`), each with the virtual time `t_ns`. Unlike a trace, a recording also
+contains epochs, hosts and orphans. The events come from the traces of the hosts (`SharedTrace`). `snapline run --trace` writes the same
+events, but not in one global order.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,16 +18,17 @@ EVENTS_MAX = 2_000_000
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):
-    """An event of a trace, with its time. A message's name in the event is "sender/plan>receiver:number", which is unique within a run."""
+    """An event of a trace, with its virtual time. In the event, a message has the name "sender/plan>receiver:number", which is unique
+    within a run."""
 
     t_ns: int
     event: Event | Recovery
 
 
 class EpochSpan(msgspec.Struct):
-    """An epoch, from its start to its outcome.
+    """An epoch of a recorded run, from its start to its outcome.
 
-    If the epoch is complete, `cut` contains each agent's checkpoint number. `plan` is the plan under which the epoch began.
+    If the epoch is complete, `cut` contains each agent's checkpoint number. `plan` is the recovery plan under which the epoch began.
     """
 
     epoch: int
@@ -39,7 +40,7 @@ class EpochSpan(msgspec.Struct):
 
 
 class HostSpan(msgspec.Struct):
-    """A host's run, from its start to its end. `until_ns` is 0 while the host is alive."""
+    """A run of a host, from its start to its end. `until_ns` is 0 as long as the host is alive."""
 
     host: str
     from_ns: int
@@ -47,20 +48,18 @@ class HostSpan(msgspec.Struct):
 
 
 class Orphan(msgspec.Struct, frozen=True):
-    """An orphan message that a violation reports. `message` is the message's name in the recorded events."""
+    """An orphan message that a reported violation mentions. `message` is the name of the message in the recorded events."""
 
     message: str
     text: str
 
 
 class Recording:
-    """Recording of one run. The simulated world adds the events.
+    """Recording of one run. The simulated world adds events to the recording while it runs.
 
     Attributes:
-        agents: initial agents, in order.
-        placed: each agent's host at the start.
-        events: recorded events, in order.
-        is_cut: whether events are missing because the run had more than `EVENTS_MAX`.
+        placed: the host on which each agent starts.
+        is_cut: whether later events are missing because the run had more than `EVENTS_MAX` events.
     """
 
     def __init__(self) -> None:
@@ -99,21 +98,21 @@ class HostTrace:
             self._shared.checkpoint(agent, number, kind)
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """Do nothing, because `SharedTrace.on_plan` records the recovery line of the whole fleet."""
+        """Do nothing, because `SharedTrace.on_plan` already records the recovery line of the whole fleet."""
 
     def flush(self) -> None:
         """Do nothing, because a recording buffers nothing."""
 
     def _is_current(self) -> bool:
-        """Return whether the host follows the newest plan. Work under older plans has been rolled back."""
+        """Return whether the host follows the newest recovery plan. All work under older recovery plans has been rolled back."""
         return self._plan() == self._shared.plan
 
 
 class SharedTrace:
-    """Traces of all hosts, combined in one recording.
+    """Traces of all hosts, combined into one recording.
 
     Attributes:
-        plan: number of the newest committed plan.
+        plan: number of the newest committed recovery plan.
     """
 
     def __init__(self, kernel: Kernel, recording: Recording, agents: Iterable[str]) -> None:
@@ -124,7 +123,7 @@ class SharedTrace:
         recording.agents = list(agents)
 
     def of(self, plan: Callable[[], int]) -> HostTrace:
-        """Return the trace for one run of a host. `plan` returns the number of the plan that the host currently follows."""
+        """Return the trace for one run of a host. `plan` returns the number of the recovery plan that the host currently follows."""
         return HostTrace(self, plan)
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:
@@ -142,7 +141,8 @@ class SharedTrace:
         self._recording.add(self._kernel.now_ns, CheckpointTaken(agent, number, known))
 
     def on_plan(self, number: int, line_epoch: int, placed: Mapping[str, str]) -> None:
-        """Record a committed plan. The plan rolls the fleet back to its recovery line. `placed` maps agents to hosts."""
+        """Record a committed plan. A committed plan rolls the fleet back to the plan's recovery line. `placed` maps each agent to its
+        host."""
         self.plan = number
         if number == 1:
             self._recording.placed.update(placed)

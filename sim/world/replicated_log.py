@@ -1,48 +1,47 @@
-"""Model of the coordinator's replicated log in virtual time, with the interface that the coordinator uses.
+"""Model of the coordinator's replicated log in virtual time, with the same interface that the coordinator uses in production.
 
-Problem. The library that implements the real log uses its own threads, sockets, clock and files, so it cannot run in a
-simulated world. Its interface to the coordinator is small. It names the leader, and `propose` ends as committed,
-rejected or unknown. This model provides the same interface to the replicas c1 … cn. It allows all behaviour that was
-observed in the real library within the fault budget. The interface has these rules:
+Problem. The library that implements the real log uses its own threads, sockets, clock and files, so it cannot run in a simulated world.
+However, the library's interface to the coordinator is small. The library reports the current leader, and each call of `propose` ends with
+one of three outcomes: committed, rejected or unknown. This model provides the same interface to the replicas, which are called c1, c2 and
+so on. The model can show every behaviour of the real library that was observed within the fault budget. The interface has these rules:
 
-1. *Apply.* One `FleetState` is canonical: the state of the replica that committed last. The other replicas apply
-   entries, or restore the frozen canonical state, only when their state is accessed or when they become the leader. So
-   three replicas cost little more than one.
-2. *Committed*: this outcome is reported after the proposer's replica has applied the entry, no matter which leader
-   committed the entry.
-3. *Rejected*: there is no leader, the leader to which the proposal was forwarded has been replaced, or another entry
-   took its position. The entry is never committed.
-4. *Unknown*: there is no outcome within `PROPOSE_NS`, or the leader was replaced after the proposal was forwarded. With
-   a probability set by `set_unknown`, the answer or the proposal is lost, or the proposal is delayed. The entry may be
-   committed now or later, or never.
-5. A new leader learns that it leads when its barrier is committed. By then, it has applied all entries committed
-   earlier.
+1. *Apply.* One `FleetState` is canonical, namely the state of the replica that committed last. Every other replica applies entries, or
+   restores the frozen canonical state, only when its state is accessed or when it becomes the leader. So three replicas cost little more
+   than one.
+2. *Committed*: the outcome is reported when the proposer's replica has applied the entry, no matter which leader has committed the entry.
+3. *Rejected*: there is no leader, the leader that received the forwarded proposal has been replaced, or another entry took the position of
+   the proposal. A rejected entry is never committed.
+4. *Unknown*: there was no outcome within `PROPOSE_NS`, or the leader was replaced after it had received the forwarded proposal. In
+   addition, `set_unknown` sets the probability that a proposal is lost, that it is delayed, or that its answer is lost. The entry of a
+   proposal with an unknown outcome may be committed now, later or never.
+5. A new leader learns that it leads when its first slot (the barrier) is committed. By the time a new leader learns this, it has applied
+   all entries that were committed earlier.
 
-Outcomes and changes of leader are reported only from calls scheduled with `at`, never from within `propose`.
+Outcomes and changes of leader are reported only in calls scheduled with `at`, and never within `propose`.
 
-This module implements G8 in the simulator. Choices are drawn from the random stream "log". Callers must never change a
-state that they get from `state_of` or `canonical`; `validate` detects such changes.
+This module implements G8 in the simulator. Choices are drawn from the random stream "log". Callers must never modify a state that
+`state_of` or `canonical` returns; `validate` detects such modifications.
 
-Leaders and commits follow a model of Raft. The model sends no messages. Instead it copies whole logs, in virtual time.
-It is based on Ongaro and Ousterhout 2014; the section numbers refer to that paper:
+Leaders and commits follow a model of Raft. The model of Raft sends no messages. Instead, the model copies whole logs, in virtual time. It
+is based on a paper by Ongaro and Ousterhout (2014), to which the section numbers refer:
 
-1. A *leader term* is the append-only list of slots that one leader has in its log during one term. The list starts as a
-   copy of the leader's log at its election, followed by a barrier (an empty slot). Every replica's durable log consists
-   of the first `length` slots of some leader term. So if two logs contain the same slot, their earlier slots are the
-   same too (log matching, 5.3).
-2. A leader sends its whole log to all reachable replicas. Arrival and sync times are computed when the log is sent, and
-   take effect when the replica is next accessed (`settle`). A call is scheduled for the instant at which a majority has
-   acknowledged the slots. It commits the slots if a majority really has them and the barrier is among them (5.4.2).
-3. A replica becomes a candidate if it has not heard from a leader for an election timeout. It needs votes from a
-   majority, and its log must be at least as up-to-date as each voter's log (5.4.1). It is elected in a new term after a
-   drawn delay, and its voters reject older terms from then on. A replica that still hears from a leader usually does not
-   vote. A random draw allows exceptions, because the real library has no such rule.
-4. A leader that cannot reach a majority still considers itself the leader for `LEASE_NS`, and continues to append to
-   its own leader term.
-5. A crash loses all slots that are not durable. If the leader crashes, a drawn number of its latest appends in flight
-   is lost too. A replica that restarts has its durable log.
+1. A *leader term* is the append-only list of slots that one leader has in its log during one term. The list begins as a copy of the
+   leader's log at its election. After this copy, the list continues with an empty slot, which is called the barrier. The durable log of
+   every replica consists of the first `length` slots of some leader term. So if two logs contain the same slot, all their earlier slots are
+   the same, too (log matching, 5.3).
+2. A leader sends its whole log to all replicas that it can reach. Arrival and sync times are computed when the log is sent, and they take
+   effect when the receiving replica is next accessed (`settle`). A call is scheduled for the time when a majority will have acknowledged
+   the slots. The scheduled call commits the slots if a majority really has them and the barrier is one of them (5.4.2).
+3. A replica becomes a candidate if it has heard from no leader for the duration of an election timeout. The candidate needs votes from a
+   majority, and its log must be at least as up-to-date as the log of each voter (5.4.1). After a random delay, the candidate is elected in
+   a new term, and its voters reject older terms from then on. A replica that has recently heard from a leader usually does not vote. Some
+   voters ignore this rule at random, because the real library does not have it.
+4. If a leader cannot reach a majority, it still considers itself the leader for `LEASE_NS`, and continues to append slots to its own leader
+   term.
+5. If a replica crashes, it loses all slots that are not durable. If the leader crashes, a random number of its latest appends in flight is
+   also lost. A replica that restarts begins with its durable log.
 
-Departures: there is no log compaction, appends in flight are not lost when a link is cut, and a vote is not synced to disk.
+Departures from Raft: there is no log compaction, appends in flight are not lost when a link is cut, and votes are not synced to disk.
 """
 
 from collections import deque
@@ -88,7 +87,7 @@ Key = tuple[str | int, ...]
 
 
 class Slot:
-    """A position in a log. If `entry` is None, the slot is a barrier. `result` is valid only after the slot was committed."""
+    """A position in a log. The slot is a barrier if `entry` is None. `result` is valid only after the slot has been committed."""
 
     __slots__ = ("entry", "index", "proposer", "result", "term")
 
@@ -101,12 +100,10 @@ class LeaderTerm:
     """The slots that one leader has in its log during one term.
 
     Attributes:
-        slots: the leader's log.
-        barrier: position of this term's first new slot.
-        match: number of slots that each replica has acknowledged.
+        barrier: position of the first slot that was added in this term.
         committed: number of slots that the leader knows to be committed.
-        commit_ns: time of the latest scheduled commit. Commits happen in the order of their slots.
-        sends: number of times that the log was sent since a slot was last added.
+        commit_ns: time of the latest commit that is scheduled. Slots are committed in order.
+        sends: how often the log was sent since a slot was last added.
         is_deposed: whether the leader's heartbeats are suppressed until another leader is elected.
     """
 
@@ -120,12 +117,12 @@ class LeaderTerm:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the barrier is committed."""
+        """Return whether the barrier slot is committed."""
         return self.committed > self.barrier
 
 
 class Append(msgspec.Struct, frozen=True):
-    """An append in flight to a replica. From `durable_ns` on, the first `length` slots of the leader term are durable at the replica."""
+    """An append in flight to a replica. After `durable_ns`, the first `length` slots of the leader term are durable at the replica."""
 
     durable_ns: int
     leader_term: LeaderTerm
@@ -134,7 +131,7 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A proposer that waits for the outcome of its slot."""
+    """A proposer that is waiting for the outcome of its slot."""
 
     slot: Slot
     then: Callable[[ProposalOutcome], None]
@@ -143,24 +140,21 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class SimReplica:
-    """A replica of the coordinator, as the log model sees it.
+    """A replica of the coordinator, as modelled by the log.
 
     Attributes:
-        run: number that increases with every start and crash. Callbacks from an earlier run are dropped.
-        term: newest term that the replica knows or has voted in. Leaders of older terms are rejected.
-        log, length: the durable log is `log[:length]`.
-        appends: appends in flight to the replica, in order. All belong to the same leader term.
-        leading: leader term that the replica believes it leads, or None.
-        heard_from: leader term of the leader from which the replica last heard, or None.
-        heard_ns: time at which the replica last heard from a leader or voted.
-        majority_ns: time at which the replica last reached a majority as the leader.
-        reported_standing: most recently reported standing: the term, the leader, and whether the replica leads.
-        attempt, timeout_ns, is_disrupting: the current attempt at an election, and the values drawn for it.
-        state: state after the applied slots.
-        applied: number of applied slots.
+        run: number that increases at every start and every crash. Callbacks that were scheduled in an earlier run are dropped.
+        term: newest term that the replica knows. The replica rejects leaders of older terms.
+        log, length: the replica's durable log is `log[:length]`.
+        appends: appends in flight to the replica, in order. All appends in flight to a replica belong to the same leader term.
+        leading: the leader term in which the replica believes it leads, or None.
+        heard_from: the leader term of the leader that the replica last heard from, or None.
+        heard_ns: time when the replica last heard from a leader or voted.
+        majority_ns: time when the replica, as the leader, last reached a majority.
+        reported_standing: the standing that was reported last: the term, the leader, and whether the replica leads.
+        attempt, timeout_ns, is_disrupting: number of the current election attempt, and the random values drawn for it.
+        state: the fleet's state after the applied slots.
         known: number of slots that the replica knows to be committed.
-        waiting: this replica's proposers that wait for an outcome.
-        proposals: number of proposals that the replica has made.
     """
 
     def __init__(self, name: str) -> None:
@@ -184,11 +178,11 @@ class SimReplica:
 
     @property
     def last(self) -> tuple[int, int]:
-        """Return the replica's rank in elections: the term of its last slot, then the length of its log (5.4.1)."""
+        """Return the replica's rank in elections, which consists of the term of its last slot and the length of its log (5.4.1)."""
         return (self.log[self.length - 1].term if self.length else 0), self.length
 
     def settle(self, now_ns: int) -> None:
-        """Extend the durable log by the appends that have arrived and been synced by now."""
+        """Extend the durable log by all appends that are durable at the given time."""
         appends = self.appends
         while appends and appends[0].durable_ns <= now_ns:
             append = appends.popleft()
@@ -197,7 +191,7 @@ class SimReplica:
                 append.leader_term.match[self.name] = append.length
 
     def raise_term(self, term: int, now_ns: int) -> None:
-        """Reject leaders of older terms from now on, including their appends in flight."""
+        """From now on, reject leaders of older terms. Drop all appends in flight from leaders of older terms."""
         if self.term < term:
             self.settle(now_ns)
             self.term = term
@@ -208,26 +202,25 @@ class LogModel(Protocol):
     """Interface through which the Raft model reports commits and changes of leader. Implemented by `SimulatedLog`."""
 
     def on_committed(self, leader_term: LeaderTerm, leader: SimReplica, length: int) -> None:
-        """Handle a commit. The leader now knows that the first `length` slots of its leader term are committed."""
+        """Handle a commit. The leader has learned that the first `length` slots of its leader term are committed."""
 
     def on_standing_changed(self, replica: SimReplica) -> None:
-        """Handle a change in `reported_standing`."""
+        """Handle a change of a replica's `reported_standing`."""
 
     def on_leader_changed(self, replica: SimReplica) -> None:
-        """Handle a replica's first contact with a new leader."""
+        """Handle the first message that a replica receives from a new leader."""
 
     def on_beat(self, replica: SimReplica) -> None:
-        """Handle a tick of the clock at a replica that is up."""
+        """Handle a clock tick at a replica that is up."""
 
 
 class RaftModel:
     """Model of elections, replication and commits in Raft.
 
     Attributes:
-        newest: leader term with the highest term number, or None before the first election.
-        term: highest term number so far.
-        majority: number of replicas that form a majority.
-        at, now, pick: functions that schedule calls, return the current time, and draw choices.
+        newest: the leader term with the highest term number, or None before the first election.
+        term: the highest term number so far.
+        at, now, pick: functions that schedule a call, return the current time, and draw a choice.
     """
 
     def __init__(
@@ -252,7 +245,7 @@ class RaftModel:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def bring_up(self, replica: SimReplica) -> None:
-        """Start the replica, which then has its durable log."""
+        """Start the replica with its durable log."""
         replica.is_up = True
         replica.run += 1
         replica.heard_ns = self.now()
@@ -263,7 +256,7 @@ class RaftModel:
             self.at(self.now() + TICK_NS, self._on_tick)
 
     def take_down(self, replica: SimReplica) -> None:
-        """Stop the replica. Its slots that are not durable are lost."""
+        """Stop the replica. Slots of the stopped replica that are not durable are lost."""
         replica.settle(self.now())
         replica.is_up = False
         replica.run += 1
@@ -274,7 +267,8 @@ class RaftModel:
             self._lose_tails(leader_term)
 
     def depose(self) -> None:
-        """Suppress the newest leader's heartbeats until another leader is elected. If there is only one replica, it is re-elected."""
+        """Suppress the heartbeats of the newest leader until another leader is elected. If there is only one replica, the same replica is
+        elected again."""
         leader_term = self.newest
         if leader_term is None or self.replicas[leader_term.leader].leading is not leader_term:
             return
@@ -289,7 +283,8 @@ class RaftModel:
         self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
 
     def _lose_tails(self, leader_term: LeaderTerm) -> None:
-        """Discard some of a crashed leader's latest appends in flight to each follower. Choices decide how many; 0 means none."""
+        """For each follower, discard some of the crashed leader's latest appends in flight. The number of discarded appends is a choice,
+        where choice 0 means none."""
         for replica in self.replicas.values():
             replica.settle(self.now())
             if replica.appends and replica.appends[-1].leader_term is leader_term:
@@ -300,7 +295,7 @@ class RaftModel:
     # ---- replication ----------------------------------------------------------------------------------------------
 
     def replicate(self, leader_term: LeaderTerm) -> None:
-        """Send the whole log to all reachable replicas, and schedule the commit if a majority will acknowledge it."""
+        """Send the whole log to all reachable replicas. If a majority will acknowledge the log, schedule the commit."""
         leader, now_ns, length = self.replicas[leader_term.leader], self.now(), len(leader_term.slots)
         leader_term.sends += 1
         sync_ns = (1 + self.pick(("sync", leader_term.term, length, leader_term.sends), SYNC_STEPS)) * SYNC_STEP_NS
@@ -329,7 +324,8 @@ class RaftModel:
             self.at(leader_term.commit_ns, lambda: self._on_acknowledged(leader_term))
 
     def _hear(self, replica: SimReplica, leader_term: LeaderTerm, there: int) -> None:
-        """Let a follower hear from a leader. The follower's term changes at once, but its standing changes only when the message arrives."""
+        """Record that a follower hears from a leader. The follower's term changes immediately, but its standing changes only when the
+        leader's message arrives."""
         now_ns, run = self.now(), replica.run
         replica.heard_ns = now_ns
         if replica.heard_from is not leader_term:
@@ -344,7 +340,7 @@ class RaftModel:
             self._log_model.on_leader_changed(replica)
 
     def _refuse(self, leader: SimReplica, replica: SimReplica, there: int, back: int | None) -> None:
-        """Let the leader learn that the replica knows a newer term, unless the answer cannot arrive."""
+        """If the replica's answer can arrive, schedule the call in which the leader learns that the replica knows a newer term."""
         run, term = leader.run, replica.term
         if back is not None:
             self.at(self.now() + there + back, lambda: self._on_refused(leader, run, term))
@@ -370,7 +366,7 @@ class RaftModel:
                 self.tell(leader, Standing(leader_term.term, leader.name, is_leader=True))
 
     def _agreed(self, leader_term: LeaderTerm) -> int:
-        """Return how many slots a majority of replicas has acknowledged."""
+        """Return the number of slots that a majority of the replicas has acknowledged."""
         if len(leader_term.match) < self.majority:
             return 0
         return sorted(leader_term.match.values(), reverse=True)[self.majority - 1]
@@ -391,7 +387,7 @@ class RaftModel:
         self._stand(replicas)
 
     def _beat(self, leader: SimReplica, leader_term: LeaderTerm) -> None:
-        """Send one round of heartbeats. If the leader has not reached a majority for too long, it steps down."""
+        """Send a heartbeat to each follower. If the leader has not reached a majority for too long, the leader steps down."""
         now_ns, reached, is_lagging = self.now(), 1, leader_term.committed < len(leader_term.slots)
         for replica in self.replicas.values() if not leader_term.is_deposed else ():
             there_ns = self.delay(leader, replica) if replica is not leader else None
@@ -413,7 +409,7 @@ class RaftModel:
             self.replicate(leader_term)
 
     def _inform(self, replica: SimReplica, leader_term: LeaderTerm) -> bool:
-        """Inform a follower which slots are committed. Return whether the follower lacks slots."""
+        """Tell a follower which slots are committed. Return whether the follower still lacks slots of the leader's log."""
         replica.settle(self.now())
         if replica.log is not leader_term.slots:
             return True
@@ -423,8 +419,8 @@ class RaftModel:
     # ---- elections ------------------------------------------------------------------------------------------------
 
     def _stand(self, replicas: list[SimReplica]) -> None:
-        """Start an election. Among the replicas that would win, the candidate is the replica that has exceeded its
-        timeout by the longest time."""
+        """Start an election. Among the replicas that would win, the candidate is the replica that has exceeded its election timeout by the
+        longest time."""
         is_deposed = self.newest is not None and self.newest.is_deposed
         standing = []
         for replica in replicas:
@@ -452,7 +448,7 @@ class RaftModel:
         self.at(self.now() + wait_ns, lambda: self._on_votes_counted(candidate, run))
 
     def _timeout_of(self, replica: SimReplica) -> int:
-        """Return the replica's election timeout, which is drawn anew for each attempt."""
+        """Return the replica's election timeout. A new timeout is drawn for each election attempt."""
         if replica.attempt != self._attempt:
             replica.attempt = self._attempt
             key = (replica.name, self._attempt)
@@ -461,7 +457,6 @@ class RaftModel:
         return replica.timeout_ns
 
     def _voters(self, candidate: SimReplica) -> list[SimReplica]:
-        """Return the replicas that would currently vote for the candidate."""
         candidate.settle(self.now())
         return [replica for replica in self.replicas.values() if self._votes_for(replica, candidate)]
 
@@ -474,12 +469,13 @@ class RaftModel:
         return self.is_as_good(candidate, voter) and (candidate.is_disrupting or self._is_free(voter))
 
     def is_as_good(self, candidate: SimReplica, voter: SimReplica) -> bool:
-        """Return whether the candidate's log is at least as up-to-date as the voter's. This rule preserves committed entries (5.4.1)."""
+        """Return whether the candidate's log is at least as up-to-date as the log of the voter. This rule ensures that committed entries
+        are preserved (5.4.1)."""
         return candidate.last >= voter.last
 
     def _is_free(self, voter: SimReplica) -> bool:
-        """Return whether no leader prevents the voter from voting. This is true if the voter has not recently heard
-        from a leader, or reached a majority as the leader."""
+        """Return whether the voter may vote, given that there may be a leader. The voter may vote if it has not heard from a leader
+        recently or, as the leader, has not reached a majority recently. The voter may also vote if the leader was deposed."""
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed
         return is_deposed or self.now() - heard_ns >= ELECTION_NS
@@ -511,19 +507,19 @@ class RaftModel:
     # ---- helpers --------------------------------------------------------------------------------------------------
 
     def step_down(self, replica: SimReplica) -> None:
-        """Make the replica stop leading. It does not know another leader yet."""
+        """Make a replica stop leading. At this point, the replica does not know another leader."""
         replica.leading = None
         replica.heard_ns = self.now()
         self.tell(replica, Standing(replica.term))
 
     def tell(self, replica: SimReplica, standing: Standing) -> None:
-        """Report the replica's standing if it has changed since the last report."""
+        """If the replica's standing has changed since the last report, report it."""
         if standing != replica.reported_standing:
             replica.reported_standing = standing
             self._log_model.on_standing_changed(replica)
 
     def delay(self, source: SimReplica, target: SimReplica) -> int | None:
-        """Return the current delay between two replicas, or None if either replica is down or the target is unreachable."""
+        """Return the current delay between two replicas, or None if one of them is down or the target is unreachable."""
         if not (source.is_up and target.is_up):
             return None
         return self._delay_ns(source.name, target.name)
@@ -542,12 +538,10 @@ _LATE = Unknown("no answer within the deadline")
 
 
 class SimulatedLog:
-    """The replicated log. All replicas are down until `start` is called.
+    """The replicated log. All replicas are down until they are started with `start`.
 
     Attributes:
-        canonical: state after all committed entries.
-        entries: committed entries, in order.
-        raft: model that determines leaders and commits.
+        canonical: the fleet's state after all committed entries.
     """
 
     def __init__(
@@ -561,15 +555,15 @@ class SimulatedLog:
         on_standing: Callable[[str, Standing], None],
         on_committed: Callable[[int, str, bytes, OperationResult], None],
     ) -> None:
-        """Create the log. Nothing happens before `start` is called.
+        """Create the log. Nothing happens in the simulated log until `start` is called.
 
         Args:
-            at: function that schedules a call at a virtual time in nanoseconds.
-            delay_ns: function that returns the delay between two nodes that are both up, or None if the second node is
+            delay_ns: function that returns the delay between two nodes that are both up. The function returns None if the second node is
                 currently unreachable.
-            on_standing: function that is called when a node learns of a new leader or term. It is not called when the
-                node starts or crashes.
-            on_committed: function that is called at each commit with the position in `entries`, the proposer, the entry and the result.
+            on_standing: function that is called when a node learns of a new leader or a new term. The function is not called when a node
+                starts or crashes.
+            on_committed: function that is called at each commit, with the position in `entries`, the proposer, the entry and the entry's
+                result.
         """
         self.raft = RaftModel(
             nodes, self, at=at, now=now, pick=lambda key, n: choices.pick("log", key, n), delay_ns=delay_ns
@@ -583,7 +577,7 @@ class SimulatedLog:
 
     @property
     def leader(self) -> str:
-        """Return the newest term's leader if that leader knows that it leads. Otherwise return ""."""
+        """Return the leader of the newest term if that leader knows that it leads. Otherwise return ""."""
         leader_term = self.raft.newest
         if (
             leader_term is None
@@ -598,8 +592,8 @@ class SimulatedLog:
         return self._replicas[node].is_up
 
     def state_of(self, node: str) -> FleetState:
-        """Return the replica's applied state. The object stays the same until the node crashes. A leader's state
-        contains all entries that the leader knows to be committed."""
+        """Return the state that the replica has applied. The same object is returned until the node crashes. If the node is the leader, the
+        state contains all entries that the leader knows to be committed."""
         replica = self._replicas[node]
         if replica.is_up and replica.leading is None:
             self._catch_up(replica, replica.known)
@@ -608,7 +602,7 @@ class SimulatedLog:
     # ---- for the world --------------------------------------------------------------------------------------------
 
     def start(self, node: str) -> None:
-        """Start a replica, which then has its durable log. The replica's state is empty until it learns which entries are committed."""
+        """Start a replica with its durable log. The replica's state is empty until the replica learns which entries are committed."""
         replica = self._replicas[node]
         if replica.is_up:
             raise UsageError(f"replica {node} is up: crash it before you start it again")
@@ -616,23 +610,23 @@ class SimulatedLog:
         self.raft.bring_up(replica)
 
     def crash(self, node: str) -> None:
-        """Crash the replica. Its slots that are not durable are lost, and its proposers get no outcome. Has no effect
-        if the replica is down."""
+        """Crash the replica. The crashed replica loses all slots that are not durable, and its proposers get no outcome. Do nothing if the
+        replica is already down."""
         replica = self._replicas[node]
         if replica.is_up:
             replica.waiting = []
             self.raft.take_down(replica)
 
     def depose(self) -> None:
-        """Suppress the newest leader's heartbeats until another leader is elected."""
+        """Suppress the heartbeats of the newest leader until another leader is elected."""
         self.raft.depose()
 
     def set_unknown(self, per_mille: int) -> None:
-        """Set how many proposals in a thousand, chosen by random draws, have an unknown outcome."""
+        """Set how many of a thousand proposals have an unknown outcome. The affected proposals are selected at random."""
         self._unknown_per_mille = per_mille
 
     def propose(self, node: str, entry: bytes, then: Then) -> None:
-        """Propose `entry`. `then` is called once with the outcome, unless the node crashes first."""
+        """Propose `entry`. `then` is called once with the outcome, unless the node crashes earlier."""
         replica = self._replicas[node]
         if not replica.is_up:
             return
@@ -649,7 +643,7 @@ class SimulatedLog:
     # ---- proposals ------------------------------------------------------------------------------------------------
 
     def _append(self, leader_term: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
-        """Append the entry to the leader's log. If no proposer waits for the outcome, `then` is None."""
+        """Append an entry to the log of the leader. `then` is None if no proposer waits for the outcome."""
         slot = Slot(entry, index=len(leader_term.slots), term=leader_term.term, proposer=proposer.name)
         leader_term.slots.append(slot)
         leader_term.sends = 0
@@ -679,7 +673,8 @@ class SimulatedLog:
         return self.raft.pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
 
     def _propose_into_the_dark(self, replica: SimReplica, entry: bytes, then: Then) -> None:
-        """Make a proposal's outcome unknown. The answer is lost, and the proposal itself is appended at once, appended late, or lost."""
+        """Make the outcome of a proposal unknown. The answer is lost. The proposal itself is appended immediately, appended later, or
+        lost."""
         key, run = (replica.name, replica.proposals), replica.run
         wait_ns = (5, 200, 5_000)[self.raft.pick(("unknown for", *key), 3)] * MS
         self._tell_later(replica, run, wait_ns, then, Unknown("the answer was lost"))
@@ -704,7 +699,7 @@ class SimulatedLog:
     def _settle_waiting(
         self, replica: SimReplica, is_over: Callable[[Waiting], bool], outcome_of: Callable[[Slot], ProposalOutcome]
     ) -> None:
-        """Pass outcomes to the proposers whose wait has ended. The reaction of a proposer may crash the replica."""
+        """Report outcomes to all proposers whose wait has ended. A proposer's reaction to the outcome may crash the replica."""
         done = [waiting for waiting in replica.waiting if is_over(waiting)]
         if done:
             replica.waiting = [waiting for waiting in replica.waiting if not is_over(waiting)]
@@ -718,7 +713,7 @@ class SimulatedLog:
         self._settle_waiting(replica, lambda waiting: waiting.slot.index < applied, self._outcome_of)
 
     def _outcome_of(self, slot: Slot) -> ProposalOutcome:
-        """Return the outcome of a slot at whose position an entry has been committed."""
+        """Return the outcome of a proposal whose position in the log now holds a committed entry."""
         if self._committed[slot.index] is slot:
             return Committed(slot.result)
         return Rejected("another entry took its place")
@@ -726,7 +721,7 @@ class SimulatedLog:
     # ---- states ---------------------------------------------------------------------------------------------------
 
     def on_committed(self, leader_term: LeaderTerm, leader: SimReplica, length: int) -> None:
-        """Apply the leader's committed slots. Report those that no replica had applied before as committed."""
+        """Apply the slots that the leader has committed. If no replica has applied a slot before, report the slot as committed."""
         done = len(self._committed)
         self._catch_up(leader, min(length, done))
         if length > done:
@@ -748,7 +743,7 @@ class SimulatedLog:
                 self._tell_committed(len(self.entries) - 1, slot.proposer, slot.entry, slot.result)
 
     def _catch_up(self, replica: SimReplica, length: int) -> None:
-        """Apply the committed slots that this replica lacks. If it lacks too many, restore the whole state instead."""
+        """Apply the committed slots that this replica has not applied yet. If many slots are missing, restore the whole state instead."""
         missing = length - replica.applied
         if missing <= 0:
             return
@@ -770,7 +765,7 @@ class SimulatedLog:
         self._settle_waiting(replica, lambda waiting: waiting.is_forwarded, lambda slot: changed)
 
     def on_beat(self, replica: SimReplica) -> None:
-        """Pass outcomes to the replica's proposers whose proposals are committed or have exceeded their time limit."""
+        """Report outcomes to this replica's proposers whose proposals are committed or have reached their time limit."""
         if replica.waiting:
             now_ns = self.raft.now()
             if replica.leading is None:
@@ -781,7 +776,8 @@ class SimulatedLog:
     # ---- checks ---------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Raise AssertionError if an invariant is violated. Call this method only between events; it takes as long as applying all entries."""
+        """Check the invariants of the log, and raise AssertionError if one is violated. Call this method only between events. The check
+        takes as long as applying all entries."""
         entries = [slot.entry for slot in self._committed if slot.entry is not None]
         assert entries == self.entries, "the entries are not those that were committed"
         wanted = {replica.applied: None for replica in self._replicas.values()} | {len(self._committed): None}
@@ -796,7 +792,8 @@ class SimulatedLog:
             assert self.raft.newest.slots[last] is self._committed[last], "the newest leader lacks committed entries"
 
     def _folds(self, wanted: dict[int, None]) -> dict[int, bytes]:
-        """Return the frozen state after each of these numbers of committed slots. All slots are applied again from the beginning."""
+        """For each of the given numbers of committed slots, return the frozen state after these slots. To compute the states, all slots are
+        applied again from the beginning."""
         state, folds = FleetState(), {}
         for length, slot in enumerate([None, *self._committed]):
             if slot is not None and slot.entry is not None:

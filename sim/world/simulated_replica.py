@@ -1,7 +1,7 @@
-"""A replica of the simulated coordinator. While the replica leads, it runs the production leader core and store keeper.
+"""A replica of the simulated coordinator. While the replica leads, it runs the leader core and the store keeper of the product.
 
-The replica provides the environment for the leader's driver, in virtual time. Proposals go to the model of the replicated log. A blocking
-call by the store keeper happens at a single instant, at the end of its duration. The durations of several calls may overlap.
+The replica is the environment of the leader's driver, in virtual time. Proposals are passed to the model of the replicated log. A blocking
+call of the store keeper takes effect at a single instant, namely at the end of its duration. The durations of several calls may overlap.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -57,12 +57,10 @@ def _keeper(shared: WorldState, node: str, state: FleetState) -> StoreKeeper:
 
 
 class SimLeader:
-    """The leader part of a replica. Implements the driver's `LeaderEnvironment`.
+    """The replica's leader, which exists while the replica leads. Implements the driver's `LeaderEnvironment`.
 
     Attributes:
         is_over: whether the leader has been replaced or has crashed.
-        freezes: freeze requests to hosts, and the hosts' answers.
-        restoring: service that handles operators' restore requests.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class SimLeader:
         term: int,
         crash: Callable[[], None],
     ) -> None:
-        """`crash` ends the leader's process."""
+        """`crash` is a function that ends the leader's process."""
         self._shared = shared
         self._kernel = shared.kernel
         self._log = log
@@ -104,13 +102,13 @@ class SimLeader:
             self.feed(ev.OutputReadersChanged(is_watched=True))
 
     def stop(self) -> None:
-        """Stop leading, and close all streams. Proposals without an outcome may still be committed."""
+        """Stop leading, and close all streams to hosts. Proposals without an outcome may still be committed."""
         self.is_over = True
         for stream in list(self._sessions.values()):
             stream.close()
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Make the call now, unless this leader has been replaced or has crashed."""
+        """Execute a call now, unless this leader has been replaced or has crashed."""
         if self.is_over:
             return
         function, argument = call
@@ -128,15 +126,15 @@ class SimLeader:
             self._driver.feed(event)
 
     def has_released(self, epoch: int) -> bool:
-        """Return whether the leader has released the outputs of all complete epochs up to this epoch."""
+        """Return whether the leader has released the outputs of all complete epochs up to and including this epoch."""
         return not self._core.parts.releases.has_unreleased_up_to(epoch)
 
     def ask(self, number: int) -> None:
-        """Request a snapshot from the leader. `number` identifies the request."""
+        """Ask the leader for a snapshot. `number` identifies the request."""
         self.fire((self.feed, ev.SnapshotRequested(number)))
 
     def tell(self, wanted: ev.Event) -> None:
-        """Pass an operator's restore or moves request to the leader's driver."""
+        """Pass an operator's request for a restore or for moves to the leader's driver."""
         self.fire((self.feed, wanted))
 
     # ---- streams --------------------------------------------------------------------------------------------------
@@ -285,8 +283,8 @@ class SimulatedReplica:
     """A replica's process.
 
     Attributes:
-        leader: leader part of this replica, or None while the replica does not lead.
-        known_leader: name of the leader that this replica knows, or "" if it knows none.
+        leader: the leader in this process, or None while the replica does not lead.
+        known_leader: name of the leader as far as this replica knows, or "" if it knows no leader.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, notes: WorldObserver, node: str) -> None:
@@ -310,12 +308,12 @@ class SimulatedReplica:
         return self.leader.open_session(host, key, received, closed)
 
     def receive_busy_report(self, host: HostRun, busy_ns: int) -> None:
-        """Pass a report from a host's watchdog thread, which says that a handler blocks the host, to the leader."""
+        """Pass a report to the leader. The report comes from a host's watchdog thread and says that a handler is blocking the host."""
         assert self.leader is not None
         self.leader.fire((self.leader.feed, ev.HostBusyReported(host.name, host.instance, busy_ns, "a handler")))
 
     def on_standing(self, standing: Standing) -> None:
-        """Start or stop leading, as required by the leader and term that this replica has learned."""
+        """Start or stop leading, according to the leader and term that this replica has learned."""
         self.known_leader = standing.leader
         if standing.is_leader and self.leader is None and self.is_up:
             self.leader = SimLeader(self._shared, self._log, self._notes, self._node, standing.term, self.crash)
@@ -324,14 +322,14 @@ class SimulatedReplica:
             self._stop_leading()
 
     def start(self) -> None:
-        """Start the process. Has no effect if the process is running."""
+        """Start the process. Do nothing if the process is already running."""
         if not self.is_up:
             self.is_up = True
             self._log.start(self._node)
             self._shared.journal.add((self._shared.kernel.now_ns, self._node, "", "start", 0, 0))
 
     def crash(self) -> None:
-        """Crash the process. Has no effect if the process is down."""
+        """Crash the process. Do nothing if the process is already down."""
         if not self.is_up:
             return
         self.is_up = False

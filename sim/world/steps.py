@@ -1,17 +1,17 @@
-"""Drives handlers that wait, and provides stubs that replace outside services. A handler may await only what its
-context offers, such as `ctx.step`. A handler or stub that waits (`Wait`) resumes when a scheduled call ends its wait.
+"""Drivers for handlers that wait, and stubs that replace external services. A handler may await only operations of its context, such as
+`ctx.step`. When a handler or stub waits (`Wait`), a scheduled call ends the wait, and the handler or stub resumes.
 
-If the fleet has stubs, a step calls its stub. Otherwise the step's own function runs in the simulation's thread, at a
-single instant of virtual time. In both cases, the step's duration in virtual time is drawn.
+If the fleet has stubs, a step calls its stub. If the fleet has no stubs, the step's own function is executed in the simulation's thread, at
+a single instant of virtual time. Whether a stub or the step's own function is called, the duration of the step in virtual time is random.
 
-A *stub* replaces the function of a step in the simulator (`Fleet(simulate=…)`). The stub represents an outside service, which is unaffected
-when a host crashes. A call consists of a request in transit, the execution of the stub, and an answer in transit. A request that has left
-its host arrives even if the host crashes or the step times out. The transit times are drawn. If the scenario's section `steps` says so, a
-call may also be late, get no answer or fail, whether or not the stub was executed.
+A *stub* is a function that the simulator calls instead of a step's own function (`Fleet(simulate=…)`). The stub represents an external
+service, so a host crash does not affect it. A call of a stub consists of a request in transit, the execution of the stub, and an answer in
+transit. Once a request has left its host, it arrives even if the host crashes or the step times out. The transit times are random.
+Depending on the scenario's section `steps`, a call may also be late, get no answer or fail, whether or not the stub was executed.
 
-If an `assert` in a stub fails, the stub has detected a violation. Any other exception that a stub raises is the service's answer.
+An `assert` that fails in a stub reports a violation. Any other exception that a stub raises is treated as the service's answer.
 
-`SimOutside` provides time, randomness and outside calls to the handlers of one host.
+`SimOutside` provides time, random numbers and calls to external services for the handlers of one host.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ from snapline.sim.world.world_state import WorldState
 
 
 class Wait:
-    """Wait that a handler yields to its driver. The handler resumes after `delay_ns`. If `delay_ns` is None, it resumes
-    when `end` is called.
+    """Object that a handler yields to its driver in order to wait. The handler resumes after `delay_ns` nanoseconds. If `delay_ns` is None,
+    the handler resumes when the method `end` is called.
 
     Attributes:
-        is_late: whether the wait ended because its time limit had passed.
+        is_late: whether the wait ended because its time limit was reached.
     """
 
     __slots__ = ("_is_over", "_then", "delay_ns", "is_late")
@@ -60,18 +60,18 @@ class Wait:
             yield self
 
     def begin(self, then: Callable[[], object]) -> None:
-        """Start the wait. `then` is called once when the wait ends."""
+        """Start the wait. `then` is called exactly once, when the wait ends."""
         self._then = then
 
     def end(self) -> None:
-        """End the wait. Has no effect if the wait has already ended."""
+        """End the wait. Do nothing if the wait has already ended."""
         if not self._is_over:
             self._is_over = True
             if self._then is not None:
                 self._then()
 
     def expire(self, _: object = None) -> None:
-        """End the wait because its time limit has passed. Has no effect if the wait has already ended."""
+        """End the wait because its time limit was reached. Do nothing if the wait has already ended."""
         self.is_late = self.is_late or not self._is_over
         self.end()
 
@@ -98,8 +98,8 @@ Future = asyncio.Future[Any]
 
 
 def settle(future: Future, function: Callable[[], Any]) -> None:
-    """Complete a future with the function's result, or with the `SnaplineError` that the function raises. An OSError,
-    for example from a failpoint, becomes a StoreError."""
+    """Complete a future with the result of the function, or with the `SnaplineError` that the function raises. If the function raises
+    OSError, for example at a failpoint, the future gets a StoreError."""
     try:
         result = function()
     except SnaplineError as error:
@@ -111,7 +111,7 @@ def settle(future: Future, function: Callable[[], Any]) -> None:
 
 
 class VirtualLoop:
-    """Minimal event loop in virtual time that supports `asyncio.sleep`, futures and locks."""
+    """Minimal event loop in virtual time. The loop supports `asyncio.sleep`, futures and locks."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -141,7 +141,8 @@ class VirtualLoop:
 
 
 def drive(loop: VirtualLoop, coroutine: Coroutine[Any, None, Any], ended: Callable[[Callable[[], Any]], None]) -> None:
-    """Run a coroutine to its end on this loop. `ended` receives a function that returns the coroutine's result or raises its error."""
+    """Run a coroutine on this loop until it ends. `ended` is called with a function that returns the coroutine's result or raises its
+    error."""
     asyncio.events._set_running_loop(loop)  # type: ignore[arg-type]  # it has what `asyncio.sleep` looks for
     try:
         waits_for = coroutine.send(None)
@@ -186,14 +187,14 @@ _PER_MILLE = 1000
 
 
 class Outages:
-    """Draws failures of stub calls. When `is_over` is set, calls no longer fail."""
+    """Draws which calls of stubs fail. Once `is_over` is set, no call fails."""
 
     def __init__(self, shared: WorldState) -> None:
         self._shared = shared
         self.is_over = False
 
     def drawn(self, name: str, number: int) -> str:
-        """Draw the failure of a call, and return "late", "lost" or "failed", or "" if the call succeeds."""
+        """Draw how a call fails: return "late", "lost" or "failed", or "" if the call succeeds."""
         steps = self._shared.scenario.steps
         drawn = _PER_MILLE - 1 - self._shared.choices.pick("steps", (name, number, "fate"), _PER_MILLE)
         if self.is_over:
@@ -209,7 +210,7 @@ class Outages:
         return ""
 
     def note(self, text: str) -> None:
-        """Record a description of a call that fails."""
+        """Record the description of a failing call."""
         self._shared.faults.append(ExecutedFault("step", text, self._shared.kernel.now_ns))
 
 
@@ -217,7 +218,7 @@ class StubCall:
     """A call of a stub.
 
     Attributes:
-        wait: wait that ends when the answer arrives.
+        wait: the caller's wait, which ends when the answer arrives.
     """
 
     def __init__(
@@ -231,8 +232,8 @@ class StubCall:
         *,
         plan: int,
     ) -> None:
-        """`arrived` is called with a function that returns the stub's answer, or with None if the request is lost.
-        `plan` is the plan that the calling host follows."""
+        """`arrived` is called with a function that returns the stub's answer, or with None if the request was lost. `plan` is the recovery
+        plan that the calling host follows."""
         self._shared = shared
         self._name = name
         self._number = number
@@ -276,18 +277,17 @@ class StubCall:
         self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)
 
     def _arrive(self) -> None:
-        """Execute the stub, because the request has arrived."""
         loop = VirtualLoop(self._shared.kernel)
         self._shared.workload.calling_plan = self._plan
         drive(loop, _called(self._function), self._done)
 
     def _lose(self) -> None:
-        """Lose the request, so that the stub is never executed."""
+        """Lose the request. After this, the stub is never executed."""
         self._arrived(None)
         self._broken()
 
     def _done(self, answer: Callable[[], Any]) -> None:
-        """Handle the stub's answer, and send it to the caller unless the answer is lost."""
+        """Handle the answer of the stub. Send the answer to the caller unless it is lost."""
         self._answer = answer
         self._arrived(answer)
         with contextlib.suppress(Exception):  # an exception is the service's answer
@@ -306,24 +306,24 @@ class StubCall:
             self._shared.misused(f"step {self._name!r}: {error}")
 
     def _broken(self) -> None:
-        """Break the connection, so that the caller never learns the call's outcome."""
+        """Break the connection, so that the caller never learns the outcome of the call."""
         error = ConnectionError(f"the connection of step {self._name!r} was lost, says the simulation")
         self._answer = functools.partial(_raise, error)
         self._in(self._back_ns, self.wait.end)
 
     async def answered(self) -> Any:  # what the stub returns
-        """Wait for the stub's answer, and return it."""
+        """Wait for the answer of the stub, and return it."""
         await self.wait
         return self._answer()
 
 
 class StubServices:
-    """The stubs of a fleet in one run.
+    """All stubs of a fleet in one run.
 
     Attributes:
-        outages: failures of stub calls.
-        without_stub: names of the steps whose own functions were called because the fleet has no stubs.
-        done: maps each effect's outside key to the stub's answer. This is the service's record, which an operator can consult.
+        without_stub: names of the steps whose own functions were called, because the fleet has no stubs.
+        done: the stub's answer for each effect, by the effect's external key. The dict `done` is the service's record, which an operator
+            can consult.
     """
 
     def __init__(self, shared: WorldState) -> None:
@@ -336,7 +336,7 @@ class StubServices:
         self._under_way: dict[str, int] = {}
 
     def is_in_transit(self, key: str) -> bool:
-        """Return whether a call that executes the effect with this outside key is in transit."""
+        """Return whether a call of the effect with this external key is in transit."""
         return self._under_way.get(key, 0) > 0
 
     def _note_arrived(self, key: str, answer: Callable[[], Any] | None) -> None:
@@ -346,11 +346,11 @@ class StubServices:
                 self.done[key] = answer()
 
     def call(self, name: str, function: Callable[[], Any], plan: int) -> StubCall | None:
-        """Call a step's stub with the arguments bound to `function`. `plan` is the plan that the calling host follows.
-        Return None if the fleet has no stubs.
+        """Call the stub of a step with the same arguments as `function`. `plan` is the recovery plan that the calling host follows. Return
+        None if the fleet has no stubs.
 
         Raises:
-            NotSimulatedError: If the fleet has stubs, but none for this step.
+            NotSimulatedError: If the fleet has stubs, but no stub for this step.
         """
         if self._stubs is None:
             self.without_stub[name] = None
@@ -372,14 +372,13 @@ class StubServices:
 
 
 def _outside_key_of(name: str, function: Callable[[], Any]) -> str:
-    """Return the outside key of a call that executes an effect. Return "" for a step, a probe or a compensation, which
-    do not execute the effect."""
+    """Return the external key of a call that executes an effect. Return "" for a step, a probe or a compensation, because they do not
+    execute the effect."""
     keywords = function.keywords if isinstance(function, functools.partial) else {}
     return "" if "/" in name else str(keywords.get("key", ""))
 
 
 def _with_arguments(stub: Callable[..., Any], function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that calls the stub with the arguments that are bound to `function`."""
     if isinstance(function, functools.partial):
         return functools.partial(stub, *function.args, **function.keywords)
     return stub
@@ -411,14 +410,14 @@ FOREIGN = "no running event loop"
 
 
 class Steps:
-    """Executes the steps that handlers request with `ctx.step`."""
+    """Executes the steps that handlers request by calling `ctx.step`."""
 
     def __init__(self, stubs: StubServices) -> None:
         self.stubs = stubs
         self._count = 0
 
     async def step(self, host: HostRun, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        """Call the step's stub and return its answer. If the fleet has no stubs, call `function` once, after a drawn delay."""
+        """Call the stub of the step, and return its answer. If the fleet has no stubs, call `function` once, after a random delay."""
         call = self.stubs.call(name, function, host.driver.core.plan)
         if call is not None:
             return await call.answered()
@@ -430,7 +429,7 @@ class Steps:
 
 
 async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:  # the result of what runs
-    """Wait for a step and return its result. Raise TimeoutError if the step does not end within the time limit."""
+    """Wait for a step to end, and return its result. Raise TimeoutError if the step does not end before its time limit."""
     ends_ns = host.shared.kernel.now_ns + limit_ns
     inner = running.__await__()
     try:
@@ -446,7 +445,7 @@ async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:
 
 
 async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
-    """Wait until `wait` ends. Raise TimeoutError if the time limit passes first."""
+    """Wait until `wait` ends. Raise TimeoutError if the time limit is reached before the wait ends."""
     left_ns = ends_ns - host.shared.kernel.now_ns
     if wait.delay_ns is None:
         host.later(ends_ns, wait.expire)
@@ -460,7 +459,7 @@ async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
 
 
 def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a step's coroutine to its end, and return its result. Raise NotSimulatedError if the coroutine waits for anything."""
+    """Run the coroutine of a step to its end, and return its result. Raise NotSimulatedError if the coroutine waits for something."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -472,13 +471,13 @@ def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Drawing(Protocol):
-    """Interface of the object that records the draws of the running turn. Implemented by `SimOutside`."""
+    """Interface of the object that records the random values drawn in the running turn. Implemented by `SimOutside`."""
 
     draws: list[object]
 
 
 class DrivenTurn:
-    """A running handler that may wait while the host runs other turns."""
+    """A running handler that can wait while its host runs other turns."""
 
     def __init__(self, host: HostRun, coroutine: "Coroutine[object, None, None]", drawing: Drawing) -> None:
         self._host = host
@@ -511,7 +510,7 @@ class DrivenTurn:
 
 
 def _foreign(coroutine: "Coroutine[object, None, None]") -> str:
-    """Return an error message that names the innermost line at which a coroutine waits."""
+    """Return an error message that names the innermost line of code at which a coroutine is waiting."""
     inner: Any = coroutine  # coroutines and awaitables of any kind
     where = ""
     while inner is not None:
@@ -526,15 +525,15 @@ def _foreign(coroutine: "Coroutine[object, None, None]") -> str:
 
 
 def may_wait(known: AgentType | None) -> bool:
-    """Return whether the agent class is known and has a durable handler."""
+    """Return whether the agent class is known to have a durable handler."""
     return known is not None and any(handler.is_durable for handler in known.handlers.values())
 
 
 def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
-    """Check that a handler did not fail because it called asyncio, which the simulator does not support.
+    """Check whether a handler failed because it used asyncio, which the simulator does not support.
 
     Raises:
-        NotSimulatedError: If the handler called asyncio. The message names the line of the call.
+        NotSimulatedError: If the handler used asyncio. The message names the line of code that used asyncio.
     """
     if FOREIGN in failed.error:
         lines = [line.strip() for line in failed.error.splitlines() if line.strip().startswith("File ")]
@@ -549,7 +548,8 @@ def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
 
 
 class SimOutside(TurnEnvironment):
-    """Environment of one host's handlers. `draws` records the values drawn and the step outcomes in the current turn of `agent`."""
+    """Time, random numbers and external calls for the handlers of one host. `draws` records the random values and step outcomes of the
+    current turn of `agent`."""
 
     def __init__(self, host: HostRun, steps: Steps) -> None:
         self._host = host
@@ -583,7 +583,7 @@ class SimOutside(TurnEnvironment):
         return value
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
-        """Run a handler in the simulation's thread, at a single instant of virtual time."""
+        """Run a handler in the simulation's own thread, at a single instant of virtual time."""
         outcome = handler(*arguments)
         if inspect.iscoroutine(outcome):
             await outcome
@@ -602,7 +602,8 @@ class SimOutside(TurnEnvironment):
 
 
 def _kept(value: Any) -> Any:  # what a step returned
-    """Return a copy of a step's result, which the handler cannot change. If the result cannot be copied, return the result itself."""
+    """Return a copy of a step's result, so that the handler cannot change the recorded result. If the result cannot be copied, return it
+    unchanged."""
     try:
         return copy.deepcopy(value)
     except Exception:

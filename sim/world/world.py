@@ -1,18 +1,21 @@
-"""A fleet in virtual time. Production cores and drivers for agents, leader and store run on a simulated network and disk.
+"""A simulated fleet in virtual time. The product's own cores and drivers for agents, leader and store run on a simulated network and a
+simulated disk.
 
-The product's code makes all decisions. This package simulates the environment of that code. The package consists of
+All decisions are made by the product's code. This package simulates only the environment of the product's code. The package consists of
 these parts, which share one state (`world_state.py`):
 
-- hosts that crash and restart (`hosts.py`, `host.py`),
-- links and streams that break (`network.py`, `host_streams.py`),
-- replicas of the coordinator (`simulated_replica.py`), which use a model of the replicated log (`replicated_log.py`),
-- a disk that loses unsynced data (`disk.py`).
+- Hosts can crash and restart (`hosts.py`, `host.py`).
+- Links and streams can break (`network.py`, `host_streams.py`).
+- Replicas of the coordinator (`simulated_replica.py`) use a model of the replicated log (`replicated_log.py`).
+- The disk can lose unsynced data (`disk.py`).
 
-`SimExecutor` executes faults. `world_observer.py` reports what hosts, coordinators and the log do to the judge, which checks it; the parts
-themselves check nothing. `PendingWork` determines the fleet's remaining work, whether the fleet is idle, and which agents cannot continue.
+`SimExecutor` executes faults. `world_observer.py` reports all actions of hosts, coordinators and the log to the judge, which checks them.
+The other modules check nothing themselves. `PendingWork` determines which work is left, whether the fleet is idle, and which agents cannot
+continue.
 
-The simulation has these limits, which the user documentation also states. Raft is simulated only at the interface of its log. A blocking
-store call happens at a single instant, and is interrupted only at failpoints. All hosts share one store, as in production.
+The simulation has some limits, which are also stated in the user documentation. Raft is simulated only at the level of its log interface. A
+blocking store call takes effect at a single instant, and can be interrupted only at failpoints. All hosts share one store, as in
+production.
 """
 
 import errno
@@ -50,11 +53,7 @@ from snapline.sim.world.world_state import WorldState
 
 
 class SimExecutor:
-    """Executes faults in virtual time.
-
-    Attributes:
-        faults: faults executed so far.
-    """
+    """Executes faults in virtual time."""
 
     def __init__(
         self,
@@ -75,13 +74,13 @@ class SimExecutor:
     # ---- the scenario's clock and names ---------------------------------------------------------------------------
 
     def begin(self) -> int:
-        """Start the scenario's clock now. Return the time, on the world's clock, at which all faults must be healed."""
+        """Start the scenario's clock at the current time. Return the time on the world's clock when all faults must be healed."""
         self._origin_ns = self._shared.kernel.now_ns
         return self._origin_ns + max(schedule(self._shared.scenario, self), self._shared.scenario.liveness.heal_ns)
 
     @property
     def now_ns(self) -> int:
-        """Return the time on the scenario's clock, which starts when `begin` is called."""
+        """Return the current time on the scenario's clock, which starts when `begin` is called."""
         return self._shared.kernel.now_ns - self._origin_ns
 
     @property
@@ -119,7 +118,7 @@ class SimExecutor:
         self._shared.points.arm(name, hit, lambda node: self._act(node, name, action, restart_after_ns))
 
     def _act(self, node: str, name: str, action: FailpointAction, after_ns: int) -> None:
-        """Apply the armed action to the node that has reached the failpoint."""
+        """Apply an armed action to the node that has reached the failpoint."""
         text = f"{action} of {node} at {name}"
         self.note_fault(ExecutedFault("failpoint", text, self.now_ns, self.now_ns + after_ns))
         match action:
@@ -143,7 +142,7 @@ class SimExecutor:
 
     @property
     def waits_for_work(self) -> bool:
-        """Return whether a fault is armed that will happen during a later turn."""
+        """Return whether a fault is armed that waits for a later turn."""
         return self._shared.points.waits_at(WHEN_WORKING)
 
     def disarm_failpoints(self) -> None:
@@ -216,8 +215,8 @@ class SimExecutor:
         self._shared.stores.disk.clear_faults()
 
     def flip_bit(self, pick: int) -> str:
-        """Damage a file of the newest complete epoch. Return a description, or "" if nothing was damaged. Within the
-        fault budget, an older undamaged epoch must exist."""
+        """Damage one file of the newest complete epoch. Return a description of the damage, or "" if there was none. If the fault budget
+        applies, a file is damaged only if there is an older undamaged epoch."""
         complete = self._log.canonical.complete_epochs()
         whole = [epoch for epoch in complete if not self._store.is_flipped(epoch)]
         if self._shared.scenario.budget == "within" and (len(whole) < 2 or whole[-1] != complete[-1]):
@@ -260,10 +259,10 @@ REST_NS = 1_000_000_000
 
 
 class PendingWork:
-    """Determines the fleet's remaining work, without changing the fleet.
+    """Determines which work is left in the fleet. This class never changes the fleet.
 
     Attributes:
-        finished_ns: time at which the workload was done, or 0 before that time.
+        finished_ns: time when the workload was done, or 0 if it is not done yet.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, hosts: Hosts, notes: WorldObserver) -> None:
@@ -276,7 +275,7 @@ class PendingWork:
         self._stuck: dict[str, tuple[str, int, int]] | None = None
 
     def states(self) -> dict[str, object]:
-        """Return the state of every live agent that a running host has loaded."""
+        """Return the state of every live agent that is loaded by a running host."""
         live_states: dict[str, object] = {}
         for agent, record in self._log.canonical.living_agents():
             run = self._hosts.run_of(record.host)
@@ -285,25 +284,24 @@ class PendingWork:
         return live_states
 
     def resting(self) -> list[str]:
-        """Return the agents that follow the current plan and are not in a turn."""
+        """Return the agents on hosts that follow the newest plan, except failed agents and agents in a turn."""
         plan = self._log.canonical.plan_number
         cores = [run.driver.core for run in self._hosts.alive() if run.driver.core.plan == plan]
         agents = [agent for core in cores if core.is_loaded for agent in core.agents.values()]
         return [agent.id for agent in agents if not agent.is_busy and agent.turn is None and not agent.is_failed]
 
     def blocked(self) -> dict[str, str]:
-        """Return, by agent, the problem of each durable turn that cannot continue."""
+        """Return the problem of each durable turn that cannot continue, by agent."""
         agents = [agent for run in self._hosts.alive() for agent in run.driver.core.agents.values()]
         return {agent.id: agent.turn.problem for agent in agents if agent.turn is not None and agent.turn.problem}
 
     def heard(self) -> list[str]:
-        """Return the agents that must have received all their messages when the fleet is idle. If the fleet has ended,
-        return an empty list."""
+        """Return the agents that must have received all their messages once the fleet is idle. The list is empty if the fleet has ended."""
         state = self._log.canonical
         return [] if state.image.outcome else [agent for agent, _ in state.living_agents()]
 
     def is_idle(self) -> bool:
-        """Return whether no host has a turn to run, a message to handle, or a timer to wait for."""
+        """Return whether no host has anything to do or to wait for, such as turns, messages or timers."""
         plan = self._log.canonical.plan
         for run in self._hosts.alive():
             core = run.driver.core
@@ -317,13 +315,13 @@ class PendingWork:
         return True
 
     def _is_on_the_way(self) -> bool:
-        """Return whether some message has been sent that its live receiver has not consumed yet."""
+        """Return whether any message has not been consumed yet by a receiver that is alive."""
         cores = [run.driver.core for run in self._hosts.alive()]
         receivers = {name: agent for core in cores for name, agent in core.agents.items()}
         return any(_is_awaited(agent, receivers) for core in cores for agent in core.agents.values())
 
     def pending(self, since_ns: int) -> list[str]:
-        """Return a description of each required event that has not happened yet. `since_ns` is the time at which all faults had ended."""
+        """Describe each required event that has not happened yet. `since_ns` is the time when all faults had ended."""
         state = self._log.canonical
         missing = []
         if state.image.outcome:
@@ -354,8 +352,8 @@ class PendingWork:
         return missing + [f"agent {agent} {why[0]}, for ever" for agent, why in (self._stuck or {}).items()]
 
     def _still_stuck(self) -> dict[str, tuple[str, int, int]]:
-        """Return the agents that have been unable to take a turn since the first check at which nothing else was
-        missing. The values are (problem, turns, checkpoints)."""
+        """Return the agents that cannot take turns, and whose situation has not changed since the first check at which nothing else was
+        missing. Each value is (problem, number of turns, number of checkpoints)."""
         now = {}
         for agent, record in self._log.canonical.living_agents():
             run = self._hosts.run_of(record.host)
@@ -370,8 +368,8 @@ class PendingWork:
         return {agent: why for agent, why in now.items() if before.get(agent) == why}
 
     def _beyond_line(self) -> list[str]:
-        """Describe the agents with turns that no complete epoch contains, in an idle fleet with periodic checkpoints.
-        Other triggers may leave turns unsaved."""
+        """If the fleet takes periodic checkpoints, describe the agents with turns that no complete epoch contains. Other checkpoint
+        triggers may leave turns unsaved."""
         if not any(isinstance(trigger, Every) for trigger in self._workload.fleet.triggers):
             return []
         behind = self._shared.judge.beyond_line()
@@ -391,15 +389,15 @@ class PendingWork:
         return done
 
     def is_at_rest(self) -> bool:
-        """Return whether the fleet has ended, or has taken no turn for a while and has nothing left to do."""
+        """Return whether the fleet has ended, or is idle and has taken no turn for a while."""
         if self._log.canonical.image.outcome:
             return True
         rests = self._shared.kernel.now_ns > self._shared.figures.last_turn_ns + REST_NS
         return self._log.canonical.phase == RUNNING and self.is_idle() and rests
 
     def ignored_rollback_requests(self, since_ns: int) -> list[str]:
-        """Return the agents that requested a rollback before `since_ns` and have got neither a rollback nor a refusal,
-        although the fleet is running."""
+        """Return the agents whose rollback request from before `since_ns` has been neither executed nor refused, although the fleet is
+        running."""
         asked = self._shared.judge.ground_truth.rollbacks.asked
         agents = []
         for run in self._hosts.alive() if self._log.canonical.phase == RUNNING else ():
@@ -409,7 +407,8 @@ class PendingWork:
         return agents
 
     def work_owed(self) -> str:
-        """Describe how many turns a fleet without a known end still has to take. Return "" if it has taken enough turns or is idle."""
+        """For a fleet whose work has no known end, describe how many turns are still missing. Return "" if the fleet has taken enough turns
+        or is idle."""
         turns, taken = self._shared.scenario.run.turns, self._shared.figures.turns
         if self._workload.ends or taken >= turns or self.is_at_rest():
             return ""
@@ -417,7 +416,7 @@ class PendingWork:
 
 
 def _is_awaited(sender: LocalAgent, there: Mapping[str, LocalAgent]) -> bool:
-    """Return whether `sender` has sent a message that its live receiver has not consumed yet."""
+    """Return whether a message from `sender` has not been consumed yet by a receiver that is alive."""
     for name, outlet in sender.outlets.items():
         receiver = there.get(name)
         if receiver is not None:
@@ -428,7 +427,7 @@ def _is_awaited(sender: LocalAgent, there: Mapping[str, LocalAgent]) -> bool:
 
 
 def _is_going_on(agent: LocalAgent) -> bool:
-    """Return whether the agent is in a durable turn that will continue without a new message."""
+    """Return whether the agent is in a durable turn that will continue without another message."""
     turn = agent.turn
     is_unfinished = turn is not None and (
         turn.waits is None or not turn.is_live or turn.waits.kind in ("step", "effect")
@@ -437,7 +436,7 @@ def _is_going_on(agent: LocalAgent) -> bool:
 
 
 class World:
-    """The world of one simulated run. Creates its parts and connects them."""
+    """The simulated world of one run. The constructor creates and connects all its components."""
 
     def __init__(
         self,
@@ -503,7 +502,7 @@ class World:
         self.notes.log.on_committed(index, node, entry, result)
 
     def _frozen(self, request: tuple[str, int], kind: CommitPlan) -> list[Frozen]:
-        """Return the freezes of the hosts that froze in time for a plan, or could still have done so."""
+        """Return the freezes of all hosts that froze in time for a plan, and of hosts that could still have done so."""
         leaders = [replica.leader for replica in self.replicas.values() if replica.leader is not None]
         return [
             self._awaited(each) if each.is_awaited else each
@@ -512,7 +511,8 @@ class World:
         ]
 
     def _awaited(self, frozen: Frozen) -> Frozen:
-        """Complete a freeze that the host's current run could still have answered: all its agents that are not in a turn count as frozen."""
+        """Complete the freeze of a host that could still have answered. All agents of the host's current run that are not in a turn count
+        as frozen."""
         run = self.hosts.run_of(frozen.host)
         if run is None or run.driver.core.plan != frozen.plan:
             return frozen
@@ -524,14 +524,13 @@ class World:
     # ---- users of the fleet ---------------------------------------------------------------------------------------
 
     def when_running(self, call: Callable[[], None]) -> None:
-        """Schedule a call for the moment when the fleet starts to work."""
+        """Schedule a call for the time when the fleet starts to work."""
         self.notes.log.on_running.insert(0, call)
 
     def _ask_soon(self) -> None:
         self.shared.call_at(self.shared.kernel.now_ns, self._ask_for_snapshots)
 
     def _ask_for_snapshots(self) -> None:
-        """Request a snapshot from the leader now, and schedule the next request."""
         every_ns = self.shared.scenario.run.snapshots_every_ns
         if not every_ns:
             return
@@ -549,32 +548,31 @@ class World:
             leader.tell(wanted)
 
     def _was_rollback_refused(self) -> bool:
-        """Return whether a live host knows of an agent whose rollback request was refused."""
         return any(run.driver.core.turn_ends.rollbacks.refused for run in self.hosts.alive())
 
     def _is_calling(self) -> bool:
-        """Return whether an agent is currently calling an effect."""
         agents = [agent for run in self.hosts.alive() for agent in run.driver.core.agents.values()]
         return any(agent.effects is not None and agent.effects.is_called for agent in agents)
 
     def complete_fleet(self) -> None:
-        """Start all initial hosts of a fleet that has never started to work. Such a fleet needs every initial host
-        once, even a host that left permanently."""
+        """If the fleet has never started to work, start all its initial hosts. To start its work, a fleet needs every initial host once,
+        even a host that has left permanently."""
         if self.log.canonical.plan is None:
             for host in self.shared.hosts[: self.shared.scenario.fleet.hosts]:
                 self.hosts.start(host)
 
     def missing_releases(self) -> list[str]:
-        """Describe missing releases of outputs. Only epochs up to the newest complete epoch at the first call count.
+        """Describe outputs that have not been released yet. Only epochs up to the newest epoch that was complete at the first call are
+        considered.
 
-        Later epochs are ignored, because if epochs are frequent, there is always a newer epoch.
+        Later epochs are ignored, because if epochs are frequent, there is always another new epoch.
         """
         if self._release_awaited is None:
             self._release_awaited = self.log.canonical.newest_complete()
         return [] if self._has_released(self._release_awaited) else ["outputs are not released"]
 
     def is_released(self) -> bool:
-        """Return whether the outputs of all complete epochs are released, so that they can be checked at the end of the run."""
+        """Return whether the outputs of all complete epochs have been released, so that they can be checked."""
         return self._has_released(self.log.canonical.newest_complete())
 
     def _has_released(self, epoch: int) -> bool:
@@ -585,7 +583,7 @@ class World:
     # ---- checks ---------------------------------------------------------------------------------------------------
 
     def check_outputs(self) -> None:
-        """Check that all release files still exist, and that the reader has read exactly the released outputs."""
+        """Check that all release files still exist, and that the reader has read exactly the outputs that were released."""
         if self.notes.store.flipped or not reads_outputs(self.shared.scenario):
             return
         oracle = self.shared.judge.ground_truth.outputs
@@ -603,7 +601,7 @@ class World:
         self.log.canonical.validate()
 
     def probe_at_end(self) -> None:
-        """Record the probes that depend on the whole run."""
+        """Record the probes that can be evaluated only at the end of the run."""
         probes, refused = self.shared.judge.probes, self.shared.stores.disk.refused
         probes.sometimes(errno.ENOSPC in refused, "disk full")
         probes.sometimes(errno.EIO in refused, "disk failed")

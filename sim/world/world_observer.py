@@ -1,24 +1,24 @@
-"""Observers of a simulated world. They report what hosts, coordinators, the log and the store do to the judge, the
+"""Observers of a simulated world. The observers report the actions of hosts, coordinators, the log and the store to the judge, the
 recording and the counters.
 
-`LogObserver` follows the commits in the coordinator's log. `StoreObserver` reads the store directly, and reports which
-data was written and deleted. `SnapshotRequests` sends snapshot requests as an operator would, and checks the answers.
+`LogObserver` follows the commits in the coordinator's log. `StoreObserver` reads the store directly, and reports which data has been
+written and deleted. `SnapshotRequests` requests snapshots, as an operator would, and checks the answers.
 
-`HostLogOracle` reads host logs directly from the disk. The host logs must confirm the hosts' answers to clients, and
-must keep every input that may still be needed:
+`HostLogOracle` reads the log files of hosts directly from the disk. The host logs must confirm the hosts' answers to clients, and must keep
+every input that may still be needed:
 
-- *Receipts.* A host may report an input as accepted only if the input is in a batch that survives every power cut.
-  There is one exception: if the newest complete epoch contains the input's effect, the batch may have been deleted.
-- *Final answers.* A host may report an answer as final only if the newest complete epoch contains the turn that gave
-  the answer.
-- *Deletions.* The fleet can be restored to any kept epoch. So a batch may be deleted only if the oldest kept epoch
-  contains the effects of all inputs in the batch.
+- *Receipts.* A host may report an input as accepted only if the input is in a log batch that survives every power cut. There is one
+  exception: the batch may have been deleted if the newest complete epoch contains the effect of the input.
+- *Final answers.* A host may report an answer as final only if the newest complete epoch contains the turn that produced the answer.
+- *Deletions.* The fleet can be restored to any epoch that is kept. So a batch may be deleted only if the oldest kept epoch contains the
+  effects of all the batch's inputs.
 
-The oracle identifies inputs by their bytes, which are unique. It does not rely on the product's numbers, keys or file names.
+The oracle identifies an input by its bytes, which are unique. The oracle does not rely on the numbers, keys or file names that the product
+uses.
 
-The code that reads checkpoint packs (`read_pack`) is independent of the product, and follows `docs/snapshot-format.md`.
-The judge compares the checkpoints in a pack with the captured images. So the judge needs the bytes, but not the
-product's checks. Damaged packs are ignored here, because the components that read them must detect the damage (G11).
+The code that reads checkpoint packs (`read_pack`) is independent of the product, and implements `docs/snapshot-format.md`. The judge
+compares the checkpoints in each pack with the captured images. So the judge does not depend on the product's checks. Damaged packs are
+ignored here, because detecting the damage is the duty of the components that read packs (G11).
 """
 
 import contextlib
@@ -61,8 +61,8 @@ from snapline.storage.retention.epoch_retention import parse_created
 
 
 class HostLogOracle:
-    """Oracle for the host logs in one run. It reports nothing after a fault has damaged a file, or after bytes of a
-    complete epoch were lost."""
+    """Oracle that checks the host logs during a run. The oracle stops reporting once a fault has damaged a file or bytes of a complete
+    epoch have been lost."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, flipped: Mapping[str, int]) -> None:
         self._shared = shared
@@ -78,8 +78,8 @@ class HostLogOracle:
     def on_offered(
         self, host: str, plan: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]
     ) -> None:
-        """Check a host's answers to a client's request. `plan` is the plan under which the request arrived. If a later
-        plan has dropped inputs, the answers are not checked."""
+        """Check the answers from a host to a client's request. `plan` is the recovery plan that the host was following when the request
+        arrived. The answers are not checked if a later plan has dropped inputs."""
         drops = self._shared.judge.ground_truth.inputs.drops.of_plan(self._log.canonical.plan_number)
         is_judged = self._is_judged() and all(drop.plan <= plan for drop in drops)
         for offered, answer in zip(inputs, answers, strict=True):
@@ -91,7 +91,7 @@ class HostLogOracle:
                 self._shared.say("receipts", "R1", text)
 
     def on_asked(self, host: str, agent: str, key: str, answer: ev.AskAnswer) -> None:
-        """Check a final answer that a host has given to a client."""
+        """Check an answer that a host has given to a client as final."""
         payload = self._payloads.get((agent, key))
         oracle = self._shared.judge.ground_truth.inputs
         if answer.status != "replied" or payload is None or oracle.has_fallen_back or not self._is_judged():
@@ -109,11 +109,12 @@ class HostLogOracle:
     # ---- deletions --------------------------------------------------------------------------------------------------
 
     def files(self) -> dict[str, bytes]:
-        """Return the contents of all existing host log files, by path."""
+        """Return the contents of all existing log files of hosts, by path."""
         return self._shared.stores.disk.files_below(f"{LOG}/")
 
     def on_swept(self, before: Mapping[str, bytes]) -> None:
-        """Check the batches that a leader has deleted. `before` contains all host log files before the deletion."""
+        """Check whether a leader was allowed to delete the batches that it has deleted. `before` contains all log files of hosts before the
+        deletion."""
         now = self.files()
         deleted = [data for path, data in before.items() if path not in now]
         epochs = self._log.canonical.complete_epochs()
@@ -136,7 +137,7 @@ class HostLogOracle:
 
 
 class SnapshotLeader(Protocol):
-    """Interface of a leader to which snapshots are requested. Implemented by `simulated_replica.SimLeader`."""
+    """Interface of a leader that handles snapshot requests. Implemented by `simulated_replica.SimLeader`."""
 
     @property
     def is_over(self) -> bool: ...
@@ -146,7 +147,7 @@ class SnapshotLeader(Protocol):
 
 
 class SnapshotRequest(NamedTuple):
-    """A request for a snapshot. `begun` is the number of the newest epoch that had begun when the request was made."""
+    """A request for a snapshot. `begun` is the number of the newest epoch that had already begun at the time of the request."""
 
     leader: SnapshotLeader
     asked_ns: int
@@ -154,7 +155,7 @@ class SnapshotRequest(NamedTuple):
 
 
 class SnapshotRequests:
-    """Sends snapshot requests, and keeps those that have not been answered yet."""
+    """Sends snapshot requests, and keeps track of the requests that are not answered yet."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, completed_ns: Mapping[int, int]) -> None:
         self._shared = shared
@@ -164,14 +165,14 @@ class SnapshotRequests:
         self._count = 0
 
     def put(self, leader: SnapshotLeader) -> None:
-        """Request a snapshot from this leader."""
+        """Request a snapshot from the given leader."""
         self._count += 1
         self._open[self._count] = SnapshotRequest(leader, self._shared.kernel.now_ns, self._log.canonical.image.begun)
         leader.ask(self._count)
 
     def on_answered(self, answer: le.AnswerSnapshot) -> None:
-        """Check the answer to a snapshot request. The snapshot must be a complete epoch. Under a coordinated protocol,
-        the epoch must have begun after the request."""
+        """Check the answer to a snapshot request. The snapshot in the answer must be a complete epoch. Under a coordinated protocol, this
+        epoch must have begun after the request."""
         question = self._open.pop(answer.request, None)
         if question is None:
             text = f"question {answer.request} for a snapshot is answered twice, or was never put"
@@ -188,7 +189,7 @@ class SnapshotRequests:
             self._shared.say("answer", "G4", text)
 
     def unanswered(self, since_ns: int) -> list[int]:
-        """Return the numbers of the unanswered requests that were made before `since_ns` to a leader that still leads."""
+        """Return the numbers of all unanswered requests that were made before `since_ns` and whose leader still leads."""
         open_ = {number: each for number, each in self._open.items() if not each.leader.is_over}
         return [number for number, each in open_.items() if each.asked_ns < since_ns]
 
@@ -211,7 +212,7 @@ _Entry = tuple[str, int, int, int, int, int, bytes, bytes]
 
 
 def read_pack(data: bytes) -> list[AgentCheckpoint]:
-    """Return the checkpoints in a pack, in order. If the pack is damaged, return an empty list."""
+    """Return the checkpoints in a pack, in order. The list is empty if the pack is damaged."""
     if data[-len(_MAGIC) :] != _MAGIC:
         return []
     start, size = _FOOTER.unpack(data[-_FOOTER.size :])[:2]
@@ -241,7 +242,7 @@ def _read_blob(data: bytes, entry: _Entry) -> bytes:
 
 
 def _with_journal(checkpoint: AgentCheckpoint, chunks: Mapping[bytes, bytes]) -> AgentCheckpoint:
-    """Return the checkpoint with the complete journal of its durable turn, if it has one."""
+    """Return the checkpoint. If the checkpoint contains a durable turn, the turn in the result has its complete journal."""
     turn, part = checkpoint.turn, checkpoint.journal_part
     if turn is None or part is None:
         return checkpoint
@@ -257,7 +258,7 @@ class StoreObserver:
     """Observes the store, and reports its contents to the judge.
 
     Attributes:
-        flipped: maps the path of each file that a fault has damaged to the flipped bit.
+        flipped: the flipped bit of each file that a fault has damaged, by path.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog) -> None:
@@ -274,13 +275,13 @@ class StoreObserver:
     # ---- packs of checkpoints -------------------------------------------------------------------------------------
 
     def on_reported(self, message: HostMessage) -> None:
-        """Report the checkpoints in a pack after a host has reported the pack as durable."""
+        """When a host has reported a pack as durable, report the pack's checkpoints."""
         if isinstance(message, CheckpointsStored):
             self._unreported.pop(message.pack.path, None)
             self._see_pack(message.pack.path)
 
     def see_packs(self, plan: int) -> None:
-        """Report the checkpoints in all packs that were written under this plan, including packs that no host has reported."""
+        """Report the checkpoints in all packs that were written under this plan, even if no host has reported the packs."""
         for path in self._reader.checkpoint_packs(plan):
             if path not in self._packs:
                 self._unreported[path] = None
@@ -306,7 +307,7 @@ class StoreObserver:
             self._shared.figures.on_saved(now_ns - captured.t_ns)
 
     def on_known(self, path: str) -> None:
-        """Report that the coordinator has acknowledged the checkpoints in a pack to the host that wrote the pack."""
+        """Report that the coordinator has acknowledged a pack's checkpoints to the host that wrote the pack."""
         name = layout.parse_any_pack_path(path)
         for agent, number in self._packs.get(path, ()):
             self._shared.judge.on_checkpoints_known(0 if name is None else name.number, agent, number)
@@ -314,14 +315,14 @@ class StoreObserver:
     # ---- publishing and deletion ----------------------------------------------------------------------------------
 
     def on_published(self, epoch: int, root: str) -> None:
-        """Report to the judge that a leader has written an epoch's ref."""
+        """Report to the judge that a leader has written the ref of an epoch."""
         self._shared.judge.on_published(self._shared.kernel.now_ns, epoch, root)
         if self._shared.scenario.run.retention and epoch not in self._published_ms:
             with contextlib.suppress(SnaplineError):
                 self._published_ms[epoch] = self._created_of(epoch, root)
 
     def on_released(self, epoch: int) -> None:
-        """Report that a leader has released the outputs of an epoch. The outputs are read from the release file, if there is one."""
+        """Report that a leader has released the outputs of an epoch. The outputs are read from the release file if it exists."""
         self._shared.judge.on_released(self._shared.kernel.now_ns, epoch, self._read_release(epoch))
 
     def _read_release(self, epoch: int) -> Release | None:
@@ -331,12 +332,12 @@ class StoreObserver:
             return None
 
     def releases(self) -> dict[int, Release]:
-        """Return the contents of all readable release files, by epoch."""
+        """Return the contents of all release files that are readable, by epoch."""
         files = {epoch: self._read_release(epoch) for epoch in self._reader.output_epochs()}
         return {epoch: release for epoch, release in files.items() if release is not None}
 
     def on_deleted(self, command: le.Command, node: str) -> None:
-        """Report a leader's deletion to the judge. The judge checks that the data for the newest recovery line still exists."""
+        """Report to the judge that a leader has deleted data. The judge checks that all data for the newest recovery line still exists."""
         if not isinstance(command, le.DeleteEpochs | le.SweepStore | le.DeleteCheckpoints | le.SweepCheckpoints):
             return
         self._note_refs(node)
@@ -351,7 +352,7 @@ class StoreObserver:
             self._shared.judge.on_deleted(self._shared.kernel.now_ns, is_readable, checkpoints, plan=plan)
 
     def _note_refs(self, node: str) -> None:
-        """Report the epochs that are left in the store if a retention policy is set."""
+        """If a retention policy is set, report which epochs are left in the store."""
         if not self._shared.scenario.run.retention or self.flipped:
             return
         after = set(self._reader.epochs())
@@ -361,8 +362,7 @@ class StoreObserver:
         self._published_ms = {epoch: each for epoch, each in self._published_ms.items() if epoch in after}
 
     def _created_ms(self, unreported: set[int]) -> dict[int, int]:
-        """Return the creation times of epochs that the retention policy sees, although their leader crashed after
-        writing the ref and before reporting it."""
+        """Return the creation times of epochs whose ref was written by a leader that crashed before it could report the epoch."""
         created_ms = {}
         for epoch in sorted(unreported):
             with contextlib.suppress(SnaplineError):
@@ -376,11 +376,11 @@ class StoreObserver:
     # ---- damage ---------------------------------------------------------------------------------------------------
 
     def on_damaged(self, path: str) -> None:
-        """Record that the coordinator has detected a damaged file. The path "" means that no file is damaged."""
+        """Record that the coordinator has detected damage in a file. If the path is "", no file is damaged."""
         self._shared.judge.probes.sometimes(bool(path) and path not in self.flipped, "torn write found")
 
     def files_of(self, epoch: int) -> list[str]:
-        """Return the paths of all files that belong to a complete epoch."""
+        """Return the paths of all files of a complete epoch."""
         root = self._log.canonical.image.epochs[epoch].root
         try:
             packs = [pack.path for pack in self._reader.read_manifest(root, epoch=epoch).packs]
@@ -389,11 +389,12 @@ class StoreObserver:
         return [layout.ref_path(epoch), layout.manifest_path(root), *packs]
 
     def is_flipped(self, epoch: int) -> bool:
-        """Return whether a fault has damaged any file of the epoch."""
+        """Return whether a fault has damaged a file of the epoch."""
         return any(path in self.flipped for path in self.files_of(epoch))
 
     def on_power_cut(self, host: str) -> None:
-        """Check that all complete epochs survived a host's power cut. A pack that no host has reported as durable may be lost."""
+        """After a power cut of a host, check that all complete epochs have survived. A pack may be lost if no host has reported it as
+        durable."""
         for path in [path for path in self._unreported if path not in self._disk.nodes]:
             del self._unreported[path]
             self._packs.pop(path, None)
@@ -407,8 +408,8 @@ class StoreObserver:
         self._check_refs(host)
 
     def _check_refs(self, node: str) -> None:
-        """Check that every epoch whose ref is readable is undamaged. This must hold because deletion removes the ref
-        first. A torn ref is detected when it is read."""
+        """Check that every epoch with a readable ref is undamaged. Every readable ref must belong to an undamaged epoch, because a deletion
+        removes the ref before other files. A torn ref is detected when the ref is read."""
         for epoch in self._reader.epochs():
             with contextlib.suppress(SnaplineError):
                 checkpoints, error = self.read_root(epoch, self._reader.read_ref(epoch))
@@ -419,14 +420,13 @@ class StoreObserver:
     # ---- reading whole epochs -------------------------------------------------------------------------------------
 
     def read_back(self) -> None:
-        """Read every kept epoch except the newest, which plans and oracles have already read, and report the result to the judge."""
+        """Read every kept epoch except the newest epoch, which plans and oracles have already read. Report the results to the judge."""
         for epoch in self._log.canonical.complete_epochs()[:-1]:
             if not self.is_flipped(epoch):
                 self._shared.judge.on_read_back(self._shared.kernel.now_ns, epoch, *self._read_epoch(epoch))
 
     def _is_readable(self, epoch: int) -> bool:
-        """Return whether every byte of a complete epoch is readable. If no file has changed since the last read, the
-        files are not read again."""
+        """Return whether all bytes of a complete epoch are readable. If no file has changed since the last check, no file is read again."""
         root = self._log.canonical.image.epochs[epoch].root
         read_root, files = self._last_read
         if root == read_root and all(self._disk.bytes_of(path) is data for path, data in files):
@@ -437,7 +437,8 @@ class StoreObserver:
         return self.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
 
     def read_root(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
-        """Read the checkpoints of an epoch from the disk. Return them with "", or None with the error message if they are unreadable."""
+        """Read all checkpoints of an epoch from the disk. Return the checkpoints and "". If they are unreadable, return None and an error
+        message."""
         try:
             manifest = self._reader.read_manifest(root, epoch=epoch)
             read = [self._whole(manifest, checkpoint) for checkpoint in self._reader.read_checkpoints(manifest)]
@@ -449,7 +450,7 @@ class StoreObserver:
         return checkpoints, ""
 
     def read_written(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
-        """Read the checkpoints of an epoch as they were before faults damaged its files."""
+        """Read all checkpoints of an epoch as they were before faults damaged the epoch's files."""
         damaged = [(path, bit) for path, bit in self.flipped.items() if path in self._disk.nodes]
         for path, bit in damaged:
             self._disk.flip(path, bit)
@@ -460,7 +461,7 @@ class StoreObserver:
                 self._disk.flip(path, bit)
 
     def _whole(self, manifest: Manifest, checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-        """Return the checkpoint in the form in which it was captured: with the whole state, and with the journal as part of the turn."""
+        """Return the checkpoint in the form in which it was captured, with the whole state and with the journal in the turn."""
         parts = self._reader.part_reader(manifest)
         if checkpoint.journal_part is not None:
             checkpoint = whole_turn(checkpoint, parts.read(checkpoint.agent, [checkpoint.journal_part])[0])
@@ -473,7 +474,7 @@ class StoreObserver:
 
 
 def _share_fields(checkpoints: Iterable[AgentCheckpoint]) -> Iterator[AgentCheckpoint]:
-    """Yield equal checkpoints that use less memory. In them, agents of the same class share the description of their state's fields."""
+    """Yield equivalent checkpoints that use less memory. Agents of the same class share one description of their state's fields."""
     known: dict[str, AgentCheckpoint] = {}
     for checkpoint in checkpoints:
         other = known.setdefault(checkpoint.kind, checkpoint)
@@ -502,9 +503,9 @@ class LogObserver:
     """Observes the coordinator's log.
 
     Attributes:
-        completed_ns: time at which each epoch was completed.
-        on_running: functions to call when the fleet next starts to run.
-        is_ended: whether a leader has reported that the fleet's run has ended.
+        completed_ns: the time when each epoch was completed.
+        on_running: functions to call when the fleet starts to run the next time.
+        is_ended: whether a leader has reported the end of the fleet's run.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, store: StoreObserver, frozen: Freezing) -> None:
@@ -521,8 +522,8 @@ class LogObserver:
         self._requests: dict[tuple[str, int], None] = {}
 
     def _note_running(self, now_ns: int, *, is_first: bool) -> None:
-        """Record that the fleet is running. `is_first` is false if this follows a recovery; if a host died before it
-        applied the first plan, the fleet first runs under a later plan."""
+        """Record that the fleet has started to run. `is_first` is False after a recovery. `is_first` is also False if a host died before it
+        applied the first plan, so that the fleet starts under a later plan."""
         waiting, self.on_running = self.on_running, []
         for call in waiting:
             call()
@@ -532,22 +533,22 @@ class LogObserver:
             self._lost_ns = 0
 
     def is_over(self) -> bool:
-        """Return whether the fleet has ended, so its hosts are no longer needed."""
+        """Return whether the fleet has ended, so that its hosts are no longer needed."""
         return self.is_ended or bool(self._log.canonical.image.outcome)
 
     def on_proposed(self, node: str, entry: bytes) -> int:
-        """Record a leader's proposal, and return the proposal's number."""
+        """Record a proposal by a leader, and return the number of the proposal."""
         self._proposals += 1
         self._shared.judge.probes.sometimes(self._log.leader not in ("", node), "stale leader proposed")
         self._shared.judge.on_proposed(self._shared.kernel.now_ns, self._proposals, entry)
         return self._proposals
 
     def on_outcome(self, proposal: int, outcome: ProposalOutcome) -> None:
-        """Report a proposal's outcome, as the leader has learned it."""
+        """Report the outcome that a leader has learned for its proposal."""
         self._shared.judge.on_outcome(self._shared.kernel.now_ns, proposal, outcome, None)
 
     def on_standing(self, node: str, standing: Standing) -> None:
-        """Record that a replica has learned of a new leader or term."""
+        """Record that a replica has learned of a new leader or a new term."""
         shared = self._shared
         shared.journal.add(
             (shared.kernel.now_ns, node, standing.leader, "leads", standing.term, int(standing.is_leader))
@@ -557,7 +558,7 @@ class LogObserver:
             shared.judge.probes.sometimes(bool(self._log.canonical.open_epochs()), "leader change during an epoch")
 
     def on_committed(self, index: int, node: str, entry: bytes, result: OperationResult) -> None:
-        """Report a log entry that was committed and applied."""
+        """Report a log entry that has been committed and applied."""
         operation = decode_operation(entry)
         now_ns, judge = self._shared.kernel.now_ns, self._shared.judge
         kind = operation.kind
@@ -619,7 +620,7 @@ class LogObserver:
             self._note_aborted(result.epochs)
 
     def _is_whole(self, epoch: int) -> bool:
-        """Return whether no byte of the epoch has changed since it was written, including the epoch's ref and the tables in its packs."""
+        """Return whether the epoch is unchanged since it was written, including its ref and the tables in its packs."""
         if self._store.is_flipped(epoch):
             return False
         checkpoints, _ = self._store.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
@@ -650,7 +651,8 @@ class LogObserver:
 
 
 class WorldObserver:
-    """Observers of the whole world. `on_restore_answered` and `on_moves_answered` receive the leader's answers to operators."""
+    """All observers of a simulated world. `on_restore_answered` and `on_moves_answered` are called with the leader's answers to
+    operators."""
 
     on_restore_answered: Callable[[AnswerRestore], None]
     on_moves_answered: Callable[[AnswerMoves], None]

@@ -1,10 +1,10 @@
 """State that all parts of a simulated world share: time, choices, stores, failpoints, network, counters and observers.
 
-- `Stores`: each node's view of the disk, the duration of store calls, and a reader that faults do not affect.
-- `Points`: failpoints, which are named lines in the code, and the actions armed at them.
-- `OutputInjector`: additional outputs of simulated agents. Any agent may emit an output in a turn, regardless of its
-  pattern. The emitting turns are drawn from a separate random stream, and every output has unique bytes.
-- `RunCounters`: counters for the run's metrics.
+- `Stores`: each node's view of the disk, the duration of store calls, and a view that faults do not affect.
+- `Points`: the failpoints, which are named lines in the product's code, and the actions armed at them.
+- `OutputInjector`: adds outputs to turns of simulated agents. Outputs may be added to any agent's turns, regardless of the pattern. A
+  separate random stream selects the turns, and every added output has unique bytes.
+- `RunCounters`: counters from which the run's metrics are computed.
 """
 
 import traceback
@@ -35,11 +35,10 @@ class RunCounters:
     """Counters of one run.
 
     Attributes:
-        turns: number of turns that have succeeded so far.
-        last_turn_ns: time at which a turn last succeeded.
-        handled: number of these turns that handled a message, a timer or an input.
-        busy_ns: CPU time that hosts have used.
-        counts: other counters, by name.
+        turns: number of successful turns so far.
+        last_turn_ns: time of the latest successful turn.
+        handled: number of successful turns that handled a message, a timer or an input.
+        busy_ns: CPU time used by all hosts.
     """
 
     def __init__(self) -> None:
@@ -51,17 +50,18 @@ class RunCounters:
         self.counts[name] = self.counts.get(name, 0) + amount
 
     def raise_to(self, name: str, value: float) -> None:
-        """Raise a counter to a value if the counter is lower."""
+        """Set a counter to a value if the value is higher than the counter."""
         self.counts[name] = max(self.counts.get(name, 0), value)
 
     def on_turn(self, now_ns: int, what: str) -> None:
-        """Count a turn that succeeded."""
+        """Count a successful turn."""
         self.turns += 1
         self.handled += what in ("message", "timer", "input")
         self.last_turn_ns = now_ns
 
     def on_saved(self, took_ns: int) -> None:
-        """Count a durable checkpoint: of all agents together, or, under an autonomous protocol, of one agent."""
+        """Count a checkpoint that has become durable. Under an autonomous protocol, a checkpoint belongs to one agent, and otherwise to all
+        agents together."""
         self.count("checkpoints_saved")
         self.count("saving_s", took_ns / 1e9)
 
@@ -71,7 +71,7 @@ TWICE_ONE_IN = 4
 
 
 class InjectedOutput(msgspec.Struct, frozen=True):
-    """An output that is added to an agent's turn under a plan."""
+    """An output that the simulator adds to an agent's turn."""
 
     agent: str
     plan: int
@@ -80,7 +80,7 @@ class InjectedOutput(msgspec.Struct, frozen=True):
 
 
 class OutputInjector:
-    """Makes one turn in `one_in` emit outputs. 0 means that no turn does."""
+    """Adds outputs to one of every `one_in` turns. If `one_in` is 0, no outputs are added."""
 
     def __init__(self, choices: Choices, ground_truth: GroundTruth, one_in: int) -> None:
         self._choices = choices
@@ -88,7 +88,7 @@ class OutputInjector:
         self._one_in = one_in
 
     def with_outputs(self, turn: ev.StartTurn, ended: ev.Event | None, now_ns: int) -> ev.Event | None:
-        """Return the end of a turn. If this turn is drawn, outputs are added."""
+        """Return the end of a turn, with outputs added if the turn is selected."""
         if not self._one_in or type(ended) is not ev.TurnEnded:
             return ended
         key = (turn.agent, turn.incarnation, self._ground_truth.history_of(turn.incarnation, turn.agent).turns + 1)
@@ -103,10 +103,10 @@ class OutputInjector:
 
 
 class Points:
-    """The failpoints of a run. An armed action affects the node that reaches the failpoint.
+    """All failpoints of a run. If an action is armed at a failpoint, it is applied to the node that reaches the failpoint.
 
     Attributes:
-        acting: node whose code is currently running.
+        acting: the node whose code is currently running.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,8 @@ class Points:
         self._armed: dict[str, list[tuple[int, Callable[[str], None]]]] = {}
 
     def passed(self, name: str) -> None:
-        """Record that the node `acting` has reached this failpoint. If an action is due, execute it; the action may raise an exception."""
+        """Record that the node `acting` has reached this failpoint. If an action is due at the failpoint, execute the action, which may
+        raise an exception."""
         armed = self._armed.get(name) if self._armed else None
         if not armed or not self.acting:
             return
@@ -124,11 +125,11 @@ class Points:
             due(self.acting)
 
     def arm(self, name: str, hit: int, act: Callable[[str], None]) -> None:
-        """Arm an action for the node that is the `hit`-th to reach the failpoint from now on."""
+        """Arm an action, which will be applied when the failpoint is reached for the `hit`-th time from now on."""
         self._armed.setdefault(name, []).append((hit, act))
 
     def waits_at(self, name: str) -> bool:
-        """Return whether an action is armed at the failpoint and has not been executed."""
+        """Return whether an action is armed at the failpoint and still waits to be executed."""
         return bool(self._armed.get(name))
 
     def disarm(self) -> None:
@@ -141,12 +142,10 @@ SLOW_FACTOR = 100
 
 
 class Stores:
-    """The checkpoint store: each node's view and the judge's view.
+    """The checkpoint store, with a view for each node and a view for the judge.
 
     Attributes:
-        disk: disk that holds the store.
-        id: id of the store.
-        reader: view of the store that faults of nodes do not affect.
+        reader: a view of the store that is not affected by the nodes' faults.
     """
 
     def __init__(self, seed: int, choices: Choices, delay: DelayPart, now: Callable[[], int]) -> None:
@@ -158,7 +157,7 @@ class Stores:
         self.reader = Store(self.disk.reader(), self.id, random_bytes=self._random_bytes)
 
     def _random_bytes(self, count: int) -> bytes:
-        """Return random bytes for file names. File names only need to differ from each other."""
+        """Return random bytes for file names. The bytes only need to differ between calls."""
         return int(self._bytes.random() * (1 << 53)).to_bytes(7, "big").rjust(count, b"\0")
 
     def of(self, node: str) -> Store:
@@ -166,7 +165,7 @@ class Stores:
         return Store(OpenedDisk(self.disk.of(node), self.id), self.id, random_bytes=self._random_bytes)
 
     def cost_ns(self, node: str, key: Hashable) -> int:
-        """Return the duration, in nanoseconds, of a store call on this node."""
+        """Return how long a store call on this node takes, in nanoseconds."""
         least_ns, jitter_ns = self._delay
         cost_ns = least_ns + jitter_ns * self._choices.pick("storage", (key,), DELAY_STEPS) // DELAY_STEPS
         return cost_ns * SLOW_FACTOR if self.disk.is_slow(node) else cost_ns
@@ -181,17 +180,14 @@ class WorldState:
     """State that all parts of a simulated world share.
 
     Attributes:
-        kernel, network, clocks, stores, points: simulated environment of the run.
-        choices: source of all the run's choices.
-        workload: workload of the run, including the fleet.
-        judge: the judge with its oracles.
-        output_injector: adds outputs to drawn turns.
-        journal, figures: journal and counters, which all parts update.
-        recording, trace: recording and trace of the run, or None if they were not requested.
-        hosts, coordinators, agents: names of all hosts, coordinators and agents that may exist in the run.
-        random_of: source of `ctx.random()`. Each agent has its own stream, so a different order of turns draws the same numbers.
-        faults: faults executed so far.
-        misuse: reason why the user's agents cannot be simulated, or "".
+        kernel, network, clocks, stores, points: the simulated environment of the run.
+        output_injector: object that adds outputs to randomly selected turns.
+        journal, figures: the run's journal and counters, which all parts update.
+        recording, trace: the run's recording and trace, or None if they were not requested.
+        hosts, coordinators, agents: names of all hosts, coordinators and agents that can exist in the run.
+        random_of: source of `ctx.random()`. Each agent draws from its own random stream, so that its numbers do not depend on the order of
+            turns.
+        misuse: the reason why the user's agents cannot be simulated, or "" if there is none.
     """
 
     def __init__(
@@ -226,20 +222,21 @@ class WorldState:
         self.misuse = ""
 
     def call_at(self, t_ns: int, call: Callable[[], None]) -> None:
-        """Schedule a call at a virtual time."""
+        """Schedule a call for a virtual time."""
         self.kernel.at(t_ns, _call, call)
 
     def say(self, oracle: str, guarantee: str, text: str) -> None:
-        """Report a violation that the simulated world itself has detected."""
+        """Report a violation that was detected by the simulated world itself."""
         self.judge.violations.append(Violation(oracle, guarantee, self.kernel.now_ns, text))
 
     def misused(self, why: str) -> None:
-        """End the run, because the user's code cannot be simulated for the reason `why`."""
+        """End the run, because the user's code cannot be simulated. `why` is the reason."""
         self.misuse = self.misuse or why
         self.kernel.is_over = True
 
     def core_failed(self, node: str, error: Exception) -> None:
-        """Report an error in the product as a violation. Re-raise an error in the simulator itself, which makes the run "broken"."""
+        """Report an error that was raised by the product as a violation. If the error was raised by the simulator itself, raise it again,
+        which makes the run "broken"."""
         if isinstance(error, NotSimulatedError):
             self.misused(str(error))
             return

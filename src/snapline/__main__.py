@@ -10,7 +10,7 @@ LAUNCH_COMMANDS = ("run", "demo")
 
 
 def main() -> None:
-    """Run the command line. A Ctrl-C during the imports prints no traceback."""
+    """Run the command line. Pressing Ctrl-C during the imports prints no traceback."""
     os.environ.setdefault(
         "GRPC_VERBOSITY", "NONE"
     )  # snapline reports gRPC's errors itself; children inherit this setting

@@ -1,4 +1,5 @@
-"""Test whether the message path is compiled. A build with SNAPLINE_COMPILE=1 puts machine code next to the sources (docs/compiled.md)."""
+"""Functions that tell whether the modules that process messages are compiled. A build with SNAPLINE_COMPILE=1 writes machine code next to
+the source files (docs/compiled.md)."""
 
 import functools
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -12,7 +13,7 @@ SAMPLE_MODULE = "snapline.channels.link"
 
 @functools.cache
 def is_compiled() -> bool:
-    """Return whether `SAMPLE_MODULE` is compiled, without importing it."""
+    """Check whether `SAMPLE_MODULE` is compiled, without importing it."""
     spec = find_spec(SAMPLE_MODULE)
     return spec is not None and (spec.origin or "").endswith(tuple(EXTENSION_SUFFIXES))
 

@@ -1,4 +1,4 @@
-"""Define all errors that snapline raises, in one tree.
+"""All errors that snapline raises, as a tree of exception classes.
 
     SnaplineError
     ├── UsageError                 the caller misused the API
@@ -38,8 +38,8 @@
         ├── InputsError             some of many inputs have no receipt
         └── LogError                the coordinator's log is unreliable or cannot be written
 
-An error's message names the subject and the next step. `exit_code` is the exit code with which the command line reports the error
-(docs/cli.md). Errors about an input have the attributes `agent` and `key` of the input.
+Each error message names what the error is about, and the next step for the user. `exit_code` is the exit code of the command line for this
+error (docs/cli.md). Errors about an input have the input's `agent` and `key` as attributes.
 """
 
 from collections.abc import Sequence
@@ -74,18 +74,19 @@ class MessageTooLargeError(UsageError):
 class InputRefusedError(UsageError):
     """The agent will never accept the input.
 
-    No handler takes the input, or its content does not match the declared type, or another input has used its `key`.
+    No handler accepts the input, its content does not match the declared type, or another input has already used its `key`.
     """
 
     agent = key = ""
 
 
 class HandlerNotPublicError(InputRefusedError):
-    """An input arrived through the gateway, but no handler marked `@snapline.handler(public=True)` takes it."""
+    """An input arrived through the gateway, but no handler marked `@snapline.handler(public=True)` accepts it."""
 
 
 class DivergenceError(UsageError):
-    """The replay of a durable turn requests other steps than the turn's first run did. The agent stops until compatible code runs it."""
+    """When a durable turn was replayed, it requested different steps than during its first run. The agent stops until it runs compatible
+    code."""
 
 
 class NotFoundError(UsageError):
@@ -95,17 +96,18 @@ class NotFoundError(UsageError):
 
 
 class AgentMissingError(NotFoundError):
-    """The input was not accepted, because the agent is unknown or has stopped."""
+    """The input was not accepted because the agent is unknown or has stopped."""
 
     agent = key = ""
 
 
 class PeerError(SnaplineError):
-    """A peer broke the protocol."""
+    """A peer violated the protocol."""
 
 
 class ProtocolError(PeerError):
-    """The two sides disagree about what was sent. For example, there is a gap, an invalid column or an impossible number."""
+    """Two processes disagree about what was sent. Examples are a gap in the sequence numbers, an invalid column and an impossible
+    number."""
 
 
 class OlderIncarnationError(PeerError):
@@ -125,7 +127,7 @@ class ExternalFailureError(SnaplineError):
 
 
 class TraceError(ExternalFailureError):
-    """A line of a trace cannot be read, or contradicts earlier lines. The message names the lines."""
+    """A line of a trace is invalid or contradicts earlier lines. The error message contains the line numbers."""
 
     exit_code = 6
 
@@ -141,47 +143,48 @@ class StoreMissingError(StoreError):
 
 
 class StoreKeyError(StoreError):
-    """The given key is not the store's key, or a key was given for an unencrypted store, or none was given for an encrypted store."""
+    """The encryption key is wrong or missing, or a key was given although the store is not encrypted."""
 
     exit_code = 2
 
 
 class DamagedDataError(StoreError):
-    """Stored bytes differ from the bytes that were written (G11)."""
+    """The stored bytes differ from the bytes that were written (G11)."""
 
     exit_code = 6
 
 
 class CoordinatorUnavailableError(ExternalFailureError):
-    """No coordinator answers at the given address."""
+    """No coordinator replies at the given address."""
 
     exit_code = 8
 
 
 class AuthenticationError(CoordinatorUnavailableError):
-    """The coordinator answers, but one side does not trust the certificate authority that issued the other side's certificate."""
+    """The coordinator replies, but one of the two processes does not trust the certificate authority of the other's certificate."""
 
     exit_code = 5
 
 
 class SnapshotAbortedError(ExternalFailureError):
-    """The epoch of a requested snapshot was aborted or could not begin. Request the snapshot again."""
+    """The epoch of a requested snapshot was aborted or could not be started. Request the snapshot again."""
 
 
 class UnknownOutcomeError(ExternalFailureError):
-    """The operation timed out, so it may or may not have happened."""
+    """The operation timed out, so it may or may not have taken effect."""
 
     exit_code = 9
 
 
 class InputUnknownError(UnknownOutcomeError):
-    """The input may have been accepted, or may still be accepted. Resending it with the same `key` is safe, and returns the outcome."""
+    """The input may have been accepted, or may be accepted later. Resending the input with the same `key` is safe and returns the
+    outcome."""
 
     agent = key = ""
 
 
 class AnswerMissingError(UnknownOutcomeError):
-    """The input was accepted under `number`, but its answer did not arrive in time or is lost.
+    """The input was accepted under `number`, but its answer did not arrive in time or was lost.
 
     Requesting the answer again with the same `key` is safe.
     """
@@ -191,7 +194,7 @@ class AnswerMissingError(UnknownOutcomeError):
 
 
 class InputDeadLetteredError(ExternalFailureError):
-    """The input was accepted under `number`, but no turn could process it. The input is now a dead letter, and has no answer."""
+    """The input was accepted under `number`, but no turn was able to process it. The input is now a dead letter and has no answer."""
 
     exit_code = 3
     agent = key = ""
@@ -199,30 +202,30 @@ class InputDeadLetteredError(ExternalFailureError):
 
 
 class InputRejectedError(ExternalFailureError):
-    """The input was not accepted in time, and this attempt will never be accepted. Another attempt may succeed."""
+    """The input was not accepted in time, and this attempt can no longer be accepted. A new attempt may succeed."""
 
     exit_code = 14
     agent = key = ""
 
 
 class FleetEndedError(ExternalFailureError):
-    """The fleet did not accept the input, because the fleet has ended."""
+    """The input was not accepted because the fleet has ended."""
 
     exit_code = 13
     agent = key = ""
 
 
 class StepCancelledError(ExternalFailureError):
-    """The result of this attempt of a step is no longer needed.
+    """The result of this attempt to run a step is no longer needed.
 
-    The step's turn was undone, or the attempt took too long. Release all resources and return.
+    The turn that contains the step was undone, or the attempt took too long. Release all resources and return.
     """
 
 
 class StepFailedError(ExternalFailureError):
     """A step of a durable turn raised an exception in every attempt.
 
-    `error` is the name of the exception's class, and `reason` is the exception's message.
+    `error` is the name of the exception class, and `reason` is the exception's message.
     """
 
     def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "") -> None:
@@ -231,7 +234,8 @@ class StepFailedError(ExternalFailureError):
 
 
 class EffectFailedError(StepFailedError):
-    """An effect raised an exception in every attempt, but may still have happened. `key` identifies the effect within its agent."""
+    """An effect raised an exception in every attempt, but may nevertheless have taken effect. `key` identifies the effect among all effects
+    of its agent."""
 
     def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "", key: str = "") -> None:
         super().__init__(message, step=step, error=error, reason=reason)
@@ -239,19 +243,20 @@ class EffectFailedError(StepFailedError):
 
 
 class CircuitOpenError(ExternalFailureError):
-    """A service failed repeatedly, and is therefore not called for a while (`CircuitBreaker`)."""
+    """A service has failed repeatedly, so calls to it are suspended for some time (`CircuitBreaker`)."""
 
 
 class WaitTimeoutError(ExternalFailureError, TimeoutError):
-    """A wait in a durable turn has timed out."""
+    """A wait operation in a durable turn has timed out."""
 
 
 class UnansweredCallError(ExternalFailureError):
-    """This call will never be answered. The called turn ended without an answer or failed, or the agent does not exist."""
+    """A call will never be answered, because the called turn failed or ended without an answer, or the called agent does not exist."""
 
 
 class InputsError(ExternalFailureError):
-    """Some of many inputs have no receipt. `outcomes` contains the receipt or the error of each input, in the order of the inputs."""
+    """Several inputs were sent together, and some of them have no receipt. `outcomes` contains the receipt or error of each input, in the
+    order of the inputs."""
 
     def __init__(self, message: str, outcomes: Sequence[object] = ()) -> None:
         super().__init__(message)
@@ -259,4 +264,5 @@ class InputsError(ExternalFailureError):
 
 
 class LogError(ExternalFailureError):
-    """The coordinator's log is unreliable or cannot be written. The process must exit so that it does not contradict itself (G8)."""
+    """The coordinator's log is unreliable or cannot be written. The process must then exit, because it could otherwise contradict its
+    earlier messages (G8)."""

@@ -1,6 +1,6 @@
-"""Define named points at which tests and chaos runs make an adapter fail. In production they do nothing.
+"""Failpoints: named points in the code at which tests and chaos runs make an adapter fail. In production, failpoints do nothing.
 
-Only adapters and `storage/` have failpoints. Cores do no I/O, so they contain nothing to interrupt.
+Only adapters and `storage/` have failpoints. Cores do no I/O, so a failpoint in a core would have nothing to interrupt.
 """
 
 from collections.abc import Callable
@@ -9,18 +9,18 @@ _hook: Callable[[str], None] | None = None
 
 
 def failpoint(name: str) -> None:
-    """Pass the failpoint `name`, such as `"store.manifest.linked"`.
+    """Mark the failpoint `name`, such as `"store.manifest.linked"`.
 
-    An installed hook may crash, raise an exception or wait at this point.
+    If a hook is installed, it may crash the process, raise an exception or wait.
     """
     if _hook is not None:
         _hook(name)
 
 
 def install(hook: Callable[[str], None] | None) -> None:
-    """Install `hook`, which is called with the name of each failpoint that is passed.
+    """Install `hook`, which is called with the name of each failpoint that is reached.
 
-    None removes the hook. Only tests and chaos runs use this.
+    Passing None removes the hook. Only tests and chaos runs call this function.
     """
     global _hook
     _hook = hook

@@ -1,12 +1,12 @@
-"""Create folders and files for keys, tokens, states and logs that only their owner can access, whatever the umask. Also make names in
-folders durable."""
+"""Create folders and files for keys, tokens, states and logs. Only their owner can access them, regardless of the umask. Also make
+directory entries durable."""
 
 import os
 from pathlib import Path
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its missing ancestors with mode 0700. An existing folder keeps its mode. Raise OSError on failure."""
+    """Create a folder and its missing parent folders with mode 0700. An existing folder keeps its mode. May raise OSError."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
@@ -17,7 +17,7 @@ def make_private(folder: Path) -> None:
 
 
 def sync_folder(path: str | Path) -> None:
-    """Make the directory entries of a folder durable. May raise OSError."""
+    """Make all entries of a folder durable. May raise OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -26,5 +26,5 @@ def sync_folder(path: str | Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file, and create it with mode 0600 if it is missing. This is an `opener` for `open`."""
+    """Open a file, and create it with mode 0600 if it is missing. Pass this function as the `opener` of `open`."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Define the syntax and sort order of the ids of agents and hosts."""
+"""Syntax and sort order of the ids of agents and hosts."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def check_id(text: str, what: str = "agent") -> str:
     """Return `text` if it is a valid id.
 
     Raises:
-        UsageError: If the id is invalid. The message calls it an id of the kind `what`.
+        UsageError: If the id is invalid. The error message uses `what` as the kind of id.
     """
     if _ID.fullmatch(text) is None:
         raise UsageError(
@@ -30,12 +30,12 @@ def check_id(text: str, what: str = "agent") -> str:
 
 
 def natural_key(name: str) -> list[tuple[bool, int, str]]:
-    """Return a key for natural sorting, by which `a-2` comes before `a-10`."""
+    """Return a key for natural sorting, in which `a-2` comes before `a-10`."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
 def is_plain(text: object) -> TypeGuard[str]:
-    """Return whether `text` is a string that UTF-8 can encode. All other strings cannot be written to files or messages."""
+    """Return whether `text` is a string that can be encoded in UTF-8. Other strings cannot be written to files or messages."""
     try:
         str.encode(text)  # type: ignore[arg-type]  # raises TypeError if `text` is not a string
     except (TypeError, UnicodeEncodeError):
@@ -44,7 +44,7 @@ def is_plain(text: object) -> TypeGuard[str]:
 
 
 def check_receiver(agent: object) -> None:
-    """Check that messages to an agent with this id could be stored, whether or not the agent exists.
+    """Check that messages to an agent with this id can be stored, whether or not the agent exists.
 
     Raises:
         UsageError: If messages to `agent` cannot be stored.
@@ -54,7 +54,7 @@ def check_receiver(agent: object) -> None:
 
 
 def check_failed(names: Iterable[str]) -> list[str]:
-    """Return `names` if each is an agent id or has the form `host:h1`.
+    """Return `names` if each name is an agent id or has the form `host:h1`.
 
     Raises:
         UsageError: If a name is not a valid id, or `names` is a single string.

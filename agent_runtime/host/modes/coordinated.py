@@ -1,8 +1,8 @@
-"""Host mode for chandy-lamport: records agents' states for epochs, sends and receives marker items, and closes the host's part of each
+"""Host mode for chandy-lamport: records agents' states for epochs, exchanges marker items, and completes the host's contribution to each
 epoch.
 
-The mark of a message is a stamp, that is, the newest epoch that its sender has recorded. An agent owes a record for each epoch that is
-known to have begun, and records before its next turn. The agent's part of the protocol is in `protocols/epoch_stamped.py`.
+Each message carries a stamp: the newest epoch that its sender had recorded. If an epoch is known to have begun, an agent must record its
+state for the epoch before the agent's next turn. The protocol of a single agent is in `protocols/epoch_stamped.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,14 +37,14 @@ take one or two milliseconds. Thousands of records without a pause would delay a
 
 
 class CoordinatedMode:
-    """Host mode of fleets with the protocol chandy-lamport.
+    """Host mode for fleets with the protocol chandy-lamport.
 
     Attributes:
         epochs: open epochs by number, in ascending order.
-        unasked: agents that may owe a record, and have not been checked since the epoch began. An agent that gets a message records before
-            its turn anyway.
-        departed: mapping from departed agents to the newest epoch that had begun at their departure. An agent is removed when a later epoch
-            is complete.
+        unasked: agents that may have to record their state and have not been checked since the epoch began. An agent that gets a message
+            records its state before its turn anyway.
+        departed: for each departed agent, the newest epoch that had begun when the agent departed. An agent is removed from `departed` when
+            a later epoch is complete.
     """
 
     def __init__(self, parts: HostParts) -> None:
@@ -90,16 +90,16 @@ class CoordinatedMode:
             self._show(owner, inlet, mark, payload)
 
     def _show(self, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
-        """Pass a message to the agent's epoch core, since it belongs to a channel state or announces an epoch."""
+        """Pass a message to the agent's epoch core, because it may belong to a channel state or announce an epoch."""
         _tell(owner, self._shared.now, MessageArrived(inlet.sender, inlet.arrived, stamp, payload))
         if stamp > self._shared.begun_epoch:
             self._begin(stamp)
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """Do nothing, since a record contains all waiting messages, no matter how they are consumed later."""
+        """Do nothing, because an agent's record contains all waiting messages, no matter how they are consumed later."""
 
     def consumed(self, inlet: AgentInlet) -> None:
-        """Do nothing, since a record needs only the sequence numbers that the inlet itself keeps."""
+        """Do nothing, because the incoming channel itself keeps the sequence numbers that a record needs."""
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
@@ -114,13 +114,13 @@ class CoordinatedMode:
         """Do nothing, since an epoch records all agents, whether they have changed or not."""
 
     def tried(self, agent: LocalAgent) -> None:
-        """Do nothing, since this mode keeps no data about the turn that would have to be undone."""
+        """Do nothing, because this mode keeps no data about a turn that would have to be undone."""
 
     def awaited(self, agent: LocalAgent) -> None:
         """Do nothing, since the coordinator begins an epoch for the waiting client."""
 
     def outbox_shrank(self, owner: LocalAgent) -> None:
-        """Do nothing, since a record contains the outbox as it is when the agent records."""
+        """Do nothing, because a record contains the outbox as it is at the time of recording."""
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class CoordinatedMode:
         agent.protocol = EpochStampedCore(agent.id, recorded=self._shared.begun_epoch)
 
     def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
-        """Create an agent. It owes records for the open epochs that began after its creation was committed."""
+        """Create an agent. The new agent must record its state for open epochs that began after its creation was committed."""
         unborn_in = self._shared.not_ended(epoch for epoch in reserved.open_epochs if epoch <= reserved.recorded)
         child.protocol = EpochStampedCore(child.id, recorded=reserved.recorded, unborn_in=unborn_in)
         if reserved.recorded > self._shared.begun_epoch:
@@ -146,7 +146,7 @@ class CoordinatedMode:
         self._check()
 
     def retiring(self, agent: LocalAgent) -> None:
-        """Do nothing, since the agent's sequence numbers are final, and open epochs record them."""
+        """Do nothing, because the agent's sequence numbers are final, and open epochs will record them."""
 
     def retired(self, agent: LocalAgent, open_epochs: Sequence[int]) -> None:
         """Exclude the agent from all epochs that began after its departure was committed."""
@@ -167,7 +167,7 @@ class CoordinatedMode:
         self.departed[agent.id] = (self._shared.begun_epoch, agent)
 
     def failed(self, agent: LocalAgent) -> None:
-        """Do nothing, since the agent's record will be missing, and the coordinator will end the open epochs with a plan."""
+        """Do nothing, because the failed agent will not record, and the coordinator will therefore end the open epochs with a plan."""
 
     def receiver_gone(self, sender: LocalAgent, receiver: str) -> None:
         """Do nothing, since this mode keeps no data about receivers."""
@@ -203,8 +203,8 @@ class CoordinatedMode:
             self._shared.out.append(ev.ReportEpoch(event.epoch))
 
     def _begin(self, epoch: int) -> None:
-        """Begin an epoch when the first message about it arrives. All agents on this host then owe a record, and idle agents record
-        immediately."""
+        """Begin an epoch when the first message about it arrives. All agents on this host must then record their state, and idle agents do
+        so immediately."""
         shared = self._shared
         for number in range(shared.begun_epoch + 1, epoch + 1):
             if number in shared.ended:
@@ -226,7 +226,8 @@ class CoordinatedMode:
         self._check()
 
     def _ask(self) -> None:
-        """Let some idle agents record. All others record after the events that have arrived meanwhile."""
+        """Let a limited number of idle agents record their state. The remaining agents record after the events that have arrived
+        meanwhile."""
         count = 0
         while self.unasked and count < RECORDED_AT_ONCE:
             name = next(iter(self.unasked))
@@ -239,7 +240,7 @@ class CoordinatedMode:
     # ---- epochs: recording ----------------------------------------------------------------------------------------
 
     def _record(self, agent: LocalAgent) -> None:
-        """Record the agent's image and sequence numbers between two turns, for each epoch for which the agent owes a record."""
+        """Between two turns, record the agent's image and sequence numbers for each epoch that the agent has not recorded yet."""
         shared = self._shared
         boundary = TurnBoundaryReached(agent.sent(), agent.received(), self._waiting_of(agent))
         for command in _tell(agent, shared.now, boundary):
@@ -269,7 +270,7 @@ class CoordinatedMode:
     # ---- epochs: links ----------------------------------------------------------------------------------------------
 
     def linked(self, peer: Peer) -> None:
-        """Stop expecting markers on a new link for epochs that had already begun at either end when the link opened."""
+        """When a new link opens, stop expecting markers on it for epochs that had already begun on either host."""
         assert peer.floor is not None
         if peer.floor > self._shared.begun_epoch:
             self._begin(peer.floor)
@@ -284,7 +285,7 @@ class CoordinatedMode:
         return agent.owes or peer.floor > self._shared.begun_epoch
 
     def _release(self) -> None:
-        """Let agents that no longer owe a record use links that opened while they owed it."""
+        """Let agents that have recorded their state use links that opened before they recorded."""
         for agent_id in list(self._ends.held):
             agent = self._shared.agents.get(agent_id)
             if agent is None or not agent.owes:
@@ -293,7 +294,8 @@ class CoordinatedMode:
     # ---- epochs: markers ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Send the markers of each epoch if they are due, and close this host's part of the epoch if it is complete."""
+        """Send the markers of each epoch that all agents have recorded, and complete this host's contribution to each epoch that is
+        ready."""
         self._release()
         for epoch in list(self.epochs.values()):
             if not epoch.markers_sent and not epoch.unrecorded and not self._membership.reservations:
@@ -302,7 +304,8 @@ class CoordinatedMode:
                 self._close(epoch)
 
     def _send_markers(self, epoch: HostEpoch) -> None:
-        """Send one marker item on each link, after all items with an older stamp, because all agents on this host have recorded."""
+        """Send one marker item on each link, after all items with an older stamp, because all agents on this host have recorded the
+        epoch."""
         epoch.markers_sent = True
         here: dict[str, dict[str, int]] = {}
         marked = [peer for peer in self._shared.peers.values() if _is_marked(peer, epoch.number)]
@@ -357,7 +360,7 @@ class CoordinatedMode:
                 _tell(agent, self._shared.now, MarkersReceived(epoch, last_numbers))
 
     def _close(self, epoch: HostEpoch) -> None:
-        """Close this host's part of the epoch and store it, because no message that belongs to the epoch can arrive any more."""
+        """Complete and store this host's contribution to the epoch, because no message that belongs to it can arrive any more."""
         epoch.is_stored = True
         records: dict[str, RecordedPart] = {}
         for agent in self._shared.agents.values():
@@ -381,8 +384,8 @@ class CoordinatedMode:
             self._shared.out.append(ev.ReportEpoch(event.epoch))
 
     def _on_capture_failed(self, event: ev.CaptureFailed) -> None:
-        """Refuse the epochs for which an agent's image could not be taken. Without an image the agent would be stored as unborn, so this
-        host's part must never be reported."""
+        """Refuse the epochs for which encoding an agent's state has failed. Without this state the agent would be stored as unborn, so this
+        host must never report its contribution to such an epoch."""
         for number in event.epochs:
             self._refuse(number, event.reason)
 
@@ -391,7 +394,7 @@ class CoordinatedMode:
             self._refuse(event.epoch, event.reason)
 
     def _refuse(self, number: int, reason: str) -> None:
-        """Refuse the epoch. The refusal is repeated on each new stream until the epoch has ended, since a new leader has not received
+        """Refuse the epoch. The refusal is repeated on each new stream until the epoch has ended, because a new leader has not received
         it."""
         epoch = self.epochs.get(number)
         if epoch is not None:
@@ -423,7 +426,7 @@ class CoordinatedMode:
     # ---- the rest -------------------------------------------------------------------------------------------------
 
     def _on_freeze_agents(self, event: msg.FreezeAgents) -> None:
-        """Report immediately, since this mode needs no freeze."""
+        """Report the freeze as complete immediately, because this mode needs no freeze."""
         self._shared.out.append(ev.ReportFrozen(event.plan, event.number, ()))
 
     def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
@@ -435,7 +438,8 @@ class CoordinatedMode:
             self._check()
 
     def wakeups_ns(self) -> list[int]:
-        """Return the current time if more agents must record, so that the event loop handles other events before the next records."""
+        """Return the current time if agents still have to record, so that the event loop handles other events between batches of
+        records."""
         return [self._shared.now] if self.unasked else []
 
     def standing(self) -> CheckpointCondition:
@@ -457,13 +461,13 @@ class CoordinatedMode:
 
 
 def _is_marked(peer: Peer, epoch: int) -> bool:
-    """Return whether the epoch has a marker on this link. This is also True while the two ends have not agreed on the link's floor, since
-    the link may be older than the epoch."""
+    """Return whether the epoch has a marker on this link. The answer is True as well while the hosts have not agreed on the newest epoch
+    that does not involve the link."""
     return peer.floor is None or epoch > peer.floor
 
 
 def _tell(agent: LocalAgent, now_ns: int, event: Event) -> list[Command]:
-    """Pass an event to the agent's epoch core, and update whether the agent owes a record."""
+    """Pass an event to the agent's epoch core, and update whether the agent still has to record an epoch."""
     commands = agent.protocol.handle(now_ns, event)
     agent.owes = agent.protocol.owed > agent.protocol.recorded
     return commands

@@ -1,22 +1,20 @@
-"""Host mode for all protocols except chandy-lamport. Agents checkpoint independently, or for a koo-toueg round.
+"""Host mode for all protocols except chandy-lamport. Agents take checkpoints independently, or together in koo-toueg rounds.
 
-Theory of operation
--------------------
-Agents keep *sender logs*: each message that leaves an agent is kept, with its piggyback, until the agent's next checkpoint stores it. So
-the store contains the messages in transit for every cut of checkpoints, since a checkpoint includes the messages sent before it
-(protocols.md, section 3). The coordinator makes epochs from such cuts, and recovery plans then work as in every fleet. The only part of
-this mode in a recovery is the freeze before it.
+Each agent keeps a *sender log*, which holds each message that the agent has sent, with its piggyback, until the agent's next checkpoint
+stores it. A checkpoint therefore includes all messages sent before it, so the store contains the messages in transit for every cut of
+checkpoints (protocols.md, section 3). The coordinator builds epochs from such cuts, and recovery plans then work as in every other fleet.
 
-Before a message's turn, the protocol's rule may force a checkpoint, and then merges the message's piggyback (protocols.md, section 4).
-Between turns, the policy may request a basic checkpoint (`logged_checkpoints.py`), or a round may request a tentative checkpoint. The mark
-of a message is its piggyback.
+Before a message's turn, the protocol's rule may force a checkpoint. The rule then merges the message's piggyback (protocols.md, section 4).
+Between turns, the checkpoint policy may request a basic checkpoint (`logged_checkpoints.py`), or a round may request a tentative
+checkpoint. The protocol data attached to each message is its piggyback.
 
-*Freezes.* Before a recovery the coordinator requests a cut of live states. During a freeze no turn starts, and no message leaves an outbox.
-Each agent that has changed since its last checkpoint takes a checkpoint as soon as its turn ends. If the turn runs for more than another
-second, or the image cannot be taken, the agent counts as failed.
+*Freezes.* Before a recovery, the coordinator requests the agents' current states. During a freeze, no turn starts and no message leaves an
+outbox. Each agent that has changed since its last checkpoint takes a checkpoint as soon as its current turn ends. If the turn runs for more
+than another second, or the state cannot be encoded, the agent counts as failed.
 
-*Rounds* of Koo and Toueg. The coordinator asks agents for tentative checkpoints, and later sends the outcome of the round. An agent with a
-tentative checkpoint is held until it receives the outcome. The agent's part of the protocol is in `protocols/koo_toueg.py`.
+*Rounds* follow the protocol of Koo and Toueg. The coordinator asks agents to take tentative checkpoints, and later sends the outcome of the
+round. An agent with a tentative checkpoint is held until it receives the outcome. The protocol of a single agent is in
+`protocols/koo_toueg.py`.
 
 Guarantees: this module carries G3 and G6 together with `protocols/rule.py`, and G7 together with the coordinator.
 """
@@ -46,10 +44,10 @@ FREEZE_NS = 1_000_000_000
 
 
 class HostFreeze:
-    """Part of this host in a freeze. `HoldReasons.freeze` contains the freeze's number.
+    """Takes part in freezes on behalf of this host. `HoldReasons.freeze` contains the number of the freeze.
 
     Attributes:
-        unfrozen: agents with a turn that started before the freeze and is still running.
+        unfrozen: agents whose current turn started before the freeze and is still running.
     """
 
     def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving) -> None:
@@ -60,12 +58,12 @@ class HostFreeze:
         self._report_ns: int | None = None
 
     def reset(self) -> None:
-        """Stop waiting for the freeze, if there is one."""
+        """Stop waiting for the current freeze, if there is one."""
         self.unfrozen = {}
         self._report_ns = None
 
     def on_freeze_agents(self, event: msg.FreezeAgents) -> None:
-        """Freeze all agents. If this host has not applied the plan, or has restarted since, it has no changed agents, and reports
+        """Freeze all agents. If this host has not applied the plan, or has restarted since, it has no changed agents, so it reports
         immediately."""
         shared = self._shared
         if event.plan != shared.plan or not shared.is_loaded:
@@ -80,7 +78,7 @@ class HostFreeze:
         self._report_soon()
 
     def settle(self, agent: LocalAgent) -> bool:
-        """Freeze an agent that is between two turns, if the freeze waits for it. Return whether the agent was frozen."""
+        """If the freeze waits for this agent, which is between two turns, freeze the agent. Return whether it was frozen."""
         if agent.id not in self.unfrozen:
             return False
         self._freeze(agent)
@@ -88,29 +86,29 @@ class HostFreeze:
         return True
 
     def failed(self, agent: LocalAgent) -> None:
-        """Stop waiting for the turn of a failed agent."""
+        """Stop waiting for an agent's turn because the agent has failed."""
         if self._holds.freeze is not None:
             self.unfrozen.pop(agent.id, None)
             self._report_soon()
 
     def _freeze(self, agent: LocalAgent) -> None:
-        """Take a checkpoint of an agent's live state between two turns, if the state has changed."""
+        """Between two turns, take a checkpoint of an agent's state if the state has changed."""
         if agent.logged.has_moved and agent.is_born:
             self._saving.take(agent, "basic")
         self.unfrozen.pop(agent.id, None)
 
     def _report_soon(self) -> None:
-        """If all agents are frozen, schedule the report for now, so that the requested images are taken first. The report names failed
-        agents."""
+        """If all agents are frozen, schedule the report for the current time, so that the requested checkpoints are taken first. The report
+        names failed agents."""
         if not self.unfrozen:
             self._report_ns = self._shared.now
 
     def wakeups_ns(self) -> list[int]:
-        """Return the times at which `clock_passed` must be called."""
+        """Return the times at which the caller must call `clock_passed`."""
         return [] if self._report_ns is None else [self._report_ns]
 
     def clock_passed(self) -> None:
-        """Report the freeze if all agents are frozen, or if its time limit has passed."""
+        """Report the end of the freeze if all agents are frozen or the time limit has passed."""
         if self._report_ns is not None and self._report_ns <= self._shared.now:
             self._report()
 
@@ -122,7 +120,7 @@ class HostFreeze:
         self.reset()
 
     def on_thaw_agents(self, event: msg.ThawAgents) -> None:
-        """End the freeze with this number. Number 0 ends any freeze: the coordinator sends it to a returning host that must not be
+        """End the freeze with this number. Number 0 ends any freeze. The coordinator sends 0 to a returning host that must not be
         frozen."""
         freeze = self._holds.freeze
         if event.plan != self._shared.plan or freeze is None or event.number not in (0, freeze):
@@ -132,10 +130,11 @@ class HostFreeze:
 
 
 class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
-    """One agent's answer in a round, to the request from `asker`, which is "" if the agent initiates the round.
+    """One agent's answer to a checkpoint request in a round. `asker` is the agent that sent the request, or "" if the answering agent
+    initiates the round.
 
-    `number` is the number of the agent's tentative checkpoint, or 0. `requests` maps each agent to ask next to the sequence number of the
-    last message received from it.
+    `number` is the number of the agent's tentative checkpoint, or 0 if it takes none. `requests` contains the agents to which requests must
+    go next, each with the sequence number of the last message received from it.
     """
 
     agent: str
@@ -147,7 +146,7 @@ class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostRounds:
-    """Part of this host in koo-toueg rounds, as described in the module docstring."""
+    """Takes part in koo-toueg rounds on behalf of this host, as described in the module docstring."""
 
     def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving, standing: AgentPause) -> None:
         self._shared = parts.shared
@@ -158,7 +157,7 @@ class HostRounds:
         """Requests to agents with a running turn."""
 
     def reset(self) -> None:
-        """Forget all rounds when a recovery plan ends the history of all agents on this host."""
+        """Forget all rounds because a recovery plan has ended the history of all agents on this host."""
         self._asked = []
 
     def on_request_checkpoints(self, event: msg.RequestCheckpoints) -> None:
@@ -177,7 +176,7 @@ class HostRounds:
         self._answer(event.epoch, answers)
 
     def ask_again(self, agent: LocalAgent) -> None:
-        """Answer the rounds' requests that arrived during the agent's turn."""
+        """Answer the round requests that arrived during the agent's turn."""
         requests = [request for agent_id, request in self._asked if agent_id == agent.id] if self._asked else []
         if requests and not agent.is_busy:
             self._asked = [entry for entry in self._asked if entry[0] != agent.id]
@@ -217,7 +216,7 @@ class HostRounds:
             )
 
     def ended(self, event: msg.EndEpoch) -> None:
-        """Handle the outcome of a round: make its tentative checkpoints permanent, or discard them."""
+        """Handle the outcome of a round: make the round's tentative checkpoints permanent, or discard them."""
         self._asked = [entry for entry in self._asked if entry[1].round > event.epoch]
         for agent in list(self._shared.agents.values()):
             if agent.logged.rounds is None:
@@ -266,10 +265,10 @@ requires none."""
 
 
 class LoggedMode:
-    """Host mode of fleets whose agents keep sender logs.
+    """Host mode for fleets whose agents keep sender logs.
 
     Attributes:
-        holds: reasons for which agents are held, and the backlog of data for the store.
+        holds: reasons why agents are held, with the backlog of data for the store.
     """
 
     def __init__(self, parts: HostParts, protocol: str, policy: Policy) -> None:
@@ -300,7 +299,7 @@ class LoggedMode:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def mark(self, outlet: AgentOutlet, payload: bytes) -> Mark:
-        """Log the message, and return its piggyback."""
+        """Add the message to the sender log, and return the message's piggyback."""
         shared, owner = self._shared, outlet.owner
         logged = owner.logged
         rule, piggyback = logged.rule, b""
@@ -335,10 +334,10 @@ class LoggedMode:
         return message.piggyback
 
     def arrived(self, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Do nothing, since the rule processes a message only just before the message's turn."""
+        """Do nothing, because the protocol rule processes a message only just before the message's turn."""
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """Take a forced checkpoint if the rule requires one, and then merge the message's piggyback."""
+        """If the protocol rule requires a forced checkpoint, take one. Afterwards, merge the message's piggyback."""
         logged = agent.logged
         if not isinstance(entry, MessageEntry) or logged.admitted:
             return
@@ -373,7 +372,7 @@ class LoggedMode:
             self._settle_owed(agent)
 
     def _settle_owed(self, agent: LocalAgent) -> None:
-        """Execute, between two turns, the requests that arrived while the agent was busy."""
+        """Between two turns, execute the requests that arrived while the agent was busy."""
         logged = agent.logged
         is_freezing = bool(self._freeze.unfrozen) and self._freeze.settle(agent)
         if not is_freezing and logged.owed and not agent.is_held and agent.is_born and logged.has_moved:
@@ -382,7 +381,8 @@ class LoggedMode:
             self._rounds.ask_again(agent)
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
-        """Count a turn that has ended. If its message came over a channel, `consumed` has already recorded that the agent has changed."""
+        """Count a turn that has ended, and record that the agent has changed. If the turn's message came over a channel, `consumed` has
+        already recorded the change."""
         logged = agent.logged
         logged.turns += 1
         if event.wants_checkpoint:
@@ -394,13 +394,14 @@ class LoggedMode:
         self._saving.moved(agent)
 
     def tried(self, agent: LocalAgent) -> None:
-        """Let the rule process the message again at the retry, since messages may leave and checkpoints may be taken before it."""
+        """Let the protocol rule process the message again at its retry, because messages may leave and checkpoints may be taken before the
+        retry."""
         agent.logged.admitted = False
         if agent.logged.has_moved:
             self._saving.moved(agent)  # a message left the outbox during the turn
 
     def awaited(self, agent: LocalAgent) -> None:
-        """Let the agent take a checkpoint as soon as possible, since a client waits for an epoch that contains the agent's work."""
+        """Make the agent's next checkpoint due as soon as possible, because a client waits for an epoch that contains the agent's work."""
         if agent.logged.has_moved or agent.is_busy:
             agent.logged.clock.asked()
             self._saving.moved(agent)
@@ -420,7 +421,8 @@ class LoggedMode:
             logged.settle(dict(checkpoint.sent), dict(checkpoint.received))
 
     def _make(self, agent: str, ordinal: int, checkpoint: AgentCheckpoint | None) -> LoggedAgent:
-        """Create the agent's record for logged fleets, either from its checkpoint or in the initial state."""
+        """Create the additional record that an agent has in fleets with sender logs, from the agent's checkpoint or in the initial
+        state."""
         image = checkpoint.protocol_state if checkpoint is not None else b""
         number = checkpoint.number if checkpoint is not None else 0
         rule = rounds = None
@@ -441,11 +443,11 @@ class LoggedMode:
         child.is_held = self.holds.are_all_held
 
     def created(self) -> None:
-        """Do nothing, since no epoch waits for created agents."""
+        """Do nothing, because no epoch waits for newly created agents."""
 
     def retiring(self, agent: LocalAgent) -> None:
-        """Request the agent's last checkpoint. The agent may leave when an epoch contains this checkpoint, and contains all messages from
-        the agent as received."""
+        """Request the last checkpoint of an agent that is about to leave. The agent may leave when an epoch contains this checkpoint and
+        records all the agent's messages as received."""
         agent.logged.owe("basic")
         self._mailboxes.next_turn(agent)
 
@@ -469,20 +471,20 @@ class LoggedMode:
             part.reset()
 
     def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
-        """Take checkpoints of agents in their initial states. These states are not in the store yet, and a recovery line can contain only
-        agents with a checkpoint."""
+        """Take a checkpoint of each loaded agent that is in its initial state. An initial state is not in the store yet, and a recovery
+        line can contain only agents that have a checkpoint."""
         for loaded in agents:
             if loaded.checkpoint is None:
                 self._saving.take(self._shared.agents[loaded.agent], "initial")
 
     def welcomed(self) -> None:
-        """Do nothing, since the checkpoint writer repeats the reports on durable checkpoints."""
+        """Do nothing, because the checkpoint writer itself repeats its reports of durable checkpoints."""
 
     def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
         return False
 
     def linked(self, peer: Peer) -> None:
-        """Do nothing, since checkpoints of single agents do not involve links."""
+        """Do nothing, because a single agent's checkpoint does not involve links."""
 
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         raise ProtocolError(f"{peer.host} has sent a marker of epoch {marker.epoch} in a logged fleet")
@@ -494,7 +496,7 @@ class LoggedMode:
             self._membership.release_retired(event.epoch)
 
     def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
-        """Report the sequence numbers of the agents that have changed since their last checkpoints."""
+        """Report the channels' sequence numbers of all agents that have changed since their last checkpoints."""
         names: dict[str, int] = {}
         agents: list[int] = []
         received: list[tuple[int, int, int]] = []

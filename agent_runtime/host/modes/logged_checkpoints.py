@@ -1,13 +1,13 @@
-"""Decides when agents of a logged fleet take checkpoints, takes them, and defers them if the store is too slow.
+"""Decides when agents in fleets with sender logs take checkpoints, takes them, and defers them if the store is too slow.
 
-A checkpoint is first owed, and then taken between two turns. The policy's clock determines when a basic checkpoint is due. The clock is
-queried after each change in the agent, and at the time that the clock has requested.
+A checkpoint is first recorded as due, and is taken between two turns. The checkpoint policy's clock determines when a basic checkpoint is
+due. The clock is queried after each change of the agent, and at the time that the clock has requested.
 
-*Deferred* checkpoints. While too much data waits for a slow or unavailable store, no basic checkpoints are taken. The agents continue to
-run, and each agent that has missed a checkpoint takes it when the store has caught up. Initial, forced and tentative checkpoints, and
-checkpoints for a freeze, are not deferred. If the backlog is full, the agents pause (`host/logged_agent.py`).
+*Deferred* checkpoints. While too much data waits for the store, no basic checkpoints are taken. The agents continue to run. When the store
+has caught up, each agent that has missed a checkpoint takes it. Initial, forced and tentative checkpoints are not deferred, and neither are
+checkpoints for a freeze. If the backlog is full, the agents pause (`host/logged_agent.py`).
 
-*Held* agents start no turn, and no message leaves their outboxes. An agent is held because of a freeze, an undecided round, or a full
+*Held* agents start no turn, and no message leaves their outboxes. Agents are held because of a freeze, an undecided round or a full
 backlog.
 """
 
@@ -20,11 +20,11 @@ from snapline.agent_runtime.host.plans import HostParts
 
 
 class HoldReasons:
-    """Reasons for which agents of one host are held.
+    """Reasons why agents of one host are held.
 
     Attributes:
-        freeze: number of the freeze that the agents are in, or None.
-        backlog: data in memory that waits for the store.
+        freeze: number of the current freeze, or None.
+        backlog: data in memory that has not been written to the store.
     """
 
     def __init__(self, parts: HostParts) -> None:
@@ -35,7 +35,7 @@ class HoldReasons:
         self.backlog = Backlog()
 
     def reset(self) -> None:
-        """Start a plan, with no agent held and the store assumed to work."""
+        """Start a plan: no agent is held, and the store is assumed to work."""
         self.freeze = None
         self.backlog = Backlog()
 
@@ -50,12 +50,12 @@ class HoldReasons:
         self.release_all()
 
     def pause_agents(self) -> None:
-        """Hold all agents because the logs or the writer's queue have no room."""
+        """Hold all agents because the sender logs or the writer's queue are full."""
         self.backlog.stand(is_standing=True)
         self._hold_all()
 
     def go_on(self) -> None:
-        """Release the agents because there is room again."""
+        """Release the agents because the sender logs and the writer's queue have room again."""
         self.backlog.stand(is_standing=False)
         self.release_all()
 
@@ -65,11 +65,12 @@ class HoldReasons:
 
     @property
     def are_all_held(self) -> bool:
-        """Return whether all agents are held for a reason that concerns the whole host."""
+        """Return whether all agents are held, because of a freeze or a full backlog."""
         return self.freeze is not None or self.backlog.is_standing
 
     def release(self, agent: LocalAgent) -> None:
-        """Release an agent unless another reason still holds it. Its parked messages leave before its next turn starts."""
+        """Release an agent, unless the agent is also held for another reason. The agent's parked messages leave before its next turn
+        starts."""
         rounds = agent.logged.rounds
         agent.is_held = self.are_all_held or (rounds is not None and rounds.is_blocked)
         if not agent.is_held:
@@ -77,13 +78,13 @@ class HoldReasons:
             self._mailboxes.next_turn(agent)
 
     def release_all(self) -> None:
-        """Release all agents that no other reason holds."""
+        """Release all agents that are not held for another reason."""
         for agent in list(self._shared.agents.values()):
             self.release(agent)
 
 
 class Saving:
-    """Decides when agents of a logged fleet take checkpoints, and takes them."""
+    """Decides when agents in fleets with sender logs take checkpoints, and takes them."""
 
     def __init__(self, parts: HostParts, holds: HoldReasons) -> None:
         self._shared = parts.shared
@@ -95,15 +96,15 @@ class Saving:
         """Agents whose basic checkpoint has been deferred since the store became busy."""
 
     def reset(self) -> None:
-        """Clear all deferred checkpoints when a recovery plan ends the history of all agents on this host."""
+        """Clear all deferred checkpoints because a recovery plan has ended the history of all agents on this host."""
         self._looks = []
         self.put_off = {}
 
     # ---- when -----------------------------------------------------------------------------------------------------
 
     def moved(self, agent: LocalAgent) -> None:
-        """Record that the agent has changed since its last checkpoint. Owe a basic checkpoint if one is due, otherwise query the clock
-        again later."""
+        """Record that the agent has changed since its last checkpoint. If a basic checkpoint is due, request it, otherwise schedule the
+        next query of the clock."""
         logged = agent.logged
         logged.has_moved = True
         if logged.rule is None:
@@ -115,8 +116,8 @@ class Saving:
             self._look_later(agent, logged)
 
     def owe_basic(self, agent_id: str, logged: LoggedAgent) -> None:
-        """Owe a basic checkpoint that is due, or defer it if the store is busy. A deferred checkpoint is not owed, since a later forced
-        checkpoint would then be taken as a basic one."""
+        """Request a basic checkpoint that is due, or defer it if the store is busy. While it is deferred, the checkpoint is not requested,
+        because a forced checkpoint would otherwise be taken as a basic one."""
         if not self._holds.backlog.is_busy:
             logged.owe("basic")
         elif agent_id not in self.put_off:
@@ -124,14 +125,14 @@ class Saving:
             self._shared.counts.put_off += 1
 
     def defer_all(self) -> None:
-        """Defer all owed basic checkpoints because the store is busy."""
+        """Defer all requested basic checkpoints because the store is busy."""
         for agent in self._shared.agents.values():
             if agent.logged.owed == "basic":
                 agent.logged.owed = ""
                 self.owe_basic(agent.id, agent.logged)
 
     def catch_up(self) -> None:
-        """Let agents take their deferred checkpoints because the store is free again."""
+        """Let agents take their deferred checkpoints because the store is no longer busy."""
         missed, self.put_off = self.put_off, {}
         for agent_id in missed:
             agent = self._shared.agents.get(agent_id)
@@ -146,11 +147,11 @@ class Saving:
             heapq.heappush(self._looks, (due, agent.id, self._shared.plan))
 
     def wakeups_ns(self) -> list[int]:
-        """Return the times at which `clock_passed` must be called."""
+        """Return the times at which the caller must call `clock_passed`."""
         return [self._looks[0][0]] if self._looks else []
 
     def clock_passed(self) -> None:
-        """Owe the checkpoints that have become due."""
+        """Request the basic checkpoints that have become due."""
         shared = self._shared
         while self._looks and self._looks[0][0] <= shared.now:
             due, agent_id, plan = heapq.heappop(self._looks)
@@ -167,7 +168,8 @@ class Saving:
     # ---- taking ---------------------------------------------------------------------------------------------------
 
     def take(self, agent: LocalAgent, basis: str, *, cause: bytes | None = None, round_: int = 0) -> None:
-        """Take a checkpoint of the agent's state, sequence numbers and log. The state must not change before the command is executed."""
+        """Take a checkpoint of the agent's state, sequence numbers and sender log. The agent's state must not change before the command is
+        executed."""
         shared, logged = self._shared, agent.logged
         number = 0 if basis == "initial" else agent.checkpoints + 1
         if logged.rule is not None and basis != "initial":
@@ -206,15 +208,14 @@ class Saving:
             agent.logged.clock.measured(event.cost_ns)
 
     def on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
-        """Mark the agent as failed. Its work since its last durable checkpoint can never be saved, so the agent must go back to that
-        checkpoint."""
+        """Mark the agent as failed because its state cannot be saved. The agent must go back to its last durable checkpoint, because its
+        work since then can never be saved."""
         agent = self._shared.agents.get(event.agent)
         if agent is not None and agent.incarnation == event.incarnation and not agent.is_failed:
             self._failures.fail(agent, event.reason)
 
     def validate_rest(self, agent: LocalAgent, logged: LoggedAgent) -> None:
-        """Check that an idle agent will take a checkpoint of its final state. Otherwise the recovery line would never include that
-        state."""
+        """Assert that a checkpoint of this idle agent's current state is due or planned, so that a recovery line will include the state."""
         if not logged.has_moved:
             return
         assert logged.clock.has_consumed, f"{agent.id} has moved, and its clock was not told"
@@ -246,8 +247,8 @@ class AgentPause:
         self._is_autonomous = is_autonomous
 
     def note_logs(self) -> None:
-        """Handle logs that together are too large: let all agents take checkpoints, or pause the agents if the store does not permit
-        this."""
+        """When the sender logs together are too large, let all agents take checkpoints, or pause the agents if the store is too slow for
+        that."""
         backlog = self._holds.backlog
         if self._is_autonomous and not backlog.is_busy:
             if backlog.save_ns is None:
@@ -256,7 +257,7 @@ class AgentPause:
             self._pause_agents()
 
     def on_store_status_changed(self, event: ev.StoreStatusChanged) -> None:
-        """Defer basic checkpoints while the store is busy. Once the store is free, let agents take the deferred checkpoints."""
+        """Defer basic checkpoints while the store is busy, and let agents take the deferred checkpoints once it is not."""
         backlog = self._holds.backlog
         backlog.watched(is_busy=event.is_busy, is_full=event.is_full, problem=event.problem)
         if backlog.is_standing != self._must_pause():
@@ -267,7 +268,7 @@ class AgentPause:
             self._saving.catch_up()
 
     def look(self) -> None:
-        """Resume the agents if the logs have become small enough."""
+        """Resume paused agents if the sender logs have become small enough."""
         if self._holds.backlog.is_standing and not self._must_pause():
             self._go_on()
 
@@ -275,7 +276,7 @@ class AgentPause:
         return self._holds.backlog.must_pause(is_autonomous=self._is_autonomous)
 
     def _pause_agents(self) -> None:
-        """Pause all agents because the logs or the writer's queue have no room. No agent then starts a turn or sends a message."""
+        """Pause all agents because the sender logs or the writer's queue are full. Paused agents start no turns and send no messages."""
         self._holds.pause_agents()
         problem = self._holds.backlog.problem
         reason = f": {problem}" if problem else ""
@@ -286,12 +287,12 @@ class AgentPause:
         self._holds.go_on()
 
     def wakeups_ns(self) -> list[int]:
-        """Return the times at which `clock_passed` must be called."""
+        """Return the times at which the caller must call `clock_passed`."""
         save_ns = self._holds.backlog.save_ns
         return [] if save_ns is None else [save_ns]
 
     def clock_passed(self) -> None:
-        """If it is due, let all agents with logs take checkpoints, because all logs together are too large, although each log is small."""
+        """Let all agents with logged messages take checkpoints if this is due because the logs together are too large."""
         backlog = self._holds.backlog
         if backlog.save_ns is None or backlog.save_ns > self._shared.now:
             return

@@ -1,18 +1,18 @@
-"""The life of an epoch: its trigger, its operations BeginEpoch and CompleteEpoch or AbortEpoch, and its retention.
+"""Lifecycle of epochs: when an epoch begins, how it completes or aborts, and when it is deleted.
 
-*Triggers.* An epoch begins when the period has elapsed, or when a tool requests a snapshot. The checkpoint mode decides on other triggers.
-A slow or failing store never stops the agents. Triggers are skipped while an epoch is being stored, so the interval adapts to the store's
-speed. When epochs fail because of the store, `store_watch.py` decides when the next trigger may begin an epoch. Epochs requested manually,
-and epochs made for a recovery, begin at once.
+*Triggers.* An epoch begins when the period has elapsed, or when a tool requests a snapshot. The checkpoint mode may add further triggers.
+A slow or failing store never blocks the agents. While an epoch is being stored, triggers are skipped, so the interval adapts to the
+store's speed. If the store makes epochs fail, `store_watch.py` decides when the next trigger may begin an epoch. Epochs requested
+manually or needed for a recovery begin at once.
 
-*Between the two operations.* When the log contains BeginEpoch, this module opens the epoch. The fleet's mode (`modes/`) then moves the
-epoch from stage to stage (`open_epochs.py`) until it can be decided, and `publishing.py` publishes a complete epoch. If an error or the
-timeout occurs before the decision, the epoch fails. Nothing refers to a failed epoch, so its data is garbage. The hosts' reports yield a
-time account that names the last host to report, and the host whose agents were the last to record. The account compares durations on
-different hosts, never their clocks.
+*Between begin and end.* Once the log contains BeginEpoch, this module opens the epoch. The fleet's checkpoint mode (`modes/`) advances an
+open epoch through its stages (`open_epochs.py`) until its outcome can be decided. An epoch fails if an error or the timeout occurs before
+its outcome is decided. Complete epochs are published by `publishing.py`. The data of a failed epoch is garbage, because nothing refers to
+it. From the hosts' reports, the leader computes a time account, which names the last host to report and the host whose agent recorded last.
+The time account compares durations measured on different hosts, but never their clock times.
 
-*Retention.* The newest epochs are kept. Old epochs are first forgotten in the log, and then their files are deleted. A sweep deletes the
-data of aborted epochs, and files that a crash has left behind.
+*Retention.* Only the newest epochs are kept. Older epochs are first removed from the log, and then their files are deleted from the store.
+A sweep deletes the data of aborted epochs and files left behind by a crash.
 """
 
 from snapline.coordinator.leader.agent_moves import Moves
@@ -50,8 +50,8 @@ class Triggers:
     """Decides when an epoch begins.
 
     Attributes:
-        skipped: number of triggers that occurred while an epoch was being stored or about to begin, while four epochs were open, or while
-            the store failed.
+        skipped: number of triggers that began no epoch, because an epoch was being stored or about to begin, four epochs were open, or the
+            store failed.
     """
 
     def __init__(
@@ -87,11 +87,12 @@ class Triggers:
         self.skipped = 0
 
     def on_plan_demand_changed(self, *, is_wanted: bool) -> None:
-        """Record whether a recovery plan is needed. If so, a fleet with sender logs begins only the epoch for that plan."""
+        """Record whether a recovery plan is currently needed. While a plan is needed, a fleet with sender logs begins no epoch except the
+        one for that plan."""
         self._is_held = is_wanted
 
     def on_wanted(self, session: HostSession, message: WantEpoch) -> None:
-        """Handle a host's request for an epoch, for which the host's clients or agents wait."""
+        """Handle a host's request for an epoch, on which the host's clients or agents are waiting."""
         if message.plan != self._shared.state.plan_number:
             return
         now = self._shared.now
@@ -139,7 +140,7 @@ class Triggers:
                     self._snapshots.answer(epoch, is_complete=True, reason=reason)
 
     def _is_due(self) -> bool:
-        """Return whether an epoch is due and the store can accept it. If an epoch is due but the store cannot accept it, count a skipped
+        """Return whether an epoch is due and the store can accept it. If the store cannot accept an epoch that is due, count a skipped
         trigger."""
         if not self._period.is_over() or self._moves.is_moving:
             return self._is_early()
@@ -150,8 +151,7 @@ class Triggers:
         return False
 
     def _is_early(self) -> bool:
-        """Return whether an epoch may begin early, because a client, a move or the fleet's end waits for it and enough time has passed
-        since the last epoch."""
+        """Return whether a client, a move or the fleet's end is waiting for an epoch, and enough time has passed since the last one."""
         is_wanted = self._is_wanted or self._moves.wants_epoch or self._stop_question.wants_epoch
         if not is_wanted or self._shared.now < self._early_ns or self._open_epochs.is_storing:
             return False
@@ -162,7 +162,7 @@ class Triggers:
         return self._is_wanted and any(now - since >= OVERDUE_NS for since, _ in self._waits.values())
 
     def _is_end_overdue(self) -> bool:
-        """Return whether the end of the fleet has waited for an epoch for OVERDUE_NS."""
+        """Return whether the fleet's end has been waiting for an epoch for at least OVERDUE_NS."""
         if not self._stop_question.wants_epoch:
             self._end_ns = None
             return False
@@ -170,7 +170,7 @@ class Triggers:
         return self._shared.now - self._end_ns >= OVERDUE_NS
 
     def _last_took_ns(self) -> int:
-        """Return the duration of the newest complete epoch in nanoseconds, or 0 if there is none."""
+        """Return the duration, in nanoseconds, of the newest complete epoch, or 0 if no epoch is complete."""
         newest = self._shared.state.image.epochs.get(self._shared.state.newest_complete())
         return 0 if newest is None else max(0, newest.ended_ns - newest.begun_ns)
 
@@ -180,7 +180,7 @@ EPOCH_TIMEOUT_NS = 60 * SECOND_NS
 
 
 class Epochs:
-    """Manages the lifecycle of epochs: follows the replicated state, and decides whether open epochs complete or abort."""
+    """Manager of open epochs, which follows the replicated state and decides whether epochs complete or abort."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Epochs:
         self._store = store
 
     def ended_since(self, epoch: int) -> list[EndEpoch]:
-        """Return the outcomes of the epochs after `epoch` that have ended, for a host that has just reconnected."""
+        """Return the outcomes of all ended epochs after `epoch`, to be sent to a host that has just reconnected."""
         return [
             EndEpoch(x.epoch, x.is_complete, x.reason)
             for x in self._shared.state.image.outcomes
@@ -209,7 +209,7 @@ class Epochs:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_report(self, session: HostSession, report: EpochReport) -> None:
-        """Handle a host's report that its part of an epoch is durable."""
+        """Handle a host's report that it has durably stored its part of an epoch."""
         if report.host_start != session.start:
             return
         entry = self._open_epochs.get(report.epoch)
@@ -226,7 +226,7 @@ class Epochs:
             entry.account = add_report(entry.account, session.host, report, after_ns=after_ns)
 
     def on_refused(self, session: HostSession, message: EpochRefused) -> None:
-        """Fail an epoch in which a host cannot take part. If the refusal is final, end the fleet."""
+        """Fail the epoch because a host cannot take part in it. If the host's refusal is final, end the fleet."""
         entry = self._open_epochs.get(message.epoch)
         reason = f"host {session.host}: {message.reason}"
         if entry is not None and isinstance(entry.stage, (*WAITING, Failing)):
@@ -238,7 +238,7 @@ class Epochs:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Apply changes in the replicated state: end, open and advance epochs, then publish complete epochs."""
+        """Follow the replicated state: drop ended epochs, open new ones, advance the open ones, and publish complete ones."""
         self._close_ended_epochs()
         self._publisher.tell()
         self._open_begun_epochs()
@@ -289,7 +289,7 @@ class Epochs:
         self._shared.propose(f"epoch/{entry.epoch}", outcome)
 
     def _time_out(self, entry: OpenEpoch) -> None:
-        """Fail an epoch that has taken too long. If the epoch was being stored, count this as a failure of the store."""
+        """Fail an epoch that has exceeded its timeout. If the epoch was being stored, count the timeout as a failure of the store."""
         reports = entry.stage.reports if isinstance(entry.stage, Collecting) else dict.fromkeys(entry.hosts)
         absent = [host for host in entry.hosts if host not in reports]
         storing = [host for host in absent if self._store.is_storing(host)]
@@ -307,7 +307,7 @@ class Epochs:
 
 
 def add_report(account: EpochAccount | None, host: str, report: EpochReport, *, after_ns: int) -> EpochAccount:
-    """Return the epoch's time account, updated with a host's new report."""
+    """Add a host's report to the epoch's time account, and return the new account."""
     known = account or EpochAccount()
     times = PartTimes(
         host=host,
@@ -361,7 +361,7 @@ class Retention:
         self._aborts_seen = 0
 
     def on_started(self) -> None:
-        """Sweep at once, because an earlier leader may have died after it changed the log but before it changed the store."""
+        """Sweep at once, because an earlier leader may have died after changing the log but before changing the store."""
         self._sweep_ns, self._aborts_seen = self._shared.now, self._shared.state.image.aborted
 
     def on_forgotten(self, result: OperationResult) -> None:
@@ -395,7 +395,8 @@ class Retention:
         return [epoch for epoch, record in state.image.epochs.items() if record.status != OPEN and epoch < end]
 
     def _void(self) -> list[int]:
-        """Return the void epochs to forget. Releases need void epochs to revert their outputs, until a later epoch is released."""
+        """Return the void epochs that may be forgotten. Void epochs are kept until a later epoch is released, because that release must
+        revert their outputs."""
         newest, records = self._shared.state.newest_complete(), self._shared.state.image.epochs
         if self._releases.has_unreleased_up_to(newest):
             return []
@@ -404,9 +405,9 @@ class Retention:
     def _sweep(self) -> None:
         """Request the deletion of data that belongs to no epoch.
 
-        Sweeps are slow and run one at a time, so manifests and refs may be written between the request and the sweep. The lists of epochs
-        to keep therefore come from the log, not from this leader's volatile state: epochs that are complete, open or not yet begun at the
-        time of the request are kept.
+        Sweeps are slow and run one at a time, so new manifests and refs may be written after the request for a sweep but before it runs.
+        The lists of epochs to keep therefore come from the log rather than from volatile state. Epochs complete, open or not yet begun at
+        the time of the request are kept.
         """
         image, now = self._shared.state.image, self._shared.now
         if image.aborted != self._aborts_seen:
@@ -420,7 +421,7 @@ class Retention:
         self._sweep_logs()
 
     def _sweep_logs(self) -> None:
-        """Request the deletion of host log entries for inputs consumed, and for turns ended, in all kept epochs."""
+        """Request the deletion of host log entries that no kept epoch needs: inputs consumed and turns ended in all of these epochs."""
         state = self._shared.state
         epochs = {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
         plan = state.plan

@@ -1,13 +1,13 @@
-"""Open epochs, and the stages of an epoch.
+"""Epochs that are open, and the stages through which an epoch passes.
 
-    Collecting        the hosts report; a host repeats its report after its stream was broken
-    Asking            a koo-toueg round asks its agents for checkpoints
-    StoringManifest   every host has reported on every channel; packs are read back, and the manifest is written
-    StoringLine       a recovery line is being stored as the epoch
+    Collecting        the hosts send reports, and resend them on every new stream
+    Asking            a Koo-Toueg round asks its agents for checkpoints
+    StoringManifest   all hosts have reported; packs are read back, and the manifest is written
+    StoringLine       a recovery line is being stored as an epoch
     Deciding          CompleteEpoch is proposed until it is in the log; the timeout can no longer abort the epoch
     Failing           AbortEpoch is proposed until it is in the log
 
-All stages are volatile. Hosts repeat their reports, so an epoch survives the leader's death.
+All stages are volatile. A new leader can continue an epoch, because the hosts resend their reports.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ Channels = Mapping[tuple[str, str], int]
 
 
 class ReportedChannels(msgspec.Struct, frozen=True, gc=False):
-    """The channels of an epoch about which every host has reported in full. Later reports may be relative to this epoch."""
+    """Channels of an epoch on which every host has reported in full. Later reports may contain only the differences from this epoch."""
 
     epoch: int
     plan: int
@@ -39,10 +39,10 @@ class ReportedChannels(msgspec.Struct, frozen=True, gc=False):
 
 
 class Collecting(msgspec.Struct):
-    """Stage in which the hosts' `reports` are collected.
+    """Stage in which the hosts' reports are collected.
 
-    `reported` is the base for relative reports in this epoch. `asked_again` names the hosts that were asked for a full report because their
-    relative report could not be used.
+    `reported` is the base of relative reports, which contain only the differences from it. `asked_again` names hosts that were asked for a
+    full report because their relative report was unusable.
     """
 
     reports: dict[str, EpochReport] = {}
@@ -50,10 +50,10 @@ class Collecting(msgspec.Struct):
     asked_again: set[str] = set()
 
     def take(self, host: str, report: EpochReport) -> bool:
-        """Store a host's report. Return whether it is the host's first report in this epoch.
+        """Store a host's report. Return whether this is the host's first report for the epoch.
 
-        A relative report is ignored if its base is not `reported`. The ignored report was relative to another leader's epoch, or the host
-        was asked for a full report instead.
+        A relative report is ignored if it is not based on `reported`. An ignored report was based on an epoch of another leader, or its
+        host has since been asked for a full report.
         """
         if report.since and (self.reported is None or report.since != self.reported.epoch):
             return False
@@ -64,7 +64,7 @@ class Collecting(msgspec.Struct):
 
 
 class Asking(msgspec.Struct, frozen=True):
-    """Stage in which a round asks agents for checkpoints; the round keeps their answers."""
+    """Stage in which a Koo-Toueg round asks agents for checkpoints and records their answers."""
 
 
 class StoringManifest(msgspec.Struct, frozen=True):
@@ -74,17 +74,17 @@ class StoringManifest(msgspec.Struct, frozen=True):
 
 
 class StoringLine(msgspec.Struct, frozen=True):
-    """Stage in which a recovery line is being stored as the epoch."""
+    """Stage in which a recovery line is being stored as an epoch."""
 
 
 class Deciding(msgspec.Struct, frozen=True):
-    """Stage in which the operation `completion` is proposed."""
+    """Stage in which `completion`, a CompleteEpoch operation, is being proposed."""
 
     completion: op.CompleteEpoch
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """Stage in which AbortEpoch is proposed because of `problem`."""
+    """Stage in which AbortEpoch is being proposed, for the reason in `problem`."""
 
     problem: str
 
@@ -101,10 +101,10 @@ class OpenEpoch(msgspec.Struct):
 
     Attributes:
         hosts: the hosts that take part in the epoch.
-        trigger: why the epoch was begun.
-        deadline_ns: time by which the epoch must be decided, or it fails.
-        opened_ns: time when this leader began to follow the epoch.
-        account: time account of the reports received so far; None before the first report.
+        trigger: why the epoch began.
+        deadline_ns: time at which the epoch fails unless it is decided.
+        opened_ns: time at which this leader opened the epoch.
+        account: summary of the reports' durations; None before the first report.
     """
 
     epoch: int
@@ -128,7 +128,7 @@ class OpenEpochs:
         return iter(list(self._open.values()))
 
     def get(self, epoch: int) -> OpenEpoch | None:
-        """Return the epoch if it is open, otherwise None."""
+        """Return the epoch with this number if it is open, otherwise None."""
         return self._open.get(epoch)
 
     @property
@@ -138,13 +138,13 @@ class OpenEpochs:
 
     @property
     def is_deciding(self) -> bool:
-        """Return whether any epoch is being stored or decided, so that its data may already be complete in the store."""
+        """Return whether the data of any open epoch may already be complete in the store, because the epoch is being stored or decided."""
         return self.is_storing or any(isinstance(entry.stage, Deciding) for entry in self._open.values())
 
     # ---- stage changes ----------------------------------------------------------------------------------------------
 
     def begin(self, entry: OpenEpoch) -> None:
-        """Add an epoch that is open in the log."""
+        """Add an epoch whose BeginEpoch is in the log."""
         self._open[entry.epoch] = entry
         self._store.begun(entry.epoch)
 
@@ -153,19 +153,19 @@ class OpenEpochs:
         del self._open[entry.epoch]
 
     def decide(self, entry: OpenEpoch, completion: op.CompleteEpoch) -> None:
-        """Move a durable epoch to Deciding, or fail it if it has too many unborn agents."""
+        """Move a durable epoch to the stage Deciding, or to Failing if it has too many unborn agents."""
         if sum(len(agent) + 4 for agent in completion.unborn_agents) > UNBORN_BYTES_MAX:
             self.fail(entry, f"{len(completion.unborn_agents)} agents are unborn in it: too many at once")
         else:
             entry.stage = Deciding(msgspec.structs.replace(completion, account=entry.account))
 
     def fail(self, entry: OpenEpoch, problem: str) -> None:
-        """Move an epoch to Failing. If the epoch is already failing, keep the first reason."""
+        """Move an epoch to the stage Failing. If the epoch is already in that stage, keep its first reason."""
         if not isinstance(entry.stage, Failing):
             entry.stage = Failing(problem)
 
     def fail_to_store(self, entry: OpenEpoch, problem: str) -> None:
-        """Fail an epoch because of a failure of the store."""
+        """Fail an epoch, and count a failure of the store."""
         if not isinstance(entry.stage, Failing):
             self._store.failed(entry.epoch, problem)
         self.fail(entry, problem)

@@ -1,26 +1,28 @@
-"""Publication of complete epochs, release of their outputs, and answers to tools that requested a snapshot.
+"""Publishing complete epochs, releasing their outputs, and answering snapshot requests.
 
-*Publishing* writes the epoch's ref, then notifies the hosts, and finally answers the tools that requested the snapshot. A crash after
-CompleteEpoch but before the ref is written leaves a complete epoch without a ref. The next leader publishes that epoch, since the ref's
-bytes follow from the operation. A new leader does not know which refs exist, so it publishes every complete epoch again.
+*Publishing* an epoch means to write its ref, notify the hosts, and answer the tools that requested the snapshot, in this order. If the
+leader crashes between CompleteEpoch and writing the ref, the epoch is complete but has no ref. The next leader publishes that epoch,
+because the ref's content is determined by the operation. A new leader does not know which refs exist, so it publishes every complete epoch
+again.
 
-*Snapshot requests* are numbered, and each is answered when its epoch has an outcome. All requests that are waiting when an epoch begins
-share that epoch. Before that, they wait for the epoch's number, which the log assigns.
+*Snapshot requests* are numbered, and each request is answered as soon as the outcome of its epoch is known. All snapshot requests that are
+waiting when an epoch begins are assigned to that epoch. Until BeginEpoch is committed, these requests wait for the log to assign the
+epoch's number.
 
-*Releases* of outputs come in ascending order and, for consumers, exactly once, even if the leader changes. An epoch may be released when
-its ref is written, every lower epoch has an outcome, and every lower complete epoch is released. Several epochs may be open at once.
-Without this order, a consumer positioned in epoch 6 would miss outputs of epoch 5 that were released later. A release contains the outputs
-that agents have emitted since the epoch's predecessor (`state/fleet_view.py`). The store keeper reads these outputs from the epoch's
-checkpoints and writes the release. After the release, the hosts receive the last output number of each agent in that epoch, and drop the
-released outputs.
+*Releases.* Outputs are released in ascending order of epochs. Consumers receive each release exactly once, even if the leader changes. An
+epoch may be released when its ref is written, all lower epochs have ended, and all lower complete epochs have been released. Outputs must
+be released in order, because several epochs may be open at once. If the order were not kept, a consumer that has read epoch 6 would miss
+outputs of epoch 5 that were released later. A release contains the outputs that agents emitted between the preceding epoch and this one
+(`state/fleet_view.py`). The store keeper reads the outputs from the epoch's checkpoints and writes the release. After a release, the
+leader sends hosts the number of each agent's last released output, and the hosts discard the released outputs.
 
-All state in this module is volatile. The next leader releases all known complete epochs again, in order. A release is determined by the
-replicated state and the epoch's bytes, and repeating it succeeds. An epoch whose predecessors are forgotten has been released, since `pins`
-keeps the epochs that an unreleased epoch needs. A condemned epoch is no longer released. The outputs of a condemned epoch become part of
-the next release, or are reverted.
+All state in this module is volatile. A new leader releases all known complete epochs again, in order. Repeating a release is safe, because
+the replicated state and the epoch's data determine the release. If the predecessors of an epoch are forgotten, the epoch has been released,
+because `pins` keeps all epochs that an unreleased epoch needs. A condemned epoch is never released. The outputs of a condemned epoch are
+either included in the next release or reverted.
 
-Hosts that load a plan's recovery line also load the line's pending outputs. So the newest release is sent again under each plan, and on
-each new stream.
+Hosts that load a recovery line also load its unreleased outputs, so the newest release is sent again under each plan and on each new
+stream.
 """
 
 from collections.abc import Iterable, Mapping
@@ -50,7 +52,8 @@ REQUESTS_MAX = 256
 
 
 class Snapshots:
-    """Waiting snapshot requests and their epochs. This state need not be durable, because a tool repeats its request to the next leader."""
+    """Snapshot requests that are waiting, and the epochs assigned to them. This state need not be durable, because tools repeat their
+    requests to a new leader."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -62,17 +65,17 @@ class Snapshots:
 
     @property
     def count(self) -> int:
-        """Return the number of requests that wait for an epoch to begin."""
+        """Return the number of requests that are waiting for an epoch to begin."""
         return len(self._requests)
 
     @property
     def epochs(self) -> Iterable[int]:
-        """Return the epochs whose outcome is awaited by requests."""
+        """Return the epochs on whose outcome requests are waiting."""
         return list(self._waiting)
 
     @property
     def is_settled(self) -> bool:
-        """Return whether no request is waiting."""
+        """Return whether no snapshot request is waiting."""
         return not self._waiting and not self._requests
 
     def on_requested(self, request: int) -> None:
@@ -82,11 +85,12 @@ class Snapshots:
             self.refuse(f"{REQUESTS_MAX} others are waiting for a snapshot")
 
     def assign(self) -> None:
-        """Assign the waiting requests to the epoch that is about to begin."""
+        """Assign all waiting requests to the epoch that is about to begin."""
         self._assigned, self._requests = self._requests, []
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Handle the result of BeginEpoch. The assigned requests wait for that epoch or, if BeginEpoch failed, for the next epoch."""
+        """Handle the result of BeginEpoch. If BeginEpoch succeeded, the assigned requests wait for its epoch. If BeginEpoch failed, the
+        assigned requests wait for the next epoch."""
         requests, self._assigned = self._assigned, []
         if result is None or result.is_refused:
             self._requests = requests + self._requests
@@ -94,19 +98,19 @@ class Snapshots:
             self._waiting[result.number] = requests
 
     def wait_for(self, epoch: int) -> None:
-        """Assign all waiting requests to this complete epoch, which contains the fleet's current state."""
+        """Assign all waiting requests to an existing epoch, which is complete and contains the fleet's current state."""
         self._waiting[epoch] = self._waiting.get(epoch, []) + self._requests
         self._requests = []
 
     def answer(self, epoch: int, *, is_complete: bool, reason: str) -> None:
-        """Answer the requests that wait for this epoch, after its outcome has been sent to the hosts."""
+        """Answer the requests that are waiting for this epoch; its outcome has already been sent to the hosts."""
         record = self._shared.state.image.epochs.get(epoch)
         root = record.root if record is not None and is_complete else ""
         for request in self._waiting.pop(epoch, []):
             self._shared.out.append(AnswerSnapshot(request, epoch, is_complete, reason, root))
 
     def refuse(self, reason: str) -> None:
-        """Refuse all requests that wait for an epoch to begin."""
+        """Refuse all requests that are waiting for an epoch to begin."""
         requests, self._requests = self._requests, []
         for request in requests:
             self._shared.out.append(AnswerSnapshot(request, 0, False, reason, ""))
@@ -119,7 +123,7 @@ PUBLISH_RETRY_NS = 1 * SECOND_NS
 
 
 class Due(msgspec.Struct, frozen=True):
-    """State of an epoch whose ref must be written at `at_ns` or later."""
+    """State of an epoch whose ref must be written, but not before `at_ns`."""
 
     at_ns: int
 
@@ -129,7 +133,7 @@ class Publishing(msgspec.Struct, frozen=True):
 
 
 class RefPublisher:
-    """Writes refs of complete epochs and notifies hosts of ended epochs."""
+    """Writer of complete epochs' refs, which also notifies hosts of ended epochs."""
 
     def __init__(
         self,
@@ -151,23 +155,23 @@ class RefPublisher:
 
     @property
     def unpublished(self) -> tuple[int, ...]:
-        """Return the complete epochs that have no ref, as far as this leader knows."""
+        """Return the complete epochs whose refs this leader has not yet written."""
         return tuple(self._unpublished)
 
     def newest_published(self) -> int:
-        """Return the newest epoch that is complete, is not condemned, and has its ref; 0 if there is none."""
+        """Return the newest complete epoch that has a ref and is not condemned, or 0 if there is none."""
         return next((x for x in reversed(self._shared.state.complete_epochs()) if x not in self._unpublished), 0)
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
-        """Mark all complete epochs as unpublished. Hosts are not notified of earlier aborts, because hosts already know these aborts, or
-        receive them when they reconnect."""
+        """Mark all complete epochs as unpublished. Do not notify hosts of earlier aborts, which they already know or learn when they
+        reconnect."""
         self._unpublished = {epoch: Due(self._shared.now) for epoch in self._shared.state.complete_epochs()}
         self._aborts_notified = self._shared.state.image.aborted
 
     def on_completed(self, epoch: int) -> None:
-        """Record a complete epoch whose ref must be written."""
+        """Record a newly completed epoch, whose ref must now be written."""
         self._unpublished[epoch] = Due(self._shared.now)
 
     def on_forgotten(self, epochs: Iterable[int]) -> None:
@@ -197,7 +201,7 @@ class RefPublisher:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def tell(self) -> None:
-        """Notify hosts of condemned and aborted epochs, and answer tools whose epochs have already ended."""
+        """Notify hosts of condemned and aborted epochs, and answer tools whose epoch has ended."""
         image = self._shared.state.image
         for epoch in list(self._unpublished):
             record = image.epochs.get(epoch)
@@ -224,7 +228,7 @@ class RefPublisher:
         self._snapshots.answer(epoch, is_complete=is_complete, reason=reason)
 
     def publish(self) -> None:
-        """Write the refs whose time has come."""
+        """Write all refs that are due."""
         for epoch, stage in self._unpublished.items():
             if isinstance(stage, Due) and stage.at_ns <= self._shared.now:
                 self._unpublished[epoch] = Publishing()
@@ -236,7 +240,7 @@ RELEASE_RETRY_NS = 1 * SECOND_NS
 
 
 class ReleasedEpoch(msgspec.Struct, frozen=True):
-    """A released epoch, with the last input that each agent has consumed and the last output that it has emitted in that epoch."""
+    """A released epoch, with the numbers of each agent's last consumed input and last emitted output in that epoch."""
 
     epoch: int
     inputs: dict[str, int] = {}
@@ -244,9 +248,9 @@ class ReleasedEpoch(msgspec.Struct, frozen=True):
 
 
 class Releases:
-    """Releases complete epochs in order.
+    """Queue that releases complete epochs in order.
 
-    The object tracks which epochs have not been released, as far as this leader knows, and whether a consumer follows the outputs.
+    The queue tracks which epochs this leader must still release, and whether any consumer follows the outputs.
     """
 
     def __init__(
@@ -271,28 +275,28 @@ class Releases:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether all complete epochs have been released, as far as this leader knows."""
+        """Return whether this leader has released all complete epochs."""
         return not self._unreleased
 
     def has_unreleased_up_to(self, epoch: int) -> bool:
-        """Return whether any complete epoch up to this one has not been released yet."""
+        """Return whether any complete epoch up to and including `epoch` is unreleased."""
         return any(unreleased <= epoch for unreleased in self._unreleased)
 
     def pins(self) -> int | None:
-        """Return the lowest epoch that a future release needs, or None if every epoch may be forgotten."""
+        """Return the lowest epoch that a future release needs, or None if releases need no epoch."""
         state = self._shared.state
         pending = [epoch for epoch in (*state.open_epochs(), *self._unreleased) if epoch in state.image.epochs]
         return forgettable_below(state.image, pending)
 
     def directives_for(self) -> list[Directive]:
-        """Return the directives for a host that has just reconnected."""
+        """Return the directives about releases for a host that has just reconnected."""
         watched: list[Directive] = [OutputsWatched(is_watched=True)] if self._is_watched else []
         return [self._directive(), *watched] if self._newest.inputs or self._newest.outputs else watched
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
-        """Mark all complete epochs as unreleased, because a new leader does not know which were released."""
+        """Mark all complete epochs as unreleased, because a new leader does not know which of them have been released."""
         self._unreleased = dict.fromkeys(self._shared.state.complete_epochs(), self._shared.now)
 
     def on_completed(self, epoch: int) -> None:
@@ -300,14 +304,14 @@ class Releases:
         self._unreleased[epoch] = self._shared.now
 
     def on_published(self, event: EpochPublished) -> None:
-        """Record a published epoch in which no agent has emitted an output."""
+        """Record that a published epoch contains no outputs."""
         if not event.error and event.outputs == {}:
             self._silent[event.epoch] = event.inputs
 
     def on_readers_changed(self, event: OutputReadersChanged) -> None:
-        """Notify hosts when the first consumer begins to follow outputs, or when the last consumer leaves.
+        """Notify hosts when the first consumer starts to follow the outputs or the last consumer stops.
 
-        While consumers follow outputs, hosts request epochs.
+        While consumers follow the outputs, hosts request epochs for them.
         """
         if event.is_watched != self._is_watched:
             self._is_watched = event.is_watched
@@ -347,7 +351,7 @@ class Releases:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Release the next epoch if this is allowed, and send the newest release to the hosts."""
+        """Release the next epoch if allowed, and send the newest release to the hosts."""
         if self._newest.epoch and not self._is_complete(self._newest.epoch):
             self._go_back()
         self._drop_condemned()
@@ -356,7 +360,7 @@ class Releases:
         self._send_release()
 
     def _go_back(self) -> None:
-        """Forget the newest release, whose epoch is no longer complete, and release the newest complete epoch again."""
+        """Drop the newest release, because its epoch is no longer complete, and release the newest complete epoch again."""
         self._newest = ReleasedEpoch(0)
         newest = self._shared.state.newest_complete()
         if newest:
@@ -373,18 +377,18 @@ class Releases:
         self._silent.pop(epoch, None)
 
     def _notify_condemned(self, epoch: int) -> None:
-        """Notify the hosts, which wait for the release, that this epoch is condemned."""
+        """Notify the hosts that this epoch is condemned, because they are waiting for its release."""
         self._shared.send(self._host_sessions.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
 
     def _next(self) -> int:
-        """Return the lowest unreleased epoch if it may be released now, otherwise return 0."""
+        """Return the lowest unreleased epoch if it may be released now, otherwise 0."""
         epoch = min(self._unreleased, default=0)
         if not epoch or self._releasing or not self._may_be_released(epoch):
             return 0
         return epoch if all(opened > epoch for opened in self._shared.state.open_epochs()) else 0
 
     def _may_be_released(self, epoch: int) -> bool:
-        """Return whether the epoch has its ref and the retry delay after a failed release has passed."""
+        """Return whether the epoch has a ref, and any retry delay after a failed release has passed."""
         return epoch not in self._publisher.unpublished and self._unreleased[epoch] <= self._shared.now
 
     def _release(self, epoch: int) -> None:

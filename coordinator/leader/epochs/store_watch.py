@@ -1,42 +1,43 @@
-"""Health of the store, as judged from the results of epochs and from hosts' reports about their checkpoints; also the timer that triggers
-periodic epochs.
+"""Health of the store, judged by the results of epochs and the hosts' reports, and the timer for periodic epochs.
 
-Problem. A full, slow or unreachable store must not stop the agents while hosts have memory for unstored data. Each epoch that is certain to
-fail would still cost the fleet a capture. So triggers are deferred while the store fails, and tools show the reason.
+Problem. A full, slow or unreachable store must not block the agents as long as hosts have memory for unstored data. However, even an epoch
+that is certain to fail costs the fleet a capture of all agents' states. Triggers are therefore deferred while the store fails, and tools
+display the reason.
 
-The module judges by two sources. *Epochs*: an epoch that could not be stored counts as a failure of the store, and a written ref as a
-success. Epochs that end for other reasons (a lost host, a plan, an inconsistent cut, a long turn) do not count. From these results, a
-circuit breaker (`Breaker`) decides when the next regular epoch may begin. *Heartbeats*: in protocols with sender logs, hosts write
-checkpoints of single agents on their own, and every heartbeat reports whether that currently fails.
+The store's health is judged from two sources: epochs and heartbeats. *Epochs*: each epoch that could not be stored counts as a failure,
+and each written ref as a success. Epochs that end for another reason (a lost host, a plan, an inconsistent cut, a long turn) count as
+neither. Based on these results, a circuit breaker (`Breaker`) decides when the next regular epoch may begin. *Heartbeats*: in protocols
+with sender logs, hosts write checkpoints of single agents, and report in every heartbeat whether these writes fail.
 
-The store is *degraded* while the breaker is open or a host reports a problem. A degraded store affects only when a regular epoch begins.
-Epochs requested manually and epochs before a plan begin at once. The state is volatile, and a new leader assumes a healthy store.
+The store is *degraded* while the breaker is open or any host reports a problem. While the store is degraded, only regular epochs are
+delayed. Manually requested epochs and epochs needed for a plan begin at once. The judgement of the store is volatile, and a new leader
+assumes that the store is healthy.
 
-*The periodic trigger* fires when the next regular epoch is due. Due times are one period apart, starting when the fleet begins to run.
-Missed due times are not made up for. A trigger is skipped if the store fails or is still storing an epoch, so the interval stretches to a
-multiple of the period.
+*The periodic trigger* fires when the next regular epoch is due. Due times are one period apart, counted from the time when the fleet
+starts to run. Missed due times are skipped. A trigger is skipped if the store is failing or still storing an epoch, so the interval
+becomes a multiple of the period.
 
-**The circuit breaker** decides how often to try a failing store. Problem. A full or unreachable store fails every attempt, and each attempt
-costs: states are captured, packs are partly written, the network is loaded, the log fills. Yet a store that has recovered should soon be
-used again.
+**The circuit breaker** decides how often a failing store is tried. Problem. Each attempt on a full or unreachable store fails, and is
+expensive: states are captured, packs are partly written, and network and log are loaded. A store that has recovered should nevertheless be
+used again soon.
 
-Model. An *attempt* is any operation that ends in one of three ways: it succeeds, it fails because of the store, or it ends for a reason
-unrelated to the store. Attempts may overlap and end in any order. The breaker is in one of two states:
+Model. An *attempt* ends in one of three ways: it succeeds, it fails because of the store, or it ends for an unrelated reason. Attempts may
+overlap and end in any order. The breaker is either closed or open:
 
     closed   regular attempts may begin at any time
-    open     after FAILURES_TO_OPEN consecutive failures. One regular attempt, the *probe*, may begin at `next_try_ns`. If the probe fails,
-             the wait for the next probe doubles, up to PROBE_NS_MAX. If the probe ends for an unrelated reason, the next probe may begin at
-             once
+    open     after FAILURES_TO_OPEN consecutive failures. One regular attempt, called the *probe*, may begin at `next_try_ns`. If the probe
+    fails, the wait before the next probe doubles, up to PROBE_NS_MAX. If the probe ends for an unrelated reason, the next probe may begin
+    at once.
 
-Any success closes the breaker. Attempts that a user requests may begin at any time, without the breaker's permission, but their outcome
-counts. If such an attempt fails while a probe is running, the wait does not become longer. Otherwise a user who retries manually would
-delay the recovery.
+Any success closes the breaker. User-requested attempts may begin at any time without the breaker's permission, but the breaker counts their
+outcomes. If a user-requested attempt fails while a probe is running, the wait is not extended. If it were extended, manual retries would
+delay the next probe.
 
-Invariants (`validate`): the breaker is open exactly from the FAILURES_TO_OPEN-th consecutive failure to the next success; no probe runs
+Invariants (`validate`): the breaker opens at the FAILURES_TO_OPEN-th consecutive failure and closes at the next success; no probe runs
 while it is closed; the wait between two probes is PROBE_NS × 2ⁿ, at most PROBE_NS_MAX.
 
-The breaker is pure: it has no clock, no I/O and no randomness. The caller passes the time, which must not go backwards. No guarantee
-depends on the breaker: it decides when an attempt is made, never whether data counts as stored.
+The breaker is deterministic and uses no clock, no I/O and no randomness. The caller passes the current time, which must never decrease.
+No guarantee depends on the breaker, because it decides only when an attempt begins, never whether data counts as stored.
 """
 
 import msgspec
@@ -58,14 +59,14 @@ load."""
 
 
 class Breaker:
-    """Decides when a failing store is tried again. The class is not thread-safe.
+    """Circuit breaker that decides when a failing store is tried again. The class is not thread-safe.
 
     Attributes:
-        is_open: whether the breaker is open; see the module's docstring.
+        is_open: whether the breaker is open, so that only probes may begin.
         failures: number of consecutive failures.
-        reason: reason for the latest failure; "" after a success.
-        since_ns: time of the first of the consecutive failures; 0 if there is none.
-        next_try_ns: time of the next probe while the breaker is open; 0 while it is closed.
+        reason: why the latest attempt failed; "" after a success.
+        since_ns: time of the first of the current consecutive failures; 0 if there are none.
+        next_try_ns: while the breaker is open, the time of the next probe; otherwise 0.
     """
 
     __slots__ = ("_probe", "_wait_ns", "failures", "is_open", "next_try_ns", "reason", "since_ns")
@@ -84,12 +85,12 @@ class Breaker:
         return not self.is_open or (self._probe is None and now_ns >= self.next_try_ns)
 
     def begun(self, attempt: int, now_ns: int) -> None:
-        """Record that an attempt has begun, whether regular or requested by a user. If a probe is due, this attempt becomes the probe."""
+        """Record the start of an attempt, whether regular or requested by a user. If a probe is due, this attempt becomes the probe."""
         if self.is_open and self.allows(now_ns):
             self._probe = attempt
 
     def succeeded(self, attempt: int) -> bool:
-        """Record that the attempt has succeeded. Return whether the success has closed the breaker."""
+        """Record that the attempt has succeeded. Return whether this success has closed the breaker."""
         has_closed = self.is_open
         self.is_open = False
         self.failures, self.reason, self.since_ns, self.next_try_ns = 0, "", 0, 0
@@ -97,8 +98,8 @@ class Breaker:
         return has_closed
 
     def failed(self, attempt: int, now_ns: int, reason: str) -> bool:
-        """Record that the attempt has failed because of the store. An attempt may fail repeatedly. Return whether the failure has opened
-        the breaker."""
+        """Record that the attempt failed because of the store. The same attempt may fail several times. Return whether this failure has
+        opened the breaker."""
         self.failures += 1
         self.reason = reason
         if self.failures == 1:
@@ -114,8 +115,8 @@ class Breaker:
         return False
 
     def ended(self, attempt: int) -> None:
-        """Record that the attempt has ended for a reason unrelated to the store. The call has no effect on attempts with a known
-        outcome."""
+        """Record that the attempt ended for a reason unrelated to the store. Calls for attempts whose outcome is already known have no
+        effect."""
         if attempt == self._probe:
             self._probe = None
 
@@ -133,7 +134,7 @@ class Breaker:
 
 
 class Period:
-    """Timer of the periodic epochs.
+    """Timer for periodic epochs.
 
     Attributes:
         next_ns: time when the next epoch is due; None if it is unknown.
@@ -144,11 +145,11 @@ class Period:
         self.next_ns: int | None = None
 
     def stop(self) -> None:
-        """Stop the timer because the fleet is not running. The period starts anew when the fleet runs again."""
+        """Stop the timer because the fleet is not running. When the fleet runs again, a new period begins."""
         self.next_ns = None
 
     def is_over(self) -> bool:
-        """Return whether a periodic epoch is due. The method returns True only once per period."""
+        """Return whether a periodic epoch is due, but return True only once per period."""
         now, period_ns = self._shared.now, self._shared.state.image.period_ns
         if not period_ns:
             return False
@@ -162,7 +163,8 @@ class Period:
         return True
 
     def first_from(self, time_ns: int) -> int | None:
-        """Return the first due time at or after `time_ns`, or None if the due times are unknown. Without a period, return `next_ns`."""
+        """Return the first due time that is not before `time_ns`, or None if the due times are unknown. If no period is configured,
+        return `next_ns`."""
         period_ns = self._shared.state.image.period_ns
         if not period_ns or self.next_ns is None or self.next_ns >= time_ns:
             return self.next_ns
@@ -180,10 +182,10 @@ class StoreCondition(msgspec.Struct, frozen=True):
 
     Attributes:
         state: "ok" or "degraded".
-        since_ns: how long the store has been degraded; 0 if it is healthy.
-        reason: reason for the latest failure; "" if the store is healthy.
-        next_try_ns: time until a regular epoch may begin again; 0 if it may begin now, or if there are no periodic epochs.
-        skipped: number of triggers and basic checkpoints that were deferred, since this leader started, because the store failed.
+        since_ns: duration, in nanoseconds, for which the store has been degraded; 0 if it is healthy.
+        reason: why the latest attempt failed; "" if the store is healthy.
+        next_try_ns: time, in nanoseconds, until a regular epoch may begin; 0 if one may begin now or there are no periodic epochs.
+        skipped: number of epoch triggers and basic checkpoints that store failures have deferred since this leader started.
     """
 
     state: str = OK
@@ -194,10 +196,10 @@ class StoreCondition(msgspec.Struct, frozen=True):
 
 
 class StoreWatch:
-    """The health of the store, as this leader sees it. The parts that follow epochs report their results here.
+    """The store's health as known to this leader. The modules that follow epochs report their results to this object.
 
     Attributes:
-        skipped: number of regular triggers deferred because the store failed.
+        skipped: number of regular triggers deferred because of store failures.
     """
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, period: Period) -> None:
@@ -219,20 +221,20 @@ class StoreWatch:
     # ---- results of epochs ----------------------------------------------------------------------------------------
 
     def allows(self) -> bool:
-        """Return whether a regular epoch may begin now."""
+        """Return whether the breaker allows a regular epoch to begin now."""
         return self._breaker.allows(self._shared.now)
 
     def begun(self, epoch: int) -> None:
-        """Record that an epoch is open, which begins an attempt for the circuit breaker."""
+        """Record that an epoch has begun, as an attempt of the circuit breaker."""
         self._breaker.begun(epoch, self._shared.now)
 
     def allows_trigger(self) -> bool:
-        """Return whether a trigger may begin an epoch now. If not, count the trigger as skipped."""
+        """Return whether a trigger may begin an epoch now. If the trigger may not begin an epoch, count it as skipped."""
         self.skipped += not self.allows()
         return self.allows()
 
     def failed(self, epoch: int, reason: str, *, is_news: bool = False) -> None:
-        """Record that the epoch, or its ref, could not be stored. With `is_news`, log the failure unless the store is already degraded."""
+        """Record that the epoch or its ref could not be stored. If `is_news` is set and the store is not yet degraded, log the failure."""
         if is_news and not self.is_degraded:
             self._shared.note("error", reason)
         self._breaker.failed(epoch, self._shared.now, reason)
@@ -242,13 +244,13 @@ class StoreWatch:
         self._breaker.succeeded(epoch)
 
     def ended(self, epoch: int) -> None:
-        """Record that the epoch has been aborted or condemned. If the store was the reason, the caller has called `failed` first."""
+        """Record that the epoch has been aborted or condemned. If the store caused the abort, the caller has already called `failed`."""
         self._breaker.ended(epoch)
 
     # ---- reports --------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Check the heartbeats. Log once when the store degrades, and once when it has recovered."""
+        """Check the heartbeats. Log a line when the store becomes degraded, and another when it has recovered."""
         if self._shared.now >= self._look_ns:
             self._look_ns = self._shared.now + LOOK_NS
             self._look()
@@ -261,16 +263,16 @@ class StoreWatch:
             self._shared.note("info", f"the store works again; it was degraded for {lasted_s:.1f} s")
 
     def host_problem(self, hosts: list[str]) -> str:
-        """Return why one of these hosts cannot use the store, or "" if all of them can."""
+        """Return the reason why one of these hosts cannot use the store, or "" if all of them can."""
         return next((self._host_reasons[host] for host in hosts if host in self._host_reasons), "")
 
     def is_storing(self, host: str) -> bool:
-        """Return whether this host has reported that it is writing its part of an epoch."""
+        """Return whether this host reports that it is currently writing its part of an epoch."""
         session = self._host_sessions.attached_session(host)
         return session is not None and session.heartbeat.storing > 0
 
     def condition(self) -> StoreCondition:
-        """Return the store's condition. The time of the next try is the first periodic trigger after the breaker's delay."""
+        """Return the store's condition. The next attempt is expected at the first periodic trigger after the breaker's delay."""
         skipped = self.skipped + sum(x.heartbeat.put_off for x in self._sessions())
         if not self.is_degraded:
             return StoreCondition(skipped=skipped)
@@ -291,7 +293,7 @@ class StoreWatch:
 
     @property
     def is_degraded(self) -> bool:
-        """Return whether the breaker is open or a host cannot use the store."""
+        """Return whether the store is degraded, because the breaker is open or a host cannot use the store."""
         return self._breaker.is_open or bool(self._host_reasons)
 
     @property

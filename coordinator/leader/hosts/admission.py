@@ -1,12 +1,13 @@
-"""Admission of hosts, and the transfer of the fleet's definition from a host into the log.
+"""Admission of hosts, and copying the fleet's definition from a host into the log.
 
-*Admission* of a host first probes the store and then proposes a log entry. No entry is committed for a host that cannot take part. This
-leader probes each run of a host once. If a host has several new runs, only the latest one is probed.
+*Admission.* Before a host is admitted, the leader checks with a probe file that the host uses the same store, and then proposes a log
+entry. Hosts that cannot take part therefore get no log entry. The leader probes each run of a host once. If several new runs of a host
+connect, only the latest run is probed.
 
-*Definition.* Hosts that join before the fleet is defined are asked for its definition, and the first definition that arrives is used. The
-leader proposes DefineFleet, then the agents in batches below 64 KiB. The definitions of all other hosts must have the same digest. If a
-leader dies half-way, the log contains a prefix of the definition. The next leader then requests the definition again and continues where
-the log ends.
+*Definition.* Until the fleet is defined, the leader asks joining hosts for the definition, and uses the first one that arrives. The
+leader first proposes DefineFleet, and then the agents in batches of less than 64 KiB. Every other host's definition must have the same
+digest. If the leader dies during this transfer, the log contains only the first part of the definition. The next leader then requests the
+definition again, and continues where the log ends.
 """
 
 from collections.abc import Iterable
@@ -44,7 +45,7 @@ FORK_ADVICE = "To go on from a snapshot with a changed one: `snapline snapshot f
 
 
 class Admission:
-    """Sessions that are not attached yet. This state need not be durable, because hosts rejoin."""
+    """Sessions of hosts that have not been admitted yet. This state need not be durable, because hosts rejoin under a new leader."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -79,8 +80,8 @@ class Admission:
         self._shared.out.append(WriteProbe(session.id))
 
     def _on_probed(self, session: HostSession) -> None:
-        """Attach a session whose host reads the same store as the coordinator. If the replicated state does not know the run, admit the run
-        first."""
+        """Attach a session whose host reads the same store as the coordinator. If this run of the host is not in the replicated state,
+        admit it first."""
         if session.start:
             self._host_sessions.attach(session)
         else:
@@ -116,7 +117,7 @@ class Admission:
         return ""
 
     def on_admission_ended(self, key: str, kind: op.AdmitHost, result: OperationResult | None) -> None:
-        """Handle the result of AdmitHost. If the operation came too late or was rejected, `evaluate` proposes it again."""
+        """Handle the result of AdmitHost. If the operation was refused or rejected, `evaluate` proposes it again."""
         session = self._host_sessions.opened(int(key.removeprefix("admit/")))
         if session is None or not isinstance(session.stage, Admitting) or result is None:
             return
@@ -137,7 +138,7 @@ class Admission:
             self._host_sessions.attach(session)
 
     def on_defined(self) -> None:
-        """Reject hosts that joined before the fleet was defined and whose definition differs."""
+        """Reject hosts whose definition differs from the fleet's and that joined before the fleet was defined."""
         for session in self._host_sessions.all_sessions_in_any_stage():
             refusal = self._refusal_of(session.join, None)
             if refusal and not self._shared.state.image.outcome:
@@ -161,7 +162,7 @@ class Admission:
             self._shared.send((session.id,), ReadProbe(event.path))
 
     def on_probe_read(self, number: int, message: ProbeRead) -> None:
-        """Compare the probe's content with the content that the host has read."""
+        """Compare the probe's content with what the host has read."""
         session = self._host_sessions.opened(number)
         if session is None or not isinstance(session.stage, Probing) or message.path != session.stage.path:
             return
@@ -189,7 +190,7 @@ class Admission:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Propose pending admissions again, and reject sessions whose probe takes too long."""
+        """Repeat the proposals of pending admissions, and reject sessions whose probe takes too long."""
         if self._shared.state.image.outcome:
             return
         for session in self._host_sessions.all_sessions_in_any_stage():
@@ -215,9 +216,9 @@ def _is_same_run(record: HostRecord, join: Join) -> bool:
 
 
 def _describe_difference(there: Iterable[str], here: Iterable[str]) -> str:
-    """Describe how a host's definition differs from the fleet's. Each part has the form `name=value`.
+    """Describe how a host's definition differs from the fleet's. Each difference has the form `name=value`.
 
-    If the difference is unknown, name the parts that must match.
+    If the difference is unknown, name all properties that must match.
     """
     known = {name: value for name, _, value in [part.partition("=") for part in here]}
     parts = [part.partition("=") for part in there]
@@ -243,7 +244,7 @@ parts."""
 
 
 class Definition:
-    """Transfers the fleet's definition into the log."""
+    """Copies the fleet's definition from a host into the log."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared

@@ -1,50 +1,52 @@
-"""Failure detector: decides which hosts are lost, because they are *suspected* or because a network partition blocks the fleet. This module
-also removes the records of lost hosts.
+"""Failure detector, which proposes the loss of a host if the host is *suspected* of having failed, or if a network partition blocks the
+fleet. This module also removes the records of hosts that were lost long ago.
 
 *Suspicion.* A host is suspected
 
 - when its stream has been broken for 1 s;
-- at once when its stream breaks after one second without a message;
-- at once when its stream is broken and, within that second, a peer reports that its link to the host broke too;
-- at once when a launcher reports that the host's process has ended, or an operator ends the process.
+- immediately, when its stream breaks and no message has arrived for one second;
+- immediately, when a peer reports a broken link to the host within one second of the break of the host's stream;
+- immediately, when a launcher reports that its process has ended, or an operator ends it.
 
-While the stream is open, silence alone does not make a host suspected, because user code may block its event loop or interpreter. gRPC's
-own threads still answer for such a process (`channels/servers.py`). gRPC breaks the stream of a dead, frozen or unreachable process 2 s
-after its last byte. A *busy* host is shown as a concern. A thread of its process reports what blocks the event loop (`HostBusyReported`).
-The thread can send this report without a stream, for example after a leader change. A busy report defers the loss of the host.
+A host with an open stream is not suspected merely because it sends nothing, because user code may block its event loop or interpreter.
+gRPC's own threads still answer while user code blocks the process (`channels/servers.py`). If a process is dead, frozen or unreachable,
+gRPC breaks its stream 2 s after the last byte. A *busy* host, whose event loop is blocked, is reported as a concern. A separate thread of
+the host reports what blocks the event loop (`HostBusyReported`). A busy report needs no stream, so the host can send it after a leader
+change. A busy report defers the loss of the host.
 
-A suspicion may be wrong. The loss is committed nevertheless. The host then rejoins with its old start, and the next plan discards the work
-that the host has done since.
+The loss of a suspected host is committed although the suspicion may be wrong. A host suspected in error rejoins with its old start
+number, and the next plan discards all work that it has done in the meantime.
 
-Deadlines are extended when this process itself did not run for a while. A coordinator that was paused for ten seconds has received nothing
-during that time, and its hosts are not the cause.
+Deadlines are extended if the coordinator's own process was suspended. After a pause of ten seconds, for example, the coordinator has
+received no messages for ten seconds, but that is not the hosts' fault.
 
-*Removal.* The record of a lost or departed host without agents is removed after ten minutes, or when an operator requests it. An operator
-may request the removal while agents are still placed on the host, or while the log is slow. In that case the removal is proposed again for
-some seconds before the request is refused.
+*Removal.* The record of a lost or departed host that has no agents is removed after ten minutes, or at an operator's request. If agents are
+still placed on the host, or the log is slow, the removal is proposed repeatedly for some seconds. If the removal remains impossible for
+some seconds, the operator's request is refused.
 
-*Partitions.* A network partition may separate hosts that can all reach the coordinator. If two hosts cannot reach each other, both still send heartbeats, so neither is suspected. But markers and messages between
-them wait, and no epoch completes. In every heartbeat, a host names the hosts of its plan to which it has no link, since when, and whether
-anything waits for the link. Reports about missing links are level-triggered, so a late, lost or duplicate report is harmless. A new leader
-knows all cut links half a second after the hosts reconnect. A link for which nothing waits is ignored.
+*Partitions.* A network partition may separate hosts that can all reach the coordinator. If two hosts cannot reach each other, neither is suspected of failure, because both still send heartbeats. While two hosts
+cannot reach each other, no epoch completes, because markers and messages between them cannot be delivered. In every heartbeat, a host lists
+the hosts of its plan to which it has no link, since when, and whether messages are waiting for that link. Every heartbeat repeats the full
+list, so a late, lost or duplicate report is harmless. A new leader knows all missing links half a second after the hosts reconnect. A
+missing link is ignored if no messages wait for it.
 
-CUT_NS after a link broke on which something waits, hosts are evicted until each such pair has lost one host. (Detecting the
-break takes as long again.) Each time, the host that is cut off from the most other hosts is evicted; in a tie, the host with the larger id.
-No host is evicted twice within the rejoin grace. Pairs that have been cut for at least COUNTED_NS also count in that comparison, since a
-host that loses all its links loses them within about one heartbeat. The agents of an evicted host are placed elsewhere, so the fleet
-continues even if the cut is permanent.
+If messages have been waiting for a missing link for CUT_NS, hosts are evicted until at least one host of each such pair is
+gone. (Detecting that a link is broken takes equally long.) The host with missing links to the most hosts is evicted first. If several
+hosts are missing equally many links, the host with the largest id is evicted. A host that was evicted within the rejoin grace period is not
+evicted again. To choose a host, all links missing for at least COUNTED_NS are counted, because a host that loses all its links loses them
+within about one heartbeat. Because the agents of an evicted host move elsewhere, the fleet continues even if the partition is permanent.
 
-A quiet host is busy: it does not answer when its peers open links, and its own reports are old. The time of its
-cuts counts from its next message.
+A host that sends nothing is busy: it neither accepts links from its peers nor reports its current links. The
+duration of a busy host's missing links is therefore counted from its next message.
 
-While a plan is being applied, links are still being opened. So the time of a cut counts from the moment when the fleet runs, plus one
-second for every ten thousand agents, whose first turns occupy their hosts.
+While hosts apply a plan, they are still opening links. After a plan, the duration of a missing link is therefore counted from the time
+when the fleet runs, plus one second per ten thousand agents.
 
-*Standby hosts* are reachable hosts that blocked the fleet. A host that blocks the fleet is evicted from the plan, and then kept on standby
-for a while. An evicted host counts as lost like any other (LoseHosts), so it is fenced; but it rejoins at once on its next stream.
-Therefore the state records why the host was evicted, and the next plan excludes it although it is attached. While the host is on standby,
-it receives displaced agents only if no other host can take them. A standby host is used again when its process has been restarted, after
-STANDBY_NS, or when no other host is left. Only the times in this module are volatile.
+*Standby hosts* are reachable hosts that receive no agents because they have blocked the fleet. If a host blocks the fleet, it is evicted
+and then kept on standby for a while. An evicted host is recorded as lost (LoseHosts) and therefore fenced, but it rejoins at once on its
+next stream. The replicated state therefore records why the host was evicted, and the next plan excludes the host although it is attached.
+A standby host receives displaced agents only if no other host can take them. A standby host is used again after its process has
+restarted, after STANDBY_NS, or if no other host is left. Apart from the reason for the eviction, this module's state is volatile.
 """
 
 import msgspec
@@ -73,7 +75,7 @@ ENDED = "an operator has ended it"
 
 
 class Exited(msgspec.Struct, frozen=True):
-    """The end of a host run's process, and the turns that the end interrupted."""
+    """The end of a host's process, and the turns that were running at that time."""
 
     start: int
     reason: str
@@ -81,7 +83,7 @@ class Exited(msgspec.Struct, frozen=True):
 
 
 class BusyReport(msgspec.Struct, frozen=True):
-    """The last report of a host's run about the cause that blocks its event loop, with the time of the report."""
+    """The last report about what blocks a host's event loop, and the time of the report."""
 
     start: int
     at_ns: int
@@ -90,8 +92,7 @@ class BusyReport(msgspec.Struct, frozen=True):
 
 
 class FailureDetector:
-    """Evidence that hosts have failed. This state need not be durable, because a new leader first lets every host reconnect that is alive
-    in the state."""
+    """Evidence of hosts' failures. This state need not be durable, because a new leader first gives all living hosts time to reconnect."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -107,13 +108,13 @@ class FailureDetector:
         self._busy: dict[str, BusyReport] = {}
 
     def on_started(self) -> None:
-        """Set a deadline by which each host that is alive in the state must reconnect."""
+        """Set the deadline by which every living host must reconnect to this leader."""
         for host, record in self._shared.state.image.hosts.items():
             if record.state == ALIVE:
                 self._deadlines[host] = self._shared.now + RESTART_GRACE_NS
 
     def on_peer_suspected(self, message: PeerSuspected) -> None:
-        """Handle a peer's report that its link to a host is broken.
+        """Handle a peer's report of a broken link to a host.
 
         The report counts only if the host's stream to this leader breaks within a second.
         """
@@ -135,13 +136,14 @@ class FailureDetector:
             self._deadlines[event.host] = max(self._deadlines[event.host], now + BUSY_NS)
 
     def on_exit_reported(self, event: HostExitReported) -> None:
-        """Handle a launcher's report that a host's run has ended."""
+        """Handle a launcher's report that the process of a host's run has ended."""
         record = self._shared.state.image.hosts.get(event.host)
         if record is not None and record.instance == event.instance and record.state != LEFT:
             self._exits[event.host] = Exited(record.start, event.reason, event.died_in)
 
     def on_end_requested(self, host: str) -> None:
-        """End a host's run at an operator's request. The host is notified, and counts as lost even if it misses the notification."""
+        """End the current run of a host at an operator's request. The host is notified, but counts as lost even if the notification does
+        not arrive."""
         record, session = self._shared.state.image.hosts.get(host), self._host_sessions.session_of(host)
         if record is not None and record.state == ALIVE:
             self._exits[host] = Exited(record.start, ENDED)
@@ -153,7 +155,7 @@ class FailureDetector:
         self._leaves[session.host] = (session.start, message.reason)
 
     def shift(self, late_ns: int) -> None:
-        """Move all times by `late_ns`, the time during which this process did not run."""
+        """Move all deadlines and times by `late_ns`, the time for which this process was suspended."""
         now = self._shared.now
         self._deadlines = {host: deadline + late_ns for host, deadline in self._deadlines.items()}
         self._heard_ns = {host: min(heard_ns + late_ns, now) for host, heard_ns in self._heard_ns.items()}
@@ -194,14 +196,14 @@ class FailureDetector:
         return op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)), ran_until_ns=until_ns)
 
     def _died_in(self, host: str, record: HostRecord) -> tuple[TurnDeath, ...]:
-        """Return the turns that were running when the host's process died, if these are known and have not been counted yet."""
+        """Return the turns that were running when the host's process died, or () if they are unknown or already recorded."""
         exited = self._exits.get(host)
         is_news = exited is not None and exited.start == record.start and record.died != record.instance
         return exited.died_in if exited is not None and is_news else ()
 
     def _propose_late_deaths(self, host: str, record: HostRecord) -> None:
-        """Propose the turns that were running when a lost host's process died, if LoseHosts did not contain them. One log entry cannot hold
-        the turns of many hosts."""
+        """Record the turns that were running when a lost host's process died, if LoseHosts did not contain them. The operation LoseHosts
+        contains the turns of only one host, because a log entry is limited in size."""
         died_in = self._died_in(host, record)
         if died_in:
             late = op.LostHost(host, record.start, died_in)
@@ -223,7 +225,7 @@ class FailureDetector:
         return "its stream broke and did not come back" if now >= self._deadlines[host] else ""
 
     def _deadline_of(self, host: str, record: HostRecord) -> int:
-        """Return the time at which a host whose stream has just broken will count as lost."""
+        """Return when a host whose stream has just broken will count as lost."""
         now = self._shared.now
         if self._is_reported(host, record):
             return self._busy[host].at_ns + BUSY_NS
@@ -233,14 +235,14 @@ class FailureDetector:
         return now + (0 if is_agreed or is_quiet else BROKEN_NS)
 
     def _is_reported(self, host: str, record: HostRecord) -> bool:
-        """Return whether the host's process has reported within BUSY_NS that it is alive but blocked."""
+        """Return whether the host has reported within the last BUSY_NS that it is alive but blocked."""
         report = self._busy.get(host)
         return report is not None and report.start == record.start and self._shared.now - report.at_ns < BUSY_NS
 
     # ---- concerns ---------------------------------------------------------------------------------------------------
 
     def concerns(self) -> list[Concern]:
-        """Return one concern for each turn that killed processes, and one for each busy host, with the cause if it is known."""
+        """Return one concern for each turn that killed processes and one for each busy host."""
         concerns = [_concern_of(death) for death in self._shared.state.image.deaths[-DEATHS_SHOWN:]]
         for host, record in self._shared.state.image.hosts.items():
             busy_ns, what = self._busy_state(host, record) if record.state == ALIVE else (0, "")
@@ -253,8 +255,8 @@ class FailureDetector:
         return concerns
 
     def _busy_state(self, host: str, record: HostRecord) -> tuple[int, str]:
-        """Return how long the host has been busy, and the cause, or "" if the cause is unknown. If the host is not busy, the returned time
-        is 0."""
+        """Return how long the host has been busy, in nanoseconds, and the cause, or "" if the cause is unknown. If the host is not busy,
+        the duration is 0."""
         session = self._host_sessions.session_of(host)
         quiet_ns = 0 if session is None else self._host_sessions.quiet_ns(session)
         if self._is_reported(host, record) and (session is None or quiet_ns >= QUIET_NS):
@@ -282,14 +284,14 @@ REFUSE_NS = 5 * SECOND_NS
 
 
 class OperatorRequest(msgspec.Struct, frozen=True):
-    """An operator's request to forget `host`, made at `asked_ns`."""
+    """An operator's request, made at `asked_ns`, to remove the record of `host`."""
 
     host: str
     asked_ns: int
 
 
 class HostRemoval:
-    """Removes the records of hosts. This state is volatile."""
+    """Removes the records of hosts that are no longer needed. This state is volatile."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -299,11 +301,11 @@ class HostRemoval:
         """Number of an operator's request → the request."""
 
     def on_requested(self, event: ForgetHostRequested) -> None:
-        """Handle an operator's request to forget a host."""
+        """Handle an operator's request to remove a host's record."""
         self._requests[event.request] = OperatorRequest(event.host, self._shared.now)
 
     def evaluate(self) -> None:
-        """Propose to forget hosts after FORGET_NS, or at an operator's request, and answer operators."""
+        """Remove the records of hosts after FORGET_NS or at an operator's request, and answer operators."""
         state, now = self._shared.state, self._shared.now
         for request, asked in list(self._requests.items()):
             self._follow(request, asked)
@@ -335,7 +337,7 @@ hosts, and no epoch would complete."""
 
 
 class StandbyHosts:
-    """Evicts hosts, and decides when standby hosts are used again."""
+    """Evicts hosts, and decides when to use standby hosts again."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -347,16 +349,16 @@ class StandbyHosts:
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def usable(self, hosts: list[str]) -> list[str]:
-        """Return those of `hosts` that a plan may use: all except standby hosts, or all of them if only standby hosts are left."""
+        """Return the hosts in `hosts` that are not on standby, or all of them if every host is on standby."""
         return [host for host in hosts if not self._is_kept_away(host)] or hosts
 
     def is_evicted(self, host: str) -> bool:
-        """Return whether the plan that is needed now excludes `host`, even if `host` has rejoined."""
+        """Return whether the next plan excludes `host` because of an eviction, even if the host has rejoined."""
         need = self._shared.state.image.need
         return need is not None and host in need.lost and bool(self._shared.state.image.hosts[host].spare)
 
     def may_be_evicted(self, host: str) -> bool:
-        """Return whether `host` has not been evicted within the rejoin grace period."""
+        """Return whether `host` may be evicted, because it has not been evicted within the rejoin grace period."""
         gone_ns = self._evicted_ns.get(host)
         return gone_ns is None or self._shared.now - gone_ns >= self._shared.options.rejoin_grace_ns
 
@@ -367,7 +369,7 @@ class StandbyHosts:
         return self.is_evicted(host) or self._shared.now - self._since_ns.get(host, self._shared.now) < limit_ns
 
     def concerns(self) -> list[Concern]:
-        """Return a concern, with the reason, for each host that receives no agents because it was evicted."""
+        """Return one concern for each host that receives no agents because of an eviction, with the reason."""
         concerns = []
         for host, since_ns in self._since_ns.items():
             record = self._shared.state.image.hosts[host]
@@ -378,8 +380,8 @@ class StandbyHosts:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evict(self, reasons: dict[str, str]) -> bool:
-        """Evict hosts: propose their loss, and exclude them from the next plan. `reasons` maps each host to its reason. Return whether the
-        loss was proposed."""
+        """Evict hosts by proposing their loss, so that the next plan excludes them. `reasons` maps each host to the reason for its
+        eviction. Return whether the loss was proposed."""
         hosts = self._shared.state.image.hosts
         lost = tuple([op.LostHost(host, hosts[host].start) for host in reasons])
         reason = "; ".join([f"host {host}: {why}" for host, why in reasons.items()])
@@ -389,7 +391,7 @@ class StandbyHosts:
         return is_proposed
 
     def evaluate(self) -> None:
-        """Record hosts that are newly on standby, and drop hosts that no longer are."""
+        """Update the list of standby hosts from the replicated state."""
         hosts = self._shared.state.image.hosts
         for forgotten in [host for host in self._since_ns if host not in hosts]:
             del self._since_ns[forgotten]
@@ -416,22 +418,22 @@ Pair = tuple[str, str]
 
 
 class NetworkCut(msgspec.Struct):
-    """A missing link between two hosts, as reported by one or both of them. `is_waited` tells whether anything waits for the link."""
+    """A missing link between two hosts, as reported by one or both of them. `is_waited` tells whether any messages wait for the link."""
 
     since_ns: int
     is_waited: bool
 
 
 class Running(msgspec.Struct, frozen=True):
-    """The plan under which the fleet runs, and the time since which it has been running, as far as this leader knows."""
+    """The plan under which the fleet is running, and the time at which this leader first saw it running."""
 
     plan: int
     since_ns: int
 
 
 class Partitions:
-    """The network cuts that hosts have reported, and the evictions that follow from them. This state need not be durable, because hosts
-    repeat their reports."""
+    """Missing links that hosts have reported, and the resulting evictions. This state need not be durable, because hosts repeat their
+    reports."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, standby_hosts: StandbyHosts) -> None:
         self._shared = shared
@@ -440,7 +442,7 @@ class Partitions:
         self._running: Running | None = None
 
     def shift(self, late_ns: int) -> None:
-        """Move the fleet's start time by `late_ns`, the time during which this process did not run."""
+        """Move the time at which the fleet started to run by `late_ns`, the time for which this process was suspended."""
         if self._running is not None:
             since_ns = min(self._running.since_ns + late_ns, self._shared.now)
             self._running = Running(self._running.plan, since_ns)
@@ -448,7 +450,7 @@ class Partitions:
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def _partitions(self) -> dict[Pair, NetworkCut]:
-        """Return all pairs of hosts in the current plan that currently have no link, with the cut of each pair."""
+        """Return all pairs of hosts in the current plan that have no link, each with the missing link's details."""
         plan, running, cuts = self._shared.state.plan, self._running, dict[Pair, NetworkCut]()
         if plan is None or self._shared.state.phase != RUNNING or running is None or running.plan != plan.number:
             return cuts
@@ -489,7 +491,7 @@ class Partitions:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Evict hosts if a link on which something waits has been cut for CUT_NS."""
+        """Evict hosts if messages have been waiting for a missing link for CUT_NS."""
         state = self._shared.state
         if state.phase != RUNNING:
             self._running = None
@@ -503,7 +505,7 @@ class Partitions:
                 self._standby_hosts.evict(reasons)
 
     def _choose(self, partitions: dict[Pair, NetworkCut]) -> dict[str, str]:
-        """Return the hosts to evict, with the reason for each."""
+        """Return the hosts to evict, each with the reason."""
         reasons: dict[str, str] = {}
         open_pairs = [pair for pair, cut in partitions.items() if cut.is_waited]
         while open_pairs:

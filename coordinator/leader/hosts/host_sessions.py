@@ -1,15 +1,15 @@
-"""Sessions of hosts, which are their streams to the leader, and the stages of a session.
+"""Sessions of hosts with the leader, and the stages of a session.
 
-A host's stream (a *session*) goes through these stages:
+A *session* is one stream of a host to the leader. A session passes through these stages:
 
     Joining      Join has arrived; a fresh probe file is being written into the store
-    Probing      the host must report the probe's content. Without this check, hosts whose --store names different directories would
-                 make checkpoints that cannot be restored
-    Admitting    the host has read the probe; AdmitHost is pending. The stage is skipped if this run of the host is already known
+    Probing      the host must report the content of the probe file. Without this check, hosts whose --store names different directories
+                 would make checkpoints that cannot be restored
+    Admitting    the host has read the probe; AdmitHost is pending. This stage is skipped if this run of the host has already been admitted
     Attached     the host receives directives and may be part of plans
 
-A new session of a run replaces the run's older session; a session of a newer run ends the older run (G9). `admission.py` decides whether a
-host is admitted, and `failure_detector.py` decides whether a host is lost.
+If the same run of a host opens a new session, it replaces the older session. A session of a newer run ends the older run (G9).
+`admission.py` decides whether a host is admitted, and `failure_detector.py` decides whether a host is lost.
 """
 
 from collections.abc import Mapping
@@ -36,13 +36,13 @@ DEFINING_NS = 10 * SECOND_NS
 
 
 class Joining(msgspec.Struct):
-    """Stage in which the probe is being written into the store. The stage began at `since_ns`."""
+    """Stage in which the probe file is being written into the store, since `since_ns`."""
 
     since_ns: int
 
 
 class Probing(msgspec.Struct):
-    """Stage in which the host must read the probe. The stage began at `since_ns`."""
+    """Stage in which the host must read the probe file, since `since_ns`."""
 
     path: str
     content: bytes
@@ -50,13 +50,13 @@ class Probing(msgspec.Struct):
 
 
 class Admitting(msgspec.Struct, frozen=True):
-    """Stage in which the host has read the probe and waits for its admission."""
+    """Stage in which the host, having read the probe file, waits for admission."""
 
 
 class Attached(msgspec.Struct):
-    """Stage in which the host is attached.
+    """Stage in which the host takes part in the fleet.
 
-    `heard_ns` is the time of the host's last message; `woken_ns` is the time of its last message that ended a quiet period.
+    `heard_ns` is the time of the host's last message. `woken_ns` is the time of its last message after a quiet period.
     """
 
     heard_ns: int
@@ -64,13 +64,12 @@ class Attached(msgspec.Struct):
 
 
 class HostSession(msgspec.Struct):
-    """One stream of a host.
+    """One stream of a host to the leader.
 
     Attributes:
-        start: host start, which is the number of the host's run; 0 until a new run is admitted.
-        heartbeat: the host's last heartbeat.
-        beaten_ns: time of the last heartbeat.
-        is_asked: whether the host was asked for the fleet's definition.
+        start: number of the host's run; 0 until a new run is admitted.
+        beaten_ns: time at which the last heartbeat arrived.
+        is_asked: whether the host has been asked for the fleet's definition.
     """
 
     id: int
@@ -83,12 +82,11 @@ class HostSession(msgspec.Struct):
 
     @property
     def host(self) -> str:
-        """Return the name of the session's host."""
         return self.join.host
 
 
 class HostSessions:
-    """All sessions of hosts. The sessions need not be durable, because they are rebuilt from the hosts' messages."""
+    """All sessions of hosts. Sessions need not be durable, because they are rebuilt from the hosts' messages."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
@@ -102,30 +100,30 @@ class HostSessions:
         self._led_until_ns = 0
 
     def on_started(self) -> None:
-        """Record the time of the newest log entry, which a previous leader proposed."""
+        """Record the time of the newest log entry, which the previous leader proposed."""
         self._led_until_ns = self._shared.state.image.now_ns
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
     def session(self, number: int) -> HostSession | None:
-        """Return the session with this number if it is its host's current session, otherwise None."""
+        """Return the session with this number if it is the current session of its host, otherwise None."""
         session = self._sessions.get(number)
         return session if session is not None and self._current.get(session.host) is session else None
 
     def opened(self, number: int) -> HostSession | None:
-        """Return the session with this number, in any stage, or None if it is closed."""
+        """Return the session with this number, whatever its stage, or None if it is closed."""
         return self._sessions.get(number)
 
     def all_sessions_in_any_stage(self) -> list[HostSession]:
-        """Return all sessions, oldest first."""
+        """Return all open sessions, oldest first."""
         return list(self._sessions.values())
 
     def session_of(self, host: str) -> HostSession | None:
-        """Return the current session of a host, whether attached or not, or None if there is none."""
+        """Return a host's current session, whether attached or not, or None if it has none."""
         return self._current.get(host)
 
     def attached_session(self, host: str) -> HostSession | None:
-        """Return the session of a host if the host is attached and the replicated state lists this run as alive, otherwise None."""
+        """Return a host's session if it is attached and the replicated state lists this run as alive, otherwise None."""
         session = self._current.get(host)
         if session is None or not isinstance(session.stage, Attached):
             return None
@@ -138,7 +136,7 @@ class HostSessions:
         return [host for host in sorted(self._current) if self.attached_session(host) is not None]
 
     def sessions_of(self, hosts: list[str]) -> tuple[int, ...]:
-        """Return the numbers of the sessions of those hosts that are attached."""
+        """Return the session numbers of those hosts in the list that are attached."""
         sessions = [self.attached_session(host) for host in hosts]
         return tuple([session.id for session in sessions if session is not None])
 
@@ -151,24 +149,24 @@ class HostSessions:
         return {host: session.heartbeat for host, session in self._current.items()}
 
     def ran_until_ns(self, hosts: Mapping[str, int]) -> int:
-        """Return the latest wall-clock time at which any of these host runs (host → start) is known to have worked. Return 0 if one of them
-        had a stream to this leader, since it may have worked until now.
+        """Return the latest wall-clock time at which any of the host runs in `hosts` (host → start) is known to have worked. Return 0 if
+        any of these runs has had a stream to this leader, because it may have worked until now.
 
-        Runs that never had a stream to this leader may have ended under the previous leader.
+        Runs without a stream to this leader may have ended while the previous leader led.
         """
         return 0 if any(self._seen.get(host) == start for host, start in hosts.items()) else self._led_until_ns
 
     def take_newly_attached(self) -> list[HostSession]:
-        """Return the sessions attached since the last call, which need the current directives, and clear the list."""
+        """Return all sessions that were attached since the last call, to send them the current directives."""
         sessions, self._newly_attached = self._newly_attached, []
         return sessions
 
     def quiet_ns(self, session: HostSession) -> int:
-        """Return the time since the session's last message, or 0 if it is not attached."""
+        """Return the time, in nanoseconds, since the session's last message, or 0 if the session is not attached."""
         return self._shared.now - session.stage.heard_ns if isinstance(session.stage, Attached) else 0
 
     def log_bytes(self) -> int:
-        """Return the largest size, over all hosts, of the sender logs that a host keeps in memory."""
+        """Return the size, in bytes, of the largest sender logs that any host keeps in memory."""
         return max([session.heartbeat.log_bytes for session in self._current.values()], default=0)
 
     @property
@@ -179,12 +177,12 @@ class HostSessions:
     # ---- opening and closing --------------------------------------------------------------------------------------
 
     def open(self, number: int, join: Join) -> HostSession:
-        """Open a session for the first message on a stream."""
+        """Open a session when the first message on a stream arrives."""
         session = self._sessions[number] = HostSession(number, join, Joining(self._shared.now))
         return session
 
     def make_current(self, session: HostSession, start: int) -> None:
-        """Make `session`, which belongs to run `start`, the current session of its host. Close the older session."""
+        """Make `session` the current session of its host, whose run has the number `start`. Close the older session."""
         older = self._current.pop(session.host, None)
         if older is not None:
             if older.join.instance != session.join.instance:
@@ -195,7 +193,7 @@ class HostSessions:
         self._current[session.host] = session
 
     def attach(self, session: HostSession) -> None:
-        """Attach the session, so that the host takes part in the fleet from now on."""
+        """Attach the session, so that its host takes part in the fleet."""
         session.stage = Attached(self._shared.now)
         self._seen[session.host] = session.start
         self._welcome(session)
@@ -220,13 +218,13 @@ class HostSessions:
         return session.is_asked and self.quiet_ns(session) < DEFINING_NS
 
     def reject_session(self, session: HostSession, reason: str, *, is_final: bool) -> None:
-        """Reject the host with a reason, and close the session."""
+        """Reject the host for the given reason, and close its session."""
         self._shared.note("warning", f"host rejected: {reason}")
         self._shared.send((session.id,), TurnedAway(reason, is_final))
         self._close(session)
 
     def send_off(self, session: HostSession) -> None:
-        """Send Finish to a run that joins after the fleet has ended, and close the session."""
+        """Send Finish to a host that joins after the fleet has ended, and close its session."""
         image = self._shared.state.image
         self._shared.send((session.id,), Finish(image.outcome_epoch, image.outcome, image.ending))
         self._close(session)
@@ -248,7 +246,7 @@ class HostSessions:
     # ---- heartbeats -----------------------------------------------------------------------------------------------
 
     def on_activity(self, session: HostSession) -> None:
-        """Record the time of a message from the host, of any kind."""
+        """Record when a message of any kind has arrived from the host."""
         if isinstance(session.stage, Attached):
             if self.quiet_ns(session) >= QUIET_NS:
                 session.stage.woken_ns = self._shared.now
@@ -259,7 +257,7 @@ class HostSessions:
         session.heartbeat, session.beaten_ns = message, self._shared.now
 
     def shift(self, late_ns: int) -> None:
-        """Move all times by `late_ns`, the time during which this process did not run."""
+        """Move all times by `late_ns`, the time for which this process was suspended."""
         now = self._shared.now
         for session in self._sessions.values():
             match session.stage:
@@ -275,7 +273,7 @@ class HostSessions:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Close sessions whose run has ended in the state, ask further hosts for the definition, and send the roster if it has changed."""
+        """Close the sessions of ended runs, ask more hosts for the definition if needed, and send the roster if it has changed."""
         self._drop_lost_sessions()
         self._ask_others()
         roster = self.roster()
@@ -284,18 +282,18 @@ class HostSessions:
             self._shared.send(self.all_sessions(), roster)
 
     def _ask_others(self) -> None:
-        """Ask further hosts for the fleet's definition, because the hosts asked before may be gone."""
+        """Ask more hosts for the fleet's definition, because the hosts asked earlier may be gone."""
         for session in self._current.values() if self._needs_more_definitions() else ():
             if isinstance(session.stage, Attached) and not session.is_asked and self._needs_more_definitions():
                 self._welcome(session)
 
     def roster(self) -> Roster:
-        """Return the addresses of all hosts that are alive in the replicated state."""
+        """Return the addresses of all hosts that the replicated state lists as alive."""
         hosts = sorted(self._shared.state.image.hosts.items())
         return Roster(tuple([RosterEntry(host, x.address, x.start) for host, x in hosts if x.state == ALIVE]))
 
     def _drop_lost_sessions(self) -> None:
-        """Close sessions whose run has ended in the replicated state, so that their hosts rejoin."""
+        """Close the sessions of runs that have ended in the replicated state, so that the hosts rejoin."""
         hosts = self._shared.state.image.hosts
         for host, session in list(self._current.items()):
             record = hosts.get(host)

@@ -1,33 +1,34 @@
-"""Checkpoint mode of fleets whose agents checkpoint on their own. The mode decides when an epoch begins, and which states survive a
-failure.
+"""Checkpoint mode of fleets whose agents checkpoint on their own. The mode for autonomous protocols decides when an epoch begins, and
+which states survive a failure.
 
-The recovery line exists before the epoch, because it is fixed when BeginEpoch is proposed. So every agent with a checkpoint on the line was
-created before the epoch began, and is a member of it. An epoch begins by one of these triggers:
+The recovery line of an epoch is fixed when BeginEpoch is proposed, so it exists before the epoch. Every agent with a checkpoint on the
+recovery line was therefore created before the epoch began, and is a member of the epoch. One of these triggers begins an epoch:
 
-    hand      a tool requests a snapshot. If the line has not advanced since the base epoch, the base epoch is the answer
+    hand      a tool requests a snapshot. If the line has not advanced since the base epoch, the base epoch is returned
     period    the period has elapsed and the line has advanced
     log       the sender logs in the store exceed half of their limit and the line has advanced
     recovery  the hosts are frozen before a plan and the line has advanced: the surviving states become an epoch
 
-Effects and final answers wait for an epoch that contains their agent's checkpoint. Idle agents whose policy takes no checkpoint may keep
-the line behind that checkpoint. If hosts have waited too long for an epoch, the fleet is frozen for an epoch of all live states.
+Effects and final answers of an agent wait for an epoch that contains the agent's later checkpoint. Idle agents whose policy takes no
+checkpoint may keep the recovery line from advancing to that checkpoint. If hosts have waited too long for an epoch, the fleet is frozen,
+and all live states become an epoch.
 
-*Freezing.* While frozen, the hosts start no more turns and take checkpoints of their agents' live states. The fleet is frozen in three
+*Freezing.* While frozen, hosts start no new turns and take checkpoints of their agents' live states. A leader freezes the fleet in three
 cases:
 
-- Before a plan, so that surviving states are in the store, and the plan's line contains the survivors' live states (protocols.md, section
-  6).
-- When the sender logs exceed their limit while one agent holds the line back (the domino effect), because an epoch of the line would not
-  help. The cut of all live states becomes an epoch, and the fleet continues. Only such a coordinated checkpoint can bound the logs.
+- Before a plan, so that the surviving live states are stored and lie on the plan's recovery line (protocols.md, section 6).
+- When the sender logs exceed their limit but one agent keeps the recovery line from advancing (the domino effect), so that an epoch of that
+  line would not help. In the second case, all live states become an epoch, and the fleet continues. If an agent keeps the recovery line
+  from advancing, only a coordinated checkpoint of all agents can bound the logs.
 - For an epoch that must contain all work of every agent, or for which hosts have waited too long.
 
-A host that answers has made its checkpoints durable, and has already reported them on the same stream. In the answer, `running` names
-agents inside a long turn. Agents named there count as failed, and so do all agents of a host that does not answer in time. The request is
-idempotent; a plan or ThawAgents ends the freeze.
+Before a host answers a freeze, it makes its checkpoints durable and reports them on the same stream. In the answer, `running` names agents
+that are inside a long turn. Agents named in `running` are treated as failed, and so are all agents of a host that does not answer in time.
+A freeze request is idempotent, and a plan or ThawAgents ends the freeze.
 
-A host sends AgentsFrozen only once, and request and answer may be lost with the stream or the leader. So every new stream begins with the
-current state: FreezeAgents, or a ThawAgents that ends a freeze by any leader. If a plan is needed and no freeze is active, neither message
-is sent: the plan ends the freeze, and agents that stay frozen until then lose nothing.
+A host sends AgentsFrozen only once, and both request and answer may be lost with the stream or the leader. The leader therefore begins
+every new stream with FreezeAgents, or with a ThawAgents that ends any leader's freeze. If a plan is needed and no freeze is active,
+neither message is sent, because the plan ends any freeze and frozen agents lose nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,13 +64,12 @@ ANY_FREEZE = 0
 
 
 class Freeze(msgspec.Struct, frozen=True):
-    """A request to the hosts of a plan to freeze their agents, and the hosts' answers.
+    """A request that the hosts of a plan freeze their agents, and the hosts' answers.
 
     Attributes:
-        number: number of the freeze.
-        asked_ns: session → time of the request.
-        answers: session → answer. A host that reconnects is asked again, since a leader that does not yet know that it was replaced may
-            have thawed it.
+        asked_ns: time of the request, by session.
+        answers: the answers, by session. A host that reconnects is asked again, because an earlier leader that does not know of its
+            successor may have thawed it.
     """
 
     plan: int
@@ -90,7 +90,7 @@ class Freezing:
         """Number of the latest freeze that this leader knows of."""
 
     def ask(self) -> bool:
-        """Freeze the hosts of the current plan. Return whether each attached host has answered or exceeded FREEZE_NS."""
+        """Freeze the hosts of the current plan. Return whether each attached host has answered or has exceeded FREEZE_NS."""
         plan, freeze = self._shared.state.plan, self._freeze
         assert plan is not None, "a freeze without a plan"
         if freeze is None or freeze.plan != plan.number:
@@ -107,7 +107,7 @@ class Freezing:
         return self._shared.now < freeze.asked_ns.setdefault(session.id, self._shared.now) + FREEZE_NS
 
     def on_frozen(self, session: HostSession, message: AgentsFrozen) -> None:
-        """Handle the answer of a host that has frozen its agents."""
+        """Handle a host's report that its agents are frozen."""
         self._latest = max(self._latest, message.number)
         freeze = self._freeze
         is_asked = freeze is not None and (message.plan, message.number) == (freeze.plan, freeze.number)
@@ -115,7 +115,7 @@ class Freezing:
             freeze.answers[session.id] = message
 
     def has_checkpointed_live_state(self, host: str, agent: str) -> bool:
-        """Return whether the host reported that the newest checkpoint of `agent` contains its live state."""
+        """Return whether the host has reported that the newest checkpoint of `agent` contains its live state."""
         session = self._host_sessions.attached_session(host)
         if session is None or self._freeze is None:
             return False
@@ -123,7 +123,7 @@ class Freezing:
         return answer is not None and agent not in answer.running
 
     def thaw(self) -> None:
-        """End the freeze, so that the agents continue."""
+        """End the freeze, so that the hosts start turns again."""
         freeze, self._freeze = self._freeze, None
         if freeze is not None and freeze.plan == self._shared.state.plan_number:
             self._shared.send(self._host_sessions.all_sessions(), ThawAgents(freeze.plan, freeze.number))
@@ -138,7 +138,7 @@ class Freezing:
         return [] if state.image.need is not None else [ThawAgents(plan.number, ANY_FREEZE)]
 
     def evaluate(self) -> None:
-        """Drop a freeze that a new plan has ended."""
+        """Forget a freeze that a new plan has ended."""
         if self._freeze is not None and self._freeze.plan != self._shared.state.plan_number:
             self._freeze = None
 
@@ -182,7 +182,7 @@ class Autonomous:
         """Agent → number of its newest checkpoint after the hosts were frozen. Checkpoints of live states are included."""
 
     def evaluate(self) -> None:
-        """Handle changes in the plan and in the checkpoints. If a plan is needed, cancel a freeze for an epoch."""
+        """Handle changes in the plan and in the checkpoints. If the fleet stops running, cancel a freeze that was made for an epoch."""
         self._lines.evaluate()
         self._freezing.evaluate()
         if self._shared.state.phase != RUNNING:
@@ -191,7 +191,7 @@ class Autonomous:
     # ---- epochs ---------------------------------------------------------------------------------------------------
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | Present | None:
-        """Propose an epoch if there is a trigger. Once a freeze has begun, it is completed even if its epoch fails."""
+        """Propose an epoch if there is a trigger. A freeze that has begun is completed even while the store is failing."""
         if self._epochs.is_busy:
             return Later()
         if demand.is_held:
@@ -203,7 +203,7 @@ class Autonomous:
         return self._present() if is_wanted and self._lines.is_settled else None
 
     def _trigger(self, demand: EpochDemand) -> str:
-        """Return the trigger of an epoch that should begin now, or "" if no epoch should begin."""
+        """Return the trigger of the epoch that should begin now, or "" if none should begin."""
         lines = self._lines
         if not lines.is_ready or not lines.is_settled:
             return ""
@@ -216,8 +216,8 @@ class Autonomous:
         return self._frozen_trigger(LOG_TRIGGER) if self._is_freezing else self._log_trigger()
 
     def _frozen_trigger(self, trigger: str) -> str:
-        """Freeze the hosts. Once they have answered, return `trigger` if the line of live states has advanced; otherwise thaw the hosts.
-        Return "" in all other cases."""
+        """Freeze the hosts. Once all hosts have answered, return `trigger` if the line of live states has advanced, otherwise thaw the
+        hosts. Return "" if no epoch can begin."""
         self._is_freezing = True
         if not self._freezing.ask():
             return ""
@@ -227,7 +227,7 @@ class Autonomous:
         return ""
 
     def _present(self) -> Present | None:
-        """Return the epoch that already contains the current recovery line, or None if there is none."""
+        """Return the base epoch if it already contains the current recovery line, otherwise None."""
         ledger = self._lines.ledger
         if ledger is None or ledger.base_epoch == 0 or ledger.has_advanced:
             return None
@@ -260,7 +260,7 @@ class Autonomous:
         self._epochs.on_begin_ended(result)
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
-        """Request the storing of the line that was fixed when the epoch was proposed."""
+        """Request that the recovery line fixed in the proposal be stored."""
         begun, ledger = self._epochs.take(epoch), self._lines.ledger
         if begun is None or isinstance(begun, Failing) or ledger is None:
             return begun if isinstance(begun, Failing) else None
@@ -280,14 +280,14 @@ class Autonomous:
             self._thaw()
 
     def directives_for(self, host: str) -> Sequence[FreezeAgents | ThawAgents]:
-        """Return the directive that freezes or thaws a reconnected host, according to the fleet's current state."""
+        """Return the directive that freezes or thaws the agents of a host that has just reconnected."""
         return self._freezing.directives_for(host)
 
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """Return whether the surviving states are in the newest complete epoch or cannot be stored. Otherwise work towards storing the
-        surviving states."""
+        """Return whether the surviving states are in the newest complete epoch or cannot be stored. If the surviving states are not
+        stored yet, take the next step to store them."""
         lines, epochs = self._lines, self._epochs
         if not self._freezing.ask() or not lines.is_settled or epochs.is_busy:
             return False
@@ -306,7 +306,8 @@ class Autonomous:
         self._epochs.on_plan_ended()
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the losses of a plan. An agent keeps its live state if its newest checkpoint contains that state and lies on the line."""
+        """Return what a plan loses. An agent keeps its live state if its newest checkpoint contains that state and lies on the plan's
+        recovery line."""
         state, ledger = self._shared.state, self._lines.ledger
         living = list(state.living_agents())
         if ledger is None or ledger.base_epoch != line:
@@ -321,5 +322,5 @@ class Autonomous:
         return LossReport(len(living) - kept, passed)
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
-        """Queue the agent for removal, which happens once no recovery line can need the agent."""
+        """Queue the agent, which is removed as soon as no recovery line can need it."""
         self._leaving.on_asked(session, message)

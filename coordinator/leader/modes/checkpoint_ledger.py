@@ -1,14 +1,15 @@
-"""The ledger, which lists the checkpoints of a logged fleet in the store, and the recovery line computed from them.
+"""The ledger, which lists the stored checkpoints of a fleet with sender logs, and computes the recovery line from them.
 
-One ledger serves one plan. The ledger begins with the *base*, which is the newest complete epoch, and adds later checkpoints that hosts
-report. Base 0 stands for the initial states, each of which is a checkpoint 0 in a separate pack. `recovery/dependency_history.py` computes
-the line. The ledger tracks the files: which pack contains which checkpoint, and which packs no recovery line can need anymore.
+Each recovery plan has its own ledger. A ledger starts from the *base*, which is the newest complete epoch, and adds the later checkpoints
+that hosts report. Base 0 stands for the initial states, which are stored as checkpoint 0 of each agent in a separate pack.
+`recovery/dependency_history.py` computes the line. The ledger tracks which pack contains which checkpoint, and which packs no recovery
+line can need anymore.
 
-`FleetHistory` numbers each agent's checkpoints from 0, but the base epoch may contain an agent's checkpoint with any number. So in the
-history, that checkpoint has number 1, after the implicit checkpoint 0; `_shift` converts ledger numbers to history numbers.
+`FleetHistory` numbers each agent's checkpoints from 0, but an agent's checkpoint in the base epoch may have any number. In the history,
+the base checkpoint therefore has number 1, after an implicit checkpoint 0. `_shift` converts ledger numbers to history numbers.
 
-The base is consistent, so the recovery line never falls below the base during a plan. Checkpoints at or below the base are forgotten, and
-their files are deleted, since plans start from the base or from checkpoints above it.
+Because the base is a consistent cut, the recovery line never falls below it during a plan. Checkpoints up to and including the base are
+dropped and their files deleted, because every plan starts from the base or from later checkpoints.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,17 +29,17 @@ ADDED, KNOWN, GAP, VOID = "added", "known", "gap", "void"
 
 
 class Ledger:
-    """The checkpoints of a logged fleet under one plan.
+    """The stored checkpoints of a fleet with sender logs, under one plan.
 
     Attributes:
-        plan, base_epoch: the plan and base epoch of the ledger.
-        base: agent → number of its checkpoint in the base epoch. Agents that are unborn in the base epoch have no entry.
-        newest: agent → number of its newest checkpoint; 0 if the agent has only its initial checkpoint.
-        packs: path → pack, for all packs that contain checkpoints.
+        plan, base_epoch: numbers of the plan and of the base epoch.
+        base: for each agent, the number of its checkpoint in the base epoch. Agents that are unborn in the base epoch have no entry.
+        newest: for each agent, the number of its newest checkpoint, which is 0 if it has only its initial checkpoint.
+        packs: all packs that contain checkpoints, by path.
         log_bytes: total size, in bytes, of the sender logs in the packs.
-        problems: descriptions of impossible reports, to be logged.
-        left: agents that have left since the base epoch. Departed agents stay in the history; an epoch that began before they left contains
-            them in the same state as the base.
+        problems: descriptions of contradictory reports, for the process's log.
+        left: agents that have left since the base epoch. Agents that have left stay in the history, because an epoch that began before
+            they left contains them in the same state as the base.
     """
 
     def __init__(
@@ -49,14 +50,13 @@ class Ledger:
         initial: Iterable[str],
         damaged: Mapping[str, int],
     ) -> None:
-        """Create a ledger with the checkpoints of the base epoch.
+        """Create a ledger that contains only the base epoch's checkpoints.
 
         Args:
-            plan: number of the plan.
-            base_epoch: number of the base epoch; 0 for the initial states.
-            base: the checkpoints of the base epoch.
-            initial: agents that have a checkpoint 0 in a pack if there is no base epoch.
-            damaged: agent → number of its first unreadable checkpoint; that checkpoint and later ones of the agent are ignored.
+            base_epoch: number of the base epoch, or 0 for the initial states.
+            initial: agents whose checkpoint 0 must be in a pack because there is no base epoch.
+            damaged: for each agent, the number of its first unreadable checkpoint. An unreadable checkpoint and all later checkpoints of
+                its agent are ignored.
         """
         self.plan = plan
         self.base_epoch = base_epoch
@@ -91,7 +91,7 @@ class Ledger:
             self.base[agent] = self.newest[agent] = checkpoint.number
 
     def join(self, agent: str) -> None:
-        """Add a new agent with an implicit checkpoint 0, which needs no file. The method is idempotent."""
+        """Add a new agent, whose implicit checkpoint 0 needs no file. The method is idempotent."""
         if agent not in self.newest:
             self.history.join(agent)
             self.newest[agent] = 0
@@ -100,7 +100,7 @@ class Ledger:
     # ---- additions ------------------------------------------------------------------------------------------------
 
     def hold(self, checkpoints: Iterable[StoredCheckpoint]) -> None:
-        """Record that these checkpoints are in the store, even if they cannot be added to the history yet."""
+        """Record that these checkpoints are in the store, even if the history cannot include them yet."""
         before = dict.fromkeys(self._held)
         for checkpoint in checkpoints:
             path = checkpoint.pack.path
@@ -115,11 +115,11 @@ class Ledger:
     def add(self, checkpoint: StoredCheckpoint) -> str:
         """Add a checkpoint that is in the store.
 
-        The checkpoint's tables may be complete, or name only the channels that have changed since the agent's previous checkpoint.
+        The checkpoint may list either all channels or only those that have changed since the agent's previous checkpoint.
 
         Returns:
-            "added"; "known" if the ledger has the checkpoint or the base is newer; "gap" if its predecessor is missing; or "void" if it is
-            unusable.
+            "added" if the checkpoint is new; "known" if it is already in the ledger or older than the base; "gap" if its predecessor is
+            missing; "void" if it is unusable.
         """
         agent, number = checkpoint.agent, checkpoint.number
         if number >= self._damaged.get(agent, number + 1) or agent in self.left:
@@ -149,19 +149,20 @@ class Ledger:
         return ADDED
 
     def leave(self, agent: str) -> None:
-        """Mark a stopped agent as departed. All messages that the agent sent were received before the base."""
+        """Mark a stopped agent as departed from the fleet. All messages that the agent has sent must have been received before the base."""
         if agent in self.newest:
             self.left[agent] = None
             for held in self._held.values():
                 held.pop(agent, None)
 
     def report_live(self, agent: str, received: Mapping[str, int], turns: int) -> None:
-        """Record the position of an agent's live state, which is `turns` turns after its newest checkpoint."""
+        """Record that an agent's live state is `turns` turns past its newest checkpoint."""
         self.join(agent)
         self.history.report_live(agent, received, turns=self._turns.get(agent, 0) + turns)
 
     def why_not_advanced(self) -> str:
-        """Return, for operators, why the line has not advanced: no newer checkpoints exist, or none of them fits into a consistent cut."""
+        """Explain to operators why the recovery line has not advanced: either no newer checkpoints exist, or none of them fits into a
+        consistent cut."""
         newer = [agent for agent, number in self.newest.items() if number > self.base.get(agent, 0)]
         if not newer:
             return f"no agent has taken a checkpoint since epoch {self.base_epoch}: they do as their policy says"
@@ -176,12 +177,12 @@ class Ledger:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether a recovery line can be stored as an epoch, which requires that each initial agent has its first checkpoint."""
+        """Return whether a recovery line can be stored as an epoch, which requires a stored first checkpoint of each initial agent."""
         return not self._missing
 
     @property
     def line(self) -> dict[str, int]:
-        """Return the recovery line for the case that all agents fail, as agent → checkpoint number."""
+        """Return the recovery line if all agents fail, as a map from agent to checkpoint number."""
         if self._line is None:
             shift = self._shift
             self._line = {agent: place - shift.get(agent, 0) for agent, place in self.history.total_line().items()}
@@ -195,18 +196,17 @@ class Ledger:
         return self.is_ready and any(number > base.get(agent, 0) for agent, number in line if agent not in self.left)
 
     def history_number_of(self, agent: str, number: int) -> int:
-        """Return the number that `FleetHistory` uses for checkpoint `number` of `agent`."""
+        """Convert the ledger's number of an agent's checkpoint to the number in `FleetHistory`."""
         return number + self._shift.get(agent, 0)
 
     def ledger_number_of(self, agent: str, place: int) -> int:
-        """Return the ledger's number for the checkpoint that has number `place` in `FleetHistory`."""
+        """Convert a checkpoint number in `FleetHistory` to the ledger's number."""
         return place - self._shift.get(agent, 0)
 
     def line_agents(
         self, members: Iterable[tuple[str, AgentRecord]], line: Mapping[str, int]
     ) -> tuple[tuple[LineAgent, ...], dict[str, ReportedPack]]:
-        """Return the agents with the paths of their packs, and the packs by path. The result is needed to store `line` as an epoch of
-        `members`."""
+        """Return the agents with the paths of their packs, and the packs by path, as needed to store `line` as an epoch of `members`."""
         agents: list[LineAgent] = []
         packs: dict[str, ReportedPack] = {}
         for agent, record in members:
@@ -222,7 +222,7 @@ class Ledger:
     # ---- changes --------------------------------------------------------------------------------------------------
 
     def rebase(self, epoch: int, line: Mapping[str, int]) -> None:
-        """Make the line that has become an epoch the new base."""
+        """Make a recovery line the new base, because it has become an epoch."""
         self.base_epoch = epoch
         for agent, number in line.items():
             if number == 0 and agent not in self._initial and agent not in self.base:
@@ -235,7 +235,7 @@ class Ledger:
             self._paths[agent] = {x: path for x, path in paths.items() if x > number}
 
     def drop_above_base(self) -> None:
-        """Drop the checkpoints after the base, because the round in which they were taken was aborted."""
+        """Drop all checkpoints after the base, because the round in which they were taken has aborted."""
         self.history.roll_back(
             Line({agent: self.history_number_of(agent, self.base.get(agent, 0)) for agent in self.newest})
         )
@@ -246,7 +246,7 @@ class Ledger:
         self._line = None
 
     def take_obsolete(self) -> tuple[str, ...]:
-        """Forget and return the packs that contain no checkpoint after the base."""
+        """Remove and return the paths of all packs that contain no checkpoint after the base."""
         if not self.base_epoch:
             return ()
         base = self.base
@@ -257,14 +257,15 @@ class Ledger:
         return obsolete
 
     def release(self, paths: Iterable[str]) -> None:
-        """Forget packs that will be deleted."""
+        """Drop these packs from the ledger, because they will be deleted."""
         for path in paths:
             self._held.pop(path, None)
             self.packs.pop(path, None)
             self.log_bytes -= self._pack_log_bytes.pop(path, 0)
 
     def lowest_checkpoints_in(self, path: str, agent: str) -> dict[str, int]:
-        """Map `agent`, or each agent in the pack if `agent` is empty, to the number of its lowest checkpoint after the base in the pack."""
+        """For `agent`, or for each agent in the pack if `agent` is empty, return the number of its lowest checkpoint after the base in this
+        pack."""
         lowest: dict[str, int] = {}
         for name in [agent] if agent else list(self._held.get(path, {})):
             numbers = [number for number, pack_path in self._paths.get(name, {}).items() if pack_path == path]

@@ -1,19 +1,20 @@
 """Checkpoint modes, which determine how epochs are made. The fleet's protocol chooses the mode.
 
-coordinated_epochs.py   chandy-lamport: hosts receive BeginEpoch and report their parts, which a manifest combines
-koo_toueg_epochs.py     koo-toueg: a round asks agents for checkpoints, and its recovery line becomes the epoch
+coordinated_epochs.py   chandy-lamport: hosts receive BeginEpoch and report their parts of the epoch, which a manifest combines
+koo_toueg_epochs.py     koo-toueg: a round asks agents for checkpoints, and the resulting recovery line becomes the epoch
 autonomous_epochs.py    all other protocols: agents checkpoint on their own, and the recovery line becomes the epoch
 
-This module contains the interface of the modes, the choice of the mode, and the parts that the last two modes share. Fleets in these two
-modes are called logged fleets, because their agents keep sender logs.
+This module contains the interface of the modes, the choice of the mode, and the classes that the last two modes share. Fleets in the last
+two modes are called logged fleets, because their agents keep sender logs.
 
-*Epochs made from recovery lines.* Hosts make no epochs in logged fleets. A recovery line is computed, or made by a round, and then
-materialised (`recovery_line.py`); from then on the epoch is like any other. One epoch is open at a time. An epoch that this leader did not
-begin is aborted, because its line or round was lost with the leader that began it.
+*Epochs made from recovery lines.* In logged fleets, epochs are made by the leader rather than by the hosts. A recovery line, computed from
+checkpoints or produced by a round, is stored as an epoch (`recovery_line.py`). An epoch made from a recovery line is treated like any
+other epoch. In logged fleets, only one epoch is open at a time. An epoch begun by an earlier leader is aborted, because its recovery line
+or round was lost with that leader.
 
-*Stopped agents* stay in a logged fleet until no recovery line can need them. An agent may leave when the newest epoch contains its last
-checkpoint and all messages that the agent has ever sent were received (`Lines.finished`). The agent's host repeats the request on every new
-stream, so the queue need not be durable.
+*Stopped agents* remain members of a logged fleet until no recovery line can need them. A stopped agent may leave when the newest epoch
+contains its last checkpoint, and all messages that it has ever sent were received (`Lines.finished`). The queue of these agents need not
+be durable, because the agent's host repeats its request on every new stream.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,9 +37,9 @@ class EpochDemand(msgspec.Struct, frozen=True):
     """Reasons for and against beginning an epoch now.
 
     Attributes:
-        is_asked: whether a tool requests a snapshot.
+        is_asked: whether a tool has requested a snapshot.
         is_due: whether the period has elapsed, or an early epoch may begin.
-        is_held: whether a recovery plan is needed, so that no other epoch should begin.
+        is_held: whether a recovery plan is needed, so that only the epoch for that plan may begin.
         is_of_all: whether the epoch must contain all work of every agent, even if agents checkpoint on their own; implies `is_due`.
         is_overdue: whether hosts have waited so long for an epoch that idle agents may be holding back the recovery line.
     """
@@ -55,47 +56,49 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 class Later(msgspec.Struct, frozen=True):
-    """Result of `try_begin` if another epoch must end first. Requests wait, and a periodic trigger is skipped."""
+    """Result of `try_begin` if another epoch must end before one can begin. Snapshot requests then wait, and a periodic trigger is
+    skipped."""
 
 
 class Declined(msgspec.Struct, frozen=True):
-    """Result of `try_begin` if no epoch can begin now. Requests are refused with `reason`."""
+    """Result of `try_begin` if no epoch can begin now. Snapshot requests are then refused with `reason`."""
 
     reason: str
 
 
 class Present(msgspec.Struct, frozen=True):
-    """Result of `try_begin` if an existing epoch serves as the snapshot. `reason` says why there is no newer epoch."""
+    """Result of `try_begin` if an existing epoch already is the requested snapshot. `reason` says why no newer epoch can be made."""
 
     epoch: int
     reason: str
 
 
 class LossReport(msgspec.Struct, frozen=True):
-    """The losses of a plan: the number of agents that lose their live state, and the number of durable checkpoints past the plan's line."""
+    """What a plan loses: the number of agents that lose their live state, and the number of durable checkpoints after the plan's recovery
+    line."""
 
     rolled_back: int
     checkpoints: int = 0
 
 
 class Mode(Protocol):
-    """A checkpoint mode, which makes epochs and decides which states survive a recovery plan."""
+    """Interface of a checkpoint mode, which makes epochs and decides which states survive a recovery plan."""
 
     def evaluate(self) -> None:
-        """Handle changes in the replicated state. The method is called before any other part that uses checkpoints is evaluated."""
+        """Handle changes in the replicated state. The leader calls this method before it evaluates any other part that uses checkpoints."""
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | Declined | Present | None:
-        """Propose an epoch if there is a reason and nothing prevents it. Return None if no epoch is proposed and no request needs an
-        answer."""
+        """Propose an epoch if there is a reason for it and nothing prevents it. Return None if no epoch is proposed and no request needs
+        an answer."""
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
         """Handle the result of BeginEpoch."""
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
-        """Start an epoch that has begun in the log. Return its first stage, or None if it cannot start yet."""
+        """Start an epoch whose BeginEpoch is in the log. Return the epoch's first stage, or None if it cannot start yet."""
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Advance an epoch in the stage Collecting or Asking if all answers have arrived."""
+        """Advance an epoch from the stage Collecting or Asking once all hosts have answered."""
 
     def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
         """Clean up after an epoch whose outcome is in the log."""
@@ -104,22 +107,24 @@ class Mode(Protocol):
         """Return the directives of open epochs for a host that has just reconnected."""
 
     def is_line_made(self) -> bool:
-        """Return whether the needed plan can start from the newest complete epoch. The method is called until it returns True."""
+        """Return whether the next plan can start from the newest complete epoch. The leader calls this method repeatedly until it returns
+        True."""
 
     def on_plan_ended(self) -> None:
-        """Reset the mode's state after CommitPlan."""
+        """Reset the mode's per-plan state after CommitPlan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the losses of a plan that starts from epoch `line`. `applied` maps each host to the (plan, host start) that it has
-        applied."""
+        """Return what a plan loses if it starts from epoch `line`. `applied` maps each host to the pair (plan, host start) that it has
+        last applied."""
 
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent | None:
-        """Return the removal to propose for a stopped agent. Return None if the agent leaves later; its host receives the answer when the
-        agent leaves."""
+        """Return the operation that removes a stopped agent, or None if the agent can only leave later. A host whose agent leaves later
+        receives its answer then."""
 
 
 class ModeChoice:
-    """Choice of the mode, which is final once the state knows the protocol. Before that, no call depends on the mode."""
+    """Chooses the checkpoint mode as soon as the replicated state contains the fleet's protocol. No caller depends on the mode before the
+    protocol is known."""
 
     def __init__(self, state: FleetView, *, coordinated: Mode, koo_toueg: Mode, autonomous: Mode) -> None:
         self._state = state
@@ -149,7 +154,7 @@ LOG_TRIGGER = "log"
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """The start of an epoch: the plan and the recovery line at that time and, for koo-toueg, the initiators of the round."""
+    """What was fixed when an epoch was proposed: the plan, the recovery line and, for Koo-Toueg rounds, the initiators."""
 
     plan: int
     line: dict[str, int]
@@ -157,10 +162,10 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class LineEpochs:
-    """The epochs of a logged fleet, of which only one is open at a time.
+    """Manages the epochs of a logged fleet, of which only one is open at a time.
 
     Attributes:
-        recovery_failures: number of recovery epochs since the last plan that could not be stored.
+        recovery_failures: number of failed attempts, since the last plan, to store a recovery epoch.
     """
 
     def __init__(self, shared: LeaderState, open_epochs: OpenEpochs, lines: RecoveryLines) -> None:
@@ -181,12 +186,12 @@ class LineEpochs:
     # ---- begin ----------------------------------------------------------------------------------------------------
 
     def may_begin(self, trigger: str) -> bool:
-        """Return whether the ledger is loaded and, for an epoch for the logs or a recovery, the retry delay after a failure has passed."""
+        """Return whether the ledger is loaded, and no retry delay is running for this trigger."""
         is_urgent = trigger in (LOG_TRIGGER, RECOVERY_TRIGGER)
         return self._lines.ledger is not None and not (is_urgent and self._shared.now < self._retry_ns)
 
     def propose(self, trigger: str, initiators: tuple[str, ...] = ()) -> bool:
-        """Propose BeginEpoch. Return whether it was proposed."""
+        """Propose BeginEpoch. Return whether the operation was proposed."""
         state, ledger = self._shared.state, self._lines.ledger
         if ledger is None or not self.may_begin(trigger):
             return False
@@ -202,9 +207,9 @@ class LineEpochs:
             self._begun[result.number] = proposed
 
     def take(self, epoch: int) -> Begin | Failing | None:
-        """Remove and return the start of an open epoch, or return the stage Failing if this leader cannot make the epoch.
+        """Remove and return what was fixed when this epoch was proposed, or return the stage Failing if this leader cannot make the epoch.
 
-        Return None while BeginEpoch is pending, because only its result shows whether this leader began the epoch.
+        Return None while any BeginEpoch is pending, because only its result shows whether this leader began the epoch.
         """
         if self._shared.is_pending("begin"):
             return None
@@ -218,7 +223,8 @@ class LineEpochs:
     # ---- progress -------------------------------------------------------------------------------------------------
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """Decide the epoch whose line has been stored, or fail it. Damage is handled even if the epoch is already failing."""
+        """Move an epoch to Deciding after its recovery line has been stored, or fail it after an error. Damage to a file is handled even
+        if the epoch is already failing."""
         entry = self._open_epochs.get(event.epoch)
         if entry is None or not isinstance(entry.stage, StoringLine | Failing):
             return
@@ -241,12 +247,13 @@ class LineEpochs:
             self._retry_ns = self._shared.now + LINE_RETRY_NS
 
     def on_plan_ended(self) -> None:
-        """Reset the count of failures after CommitPlan."""
+        """Reset the failure count after CommitPlan."""
         self.recovery_failures = 0
 
 
 class PendingRemovals:
-    """Stopped agents that wait for their removal. This state need not be durable, because hosts repeat their requests."""
+    """Stopped agents that are waiting for their removal. This state need not be durable, because hosts repeat their requests under a new
+    leader."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: RecoveryLines) -> None:
         self._shared = shared
@@ -255,11 +262,11 @@ class PendingRemovals:
         self._waiting: dict[str, tuple[HostSession, RetireAgent]] = {}
 
     def on_asked(self, session: HostSession, message: RetireAgent) -> None:
-        """Handle a host's report that an agent has stopped."""
+        """Handle a host's request to remove a stopped agent."""
         self._waiting[message.agent] = (session, message)
 
     def evaluate(self) -> None:
-        """Propose the removal of finished agents, and notify the hosts of agents that were removed."""
+        """Propose the removal of agents that may leave, and notify the hosts of completed removals."""
         state = self._shared.state
         for agent, (session, asked) in list(self._waiting.items()):
             if asked.plan != state.plan_number or self._host_sessions.session(session.id) is not session:

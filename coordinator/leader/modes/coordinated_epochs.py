@@ -1,16 +1,16 @@
-"""Coordinated epochs (chandy-lamport), in which all hosts receive BeginEpoch, each host reports its part, and a manifest combines the
-parts.
+"""Coordinated epochs (Chandy-Lamport): all hosts receive BeginEpoch and report their parts, which the leader combines into a manifest.
 
-Several epochs may be open at once. A recovery plan starts from the newest complete epoch, and no agent keeps a live state.
+Several coordinated epochs may be open at once. Every recovery plan starts from the newest complete epoch, and no agent keeps its live
+state.
 
-*Check of the reports.* Reports must exist for all members and cover all channels. The check applies rule 6 of `docs/protocols.md`, 2.2, to
-the columns of several hosts. An epoch that passes is complete in the sense of G1 and G2. The store checks that the epoch is durable and
-complete (G4).
+*Check of the reports.* The hosts' reports must include all members and cover all channels. The leader checks the reports by rule 6 of
+`docs/protocols.md`, 2.2, applied to the columns in several hosts' reports. An epoch that passes this check is complete in the sense of G1
+and G2. The store separately checks that the epoch is durable and complete (G4).
 
-Reports may be relative to an earlier epoch, in which case they omit channels that have not changed since that epoch. All channels of that
-epoch must be between its members, and the members must be the same as now. In that epoch, both ends of each channel reported the same
-number. So a channel that both ends omit is covered, and a channel that has changed at one end only is not. If relative reports do not prove
-coverage, full reports are requested and fully checked.
+A report may be relative to an earlier epoch: it then omits all channels that have not changed since that epoch. Relative reports require
+that the earlier epoch had the same members, and that all its channels connect members. In the earlier epoch, the sender's and the
+receiver's reports agreed on every channel. A channel is therefore covered if both reports omit it, but not if only one of them lists a
+change. If relative reports do not prove that all channels are covered, the leader requests full reports.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +48,7 @@ class Coordinated:
         self._reported_channels: ReportedChannels | None = None
 
     def evaluate(self) -> None:
-        """Do nothing, because this mode has no work between epochs."""
+        """Do nothing, because this mode has no work to do between epochs."""
 
     # ---- begin ----------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Coordinated:
     # ---- reports --------------------------------------------------------------------------------------------------
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Check the epoch once every host has reported and no host still owes a full report."""
+        """Check the epoch once every host has reported and no requested full report is outstanding."""
         stage = entry.stage
         if isinstance(stage, Collecting) and len(stage.reports) == len(entry.hosts) and not stage.asked_again:
             self._check_reports(entry, stage)
@@ -115,21 +115,21 @@ class Coordinated:
         self._shared.out.append(manifest)
 
     def _ask_again(self, entry: OpenEpoch, stage: Collecting) -> None:
-        """Request full reports from the hosts that sent relative reports."""
+        """Request a full report from each host that sent a relative report."""
         stage.reported = None
         stage.asked_again = {host for host, report in stage.reports.items() if report.since}
         begin = msgspec.structs.replace(self._begin(entry.epoch, entry.hosts, None), again=True)
         self._shared.send(self._host_sessions.sessions_of(sorted(stage.asked_again)), begin)
 
     def _bases(self) -> dict[int, str]:
-        """Return the epochs whose chunks a new epoch may reuse, with their roots."""
+        """Return the roots of the epochs whose chunks a new epoch may reuse, by epoch number."""
         state = self._shared.state
         return {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
 
     def on_manifest_written(self, event: ManifestWritten) -> None:
-        """Decide the epoch if its manifest is durable, or fail it.
+        """Move the epoch to Deciding if its manifest is durable, otherwise fail it.
 
-        A damaged base is condemned, because otherwise every later epoch would fail too.
+        If a base epoch is damaged, condemn it, because otherwise every later epoch would fail too.
         """
         if event.damaged_base:
             self._shared.condemn(event.damaged_base, event.damaged_path, event.error)
@@ -159,11 +159,11 @@ class Coordinated:
         """Do nothing, because no epoch was made for the plan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the losses of a plan, by which all living agents return to the line."""
+        """Return what a plan loses: in this mode, all living agents lose their live state."""
         return LossReport(len(list(self._shared.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent:
-        """Return an operation that removes the agent at once. Epochs that are open still include the agent."""
+        """Return an operation that removes the agent at once. Epochs that are already open still include the agent."""
         return op.RemoveAgent(session.host, session.start, message.plan, message.agent)
 
 
@@ -179,11 +179,11 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     """The result of checking an epoch.
 
     Attributes:
-        manifest: the manifest to store; None if the epoch cannot be stored.
-        problem: why the epoch must be aborted; "" if it need not be.
-        is_alarm: whether the protocol was violated in a way that no crash or timeout explains.
-        is_open: whether full reports are needed, because the relative reports prove too little.
-        reported: the channels to which later reports may be relative; None if there are none.
+        manifest: the manifest to store; None if the epoch cannot be stored yet.
+        problem: why the epoch must be aborted; "" if there is no reason.
+        is_alarm: whether the reports violate the protocol in a way that no crash or timeout can explain.
+        is_open: whether full reports are needed, because the relative reports do not prove coverage.
+        reported: channels on which later relative reports may be based; None if there are none.
     """
 
     manifest: WriteManifest | None = None
@@ -200,7 +200,7 @@ def judge(
     reports: Mapping[str, EpochReport],
     earlier: ReportedChannels | None = None,
 ) -> Verdict:
-    """Check an epoch on which every host has reported. `reports` maps hosts to their reports, each of which is full or relative to
+    """Check an epoch after every host has reported. `reports` contains each host's report, which is either full or relative to
     `earlier`."""
     packs: list[ReportedPack] = []
     lines: dict[str, ManifestAgent] = {}
@@ -244,7 +244,7 @@ def _find_reported_channels(
     lines: Mapping[str, ManifestAgent],
     earlier: ReportedChannels | None,
 ) -> ReportedChannels | None:
-    """Return the channels if each is covered exactly and both its ends are members. Return None if the full check is needed."""
+    """Return the channels if each is exactly covered and connects two members. Return None if only the full check can decide."""
     against = {report.since for report in reports.values()}
     if against == {0}:
         earlier = None
@@ -260,11 +260,11 @@ def _find_reported_channels(
 def _covered_channels(
     reports: Mapping[str, EpochReport], lines: Mapping[str, ManifestAgent], known: Channels
 ) -> Channels | None:
-    """Return `known` updated with all changes if each channel is covered exactly and both its ends have reported. Return None if the full
-    check is needed.
+    """Return `known` updated with all reported changes, if sender and receiver have reported the same number for every channel. Return
+    None if only the full check can decide.
 
-    Exact coverage is the usual case, up to ten times a second with several thousand channels. So the loops run in C: they fill and compare
-    two dictionaries of (sender, receiver) → number.
+    This function runs up to ten times per second with several thousand channels, and usually needs no full check. Its loops therefore run
+    in C: they fill and compare two dictionaries that map (sender, receiver) to a number.
     """
     sent: dict[tuple[str, str], int] = {}
     received: dict[tuple[str, str], int] = {}
@@ -295,7 +295,7 @@ def _check_coverage(
     lines: Mapping[str, ManifestAgent],
     columns: Mapping[str, AgentReport],
 ) -> Verdict | None:
-    """Return a failing verdict if some channel is not covered, otherwise None."""
+    """Return a verdict that fails the epoch if some channel is not covered, otherwise None."""
     names = {name: None for report in reports.values() for name in report.names}
     gone = {name: None for name in names if name not in lines and state.has_left_before(name, epoch)}
     unknown = [name for name in columns if name not in lines and name not in gone]
@@ -392,9 +392,9 @@ def _columns_of(columns: dict[str, AgentReport], name: str) -> AgentReport:
 def _drop_unreferenced_unborn(
     members: Mapping[str, None], lines: Mapping[str, ManifestAgent], columns: Mapping[str, AgentReport]
 ) -> dict[str, ManifestAgent]:
-    """Return the members, and those unborn agents to which a message was sent inside the cut.
+    """Return all members, and each unborn agent to which a message was sent before the cut.
 
-    Other unborn agents were created by turns outside the cut. After a recovery, these turns run again and create the agents again.
+    All other unborn agents were created by turns after the cut. After a recovery, those turns run again and create the agents again.
     """
     unborn = {name for name in lines if name not in members}
     if not unborn:
@@ -432,8 +432,8 @@ def _manifest(
 def _numbers(
     columns: Iterable[tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]], lines: Mapping[str, ManifestAgent]
 ) -> dict[str, int]:
-    """Return agent → number for the agents in `lines`. For each host, `columns` contains its names, a column of name indices and a column
-    of numbers."""
+    """Return the number of each agent in `lines`. For each host, `columns` contains the names, a column of indices into the names, and a
+    column of numbers."""
     numbered = [
         (names[index], number) for names, of, numbers in columns for index, number in zip(of, numbers, strict=True)
     ]

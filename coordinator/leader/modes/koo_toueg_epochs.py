@@ -1,19 +1,20 @@
-"""Checkpoint mode of koo-toueg fleets, in which each epoch is a round of checkpoints whose recovery line is stored as the epoch.
+"""Checkpoint mode for the Koo-Toueg protocol: each epoch is a round of checkpoints, whose recovery line is stored as the epoch.
 
-*When.* A round begins on a manual request, when the period has elapsed, or when the sender logs in some host's memory are large. In the
-last case all agents are asked for checkpoints, since only rounds move logs into the store. Before a host is asked in the next round, it
-must know how the previous round ended.
+*When.* A round begins on request, when the period has elapsed, or when any host's sender logs in memory are large. If the sender logs are
+large, all agents are asked for checkpoints, because only rounds move logs into the store. Each host must know how the previous round ended
+before it is asked in the next round.
 
 *Rounds.* `KooTouegRound` (`protocols/koo_toueg.py`) decides which agents to ask and whether to commit. `CheckpointRounds` sends the
-requests to the hosts and passes their answers to the round. When the round has decided to commit and all its tentative checkpoints are
-reported, they are added to the ledger. After that, the newest checkpoints of all agents must form a consistent cut. `FleetHistory` computes
-lines independently of rounds, so this check verifies each round (G1) before its epoch is decided. A verified line is materialised, as in
-any logged fleet. When the epoch completes, the checkpoints become permanent.
+requests to the hosts and passes their answers to the round. Once the round has decided to commit, and hosts have reported all its tentative
+checkpoints, these are added to the ledger. After a round, the newest checkpoints of all agents must form a consistent cut. `FleetHistory`
+checks this independently of the rounds, so each round is verified (G1) before its epoch is decided. A verified recovery line is stored as
+an epoch, as in any fleet with sender logs. The tentative checkpoints become permanent when the epoch completes.
 
-The round's state is volatile: a new leader aborts an open epoch, and begins another one later.
+Because the state of a round is volatile, a new leader aborts an open epoch and begins another one later.
 
-In a periodic round, the initiator is the agent with the oldest checkpoint. In a manual round, or one for large logs, all agents are
-initiators. Agents created since the base epoch are always initiators. An agent that does not exist yet answers yes and takes no part.
+In a periodic round, the initiator is the agent with the oldest checkpoint. In a round for which a tool has asked, for large logs, or for
+an epoch of all agents, every agent is an initiator. Agents created since the base epoch are always initiators. If an agent does not exist
+yet, it answers yes without taking a checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,7 @@ from snapline.protocols.koo_toueg import (
 
 
 class CheckpointRounds:
-    """The rounds of a koo-toueg fleet, of which one runs at a time."""
+    """The rounds of a Koo-Toueg fleet, which run one at a time."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: RecoveryLines) -> None:
         self._shared = shared
@@ -80,7 +81,7 @@ class CheckpointRounds:
         return tuple([agent for agent, _ in living if is_all_agents or agent == oldest or agent not in known])
 
     def directives_for(self, host: str) -> list[RequestCheckpoints]:
-        """Return the round's unanswered requests to a host that has just reconnected."""
+        """Return all unanswered checkpoint requests for a host that has just reconnected."""
         if self._round is None:
             return []
         agents = self._shared.state.image.agents
@@ -88,7 +89,7 @@ class CheckpointRounds:
         return [self._request(asked)] if asked else []
 
     def line(self, epoch: int) -> dict[str, int] | None:
-        """Return the round's recovery line if the round has decided to commit and all its checkpoints are durable, otherwise None."""
+        """Return the round's recovery line, or None until the round has decided to commit and all its checkpoints are durable."""
         ledger = self._lines.ledger
         if self._round is None or self._round.round != epoch or not self._round.decision or ledger is None:
             return None
@@ -155,13 +156,13 @@ class CheckpointRounds:
     # ---- life of a round ------------------------------------------------------------------------------------------
 
     def start(self, epoch: int, initiators: tuple[str, ...]) -> None:
-        """Start the round of `epoch`, which has begun in the log."""
+        """Start the round of an epoch whose BeginEpoch is in the log."""
         self._round = KooTouegRound(epoch, initiators)
         self._numbers, self._is_added, self.problem = {}, False, ""
         self._carry_out(self._round.handle(self._shared.now, RoundStarted()))
 
     def end(self, epoch: int, *, is_complete: bool) -> None:
-        """End the round together with its epoch. Delete the checkpoints of an aborted round from the store."""
+        """End the round because its epoch has ended. If the round was aborted, delete its checkpoints from the store."""
         ended_round, ledger = self._round, self._lines.ledger
         if ended_round is None or ended_round.round != epoch:
             return
@@ -210,7 +211,7 @@ ROUND_LOG_BYTES = 64 * 1024 * 1024
 
 
 class KooToueg:
-    """Checkpoint mode of koo-toueg fleets, whose agents are asked for checkpoints in rounds."""
+    """Checkpoint mode in which agents are asked for checkpoints in rounds (Koo-Toueg)."""
 
     def __init__(
         self,
@@ -243,8 +244,8 @@ class KooToueg:
     def try_begin(self, demand: EpochDemand) -> Begun | Later | None:
         """Propose a round if there is a trigger.
 
-        In a manual round, or one for large logs, all agents are initiators. In a periodic round, the agent with the oldest checkpoint is
-        the initiator.
+        In a round for which a tool has asked, for large logs, or for an epoch of all agents, every agent is an initiator. In a periodic
+        round, the agent with the oldest checkpoint is the initiator.
         """
         if self._epochs.is_busy or self._publisher.unpublished:
             return Later()
@@ -270,7 +271,7 @@ class KooToueg:
         self._epochs.on_begin_ended(result)
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
-        """Start the epoch's round, which asks its initiators for checkpoints."""
+        """Start the epoch's round by asking its initiators for checkpoints."""
         begun = self._epochs.take(epoch)
         if begun is None or isinstance(begun, Failing):
             return begun
@@ -280,9 +281,9 @@ class KooToueg:
     # ---- progress -------------------------------------------------------------------------------------------------
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Request the storing of the round's line once the line is complete.
+        """Request that the round's recovery line be stored, once it is complete.
 
-        If a host cannot use the store, fail the round, because its agents would otherwise stay blocked.
+        If a host cannot use the store, fail the round, because the host's agents would otherwise remain blocked.
         """
         if reason := self._store.host_problem(entry.hosts):
             self._open_epochs.fail_to_store(entry, f"it could not be stored: {reason}")
@@ -296,26 +297,26 @@ class KooToueg:
             entry.stage = StoringLine()
 
     def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
-        """End the round of an epoch whose outcome is in the log."""
+        """End the round because the outcome of its epoch is in the log."""
         self._rounds.end(entry.epoch, is_complete=is_complete)
 
     def directives_for(self, host: str) -> Sequence[RequestCheckpoints]:
-        """Return the round's unanswered requests to this host."""
+        """Return all unanswered checkpoint requests for this host."""
         return self._rounds.directives_for(host)
 
     # ---- plans and agents -------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """Return True, because the recovery line is always the newest complete epoch and excludes tentative checkpoints."""
+        """Return True, because the recovery line is always the newest complete epoch, without tentative checkpoints."""
         return True
 
     def on_plan_ended(self) -> None:
         """Do nothing, because no epoch was made for the plan."""
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the losses of a plan, by which all living agents return to the line."""
+        """Return what a plan loses: in this mode, all living agents lose their live state."""
         return LossReport(len(list(self._shared.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
-        """Queue the agent for removal, which happens once no recovery line can need the agent."""
+        """Queue the agent, which is removed as soon as no recovery line can need it."""
         self._leaving.on_asked(session, message)

@@ -1,25 +1,24 @@
-"""The recovery line of a logged fleet, computed from the checkpoints in the store after the newest complete epoch; also tools' queries
-about recovery lines.
+"""The recovery line of a fleet with sender logs, computed from the checkpoints stored after the newest complete epoch.
 
-The recovery line is materialised: it is stored as an epoch and then handled like an epoch that hosts have made. `RecoveryLines` keeps the
-ledger (`checkpoint_ledger.py`) up to date:
+A recovery line is *materialised* by storing it as an epoch, which is then treated like an epoch made by hosts. `RecoveryLines` updates
+the ledger (`checkpoint_ledger.py`) in this way:
 
-1. After the leader's start and after every recovery plan, the base epoch and the plan's checkpoint packs are scanned in the store. Reports
-   that arrive during the scan are added afterwards.
-2. A host's report is acknowledged (CheckpointsKnown) when all of its checkpoints are in the ledger; hosts repeat the report until then. A
-   checkpoint whose predecessor is missing waits; after GAP_NS the store is scanned again.
-3. A line that has become an epoch is the new base. Packs without checkpoints after the base are deleted. Packs of earlier plans are deleted
-   when a scan has shown that this plan's base can be read.
+1. After the leader's start and after every recovery plan, the store is scanned for the base epoch and the plan's checkpoint packs. Hosts'
+   reports that arrive during the scan are added afterwards.
+2. A host's report is acknowledged (CheckpointsKnown) once all its checkpoints are in the ledger. A host resends its report until the report
+   is acknowledged. If the predecessor of a checkpoint is missing, the checkpoint waits, and after GAP_NS the store is scanned again.
+3. When a recovery line has become an epoch, that epoch is the new base. Packs without checkpoints after the base are deleted. Packs of
+   earlier plans are deleted after a scan has shown that the current plan's base is readable.
 
-*Damage.* An unreadable checkpoint and the agent's later checkpoints are ignored, because the log between them is lost. If the base is
-damaged, nothing above it can be made into an epoch. In both cases the fleet cannot complete epochs properly, so `problem` requests a
-recovery plan at once; a later plan would lose more work.
+*Damage.* An unreadable checkpoint and the agent's later checkpoints are ignored, because the messages logged between them are lost. If
+the base is damaged, no later checkpoint can become part of an epoch. After any damage, the fleet cannot complete epochs properly.
+`problem` therefore requests a recovery plan at once, because a later plan would lose more work.
 
-*Recovery queries* ask to which checkpoints the fleet would return if given agents failed. Survivors keep their live states, so the hosts of
-an autonomous fleet report their agents' positions (ReportNumbers) while the agents keep running. After at most one second, the answer is
-computed from the replies so far. The answer is an estimate if a live state is unknown or has changed since
-(`recovery/dependency_history.py`). A recovery freezes the fleet first, so its line is exact. While the store is being scanned, a query
-waits, and after some seconds it is refused.
+*Recovery queries* ask to which checkpoints the fleet would return if certain agents failed. Because agents that do not fail keep their live
+states, hosts report their agents' positions (ReportNumbers) while the agents keep running. A recovery query is answered after at most one
+second, from the replies that have arrived. The answer is only an estimate if a live state is unknown or has changed since
+(`recovery/dependency_history.py`). The line of an actual recovery is exact, because the fleet is frozen first. A query waits while the
+store is being scanned, and is refused after some seconds.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +47,7 @@ from snapline.messages.host_messages import CheckpointsKnown, CheckpointsStored,
 
 
 def without_departed_agents(checkpoint: StoredCheckpoint, has_left: Callable[[str], bool]) -> StoredCheckpoint:
-    """Return the checkpoint without the numbers of agents that have left, because messages received from them would look like orphans."""
+    """Return the checkpoint without the channel numbers of departed agents, because messages received from them would look like orphans."""
     if not any(map(has_left, (*checkpoint.sent, *checkpoint.received))):
         return checkpoint
     sent = {agent: number for agent, number in checkpoint.sent.items() if not has_left(agent)}
@@ -57,7 +56,7 @@ def without_departed_agents(checkpoint: StoredCheckpoint, has_left: Callable[[st
 
 
 def shape_problem(message: CheckpointsStored) -> str:
-    """Describe an error in the lengths or indices of the message's columns. Return "" if there is none."""
+    """Describe an error in the message's column lengths or indices. Return "" if the columns are valid."""
     names, agents = len(message.names), len(message.agents)
     if not {len(message.numbers), len(message.bases)} <= {agents} or len(message.turns) not in (0, agents):
         return "the columns of its agents differ in length"
@@ -73,7 +72,8 @@ def shape_problem(message: CheckpointsStored) -> str:
 
 
 def checkpoints_of(message: CheckpointsStored) -> Iterator[StoredCheckpoint]:
-    """Yield the report's checkpoints, each with the channels that have changed. The first checkpoint carries the size of all logs."""
+    """Yield the report's checkpoints, each with only those channels that have changed. The first checkpoint contains the total size of
+    all logs in the report."""
     names = message.names
     sent: list[dict[str, int]] = [{} for _ in message.agents]
     received: list[dict[str, int]] = [{} for _ in message.agents]
@@ -115,7 +115,7 @@ TENTATIVE = "tentative"
 
 
 class WaitingReport(msgspec.Struct, frozen=True):
-    """A host's report that is not in the ledger yet."""
+    """A host's report that has not been added to the ledger yet."""
 
     host: str
     start: int
@@ -124,7 +124,7 @@ class WaitingReport(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """A running scan of the store. If `is_late`, the scan's result may be outdated, so another scan follows."""
+    """A scan of the store that is in progress. If `is_late` is set, the result may be outdated, so another scan follows."""
 
     plan: int
     base_epoch: int
@@ -136,11 +136,11 @@ class RecoveryLines:
     hosts' reports.
 
     Attributes:
-        ledger: the checkpoints of the fleet; None until the store has been scanned under the current plan.
+        ledger: the ledger of checkpoints; None until the store has been scanned under the current plan.
         problem: why a recovery plan is needed; "" if none is needed.
-        is_base_lost: whether the base is damaged, so that nothing above it can be made into an epoch.
-        tentative: (round, agent) → the agent's checkpoint in a round that is not decided yet.
-        finished: stopped agents that may leave, because all messages that they sent were received before the published base.
+        is_base_lost: whether the base is damaged, so that no later checkpoint can become part of an epoch.
+        tentative: the checkpoint of each (round, agent) in an undecided round.
+        finished: stopped agents that may leave, because all messages that they have sent were received before the published base.
     """
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
@@ -174,12 +174,12 @@ class RecoveryLines:
 
     @property
     def has_advanced(self) -> bool:
-        """Return whether the recovery line is newer than the newest complete epoch and can be stored as an epoch."""
+        """Return whether the recovery line is newer than the base epoch and can be stored as an epoch."""
         return self.is_ready and self.ledger is not None and self.ledger.has_advanced
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the recovery line can be stored as an epoch, even if it still equals the base."""
+        """Return whether the recovery line can be stored as an epoch, even if it equals the base."""
         ledger = self.ledger
         return (
             ledger is not None
@@ -190,28 +190,28 @@ class RecoveryLines:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether all reports that have arrived are in the ledger, or the base is lost."""
+        """Return whether all received reports are in the ledger, or the base is lost."""
         return self.is_base_lost or (self.ledger is not None and not self._waiting and not self._unheard_hosts)
 
     @property
     def is_behind(self) -> bool:
-        """Return whether some agent's newest checkpoint is newer than the recovery line, because other agents hold the line back."""
+        """Return whether any agent's newest checkpoint is newer than the recovery line."""
         ledger = self.ledger
         return ledger is not None and any(number > ledger.line.get(agent, 0) for agent, number in ledger.newest.items())
 
     @property
     def log_bytes(self) -> int:
-        """Return the total size, in bytes, of the sender logs in the store after the base."""
+        """Return the total size, in bytes, of the stored sender logs after the base."""
         return self.ledger.log_bytes if self.ledger is not None else 0
 
     def newest(self) -> dict[str, int]:
-        """Return a mapping from each agent to the number of its newest checkpoint."""
+        """Return the number of each agent's newest checkpoint."""
         return {} if self.ledger is None else dict(self.ledger.newest)
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_stored(self, session: HostSession, message: CheckpointsStored) -> None:
-        """Handle a host's report of durable checkpoints; the host may repeat the report."""
+        """Handle a host's report of durable checkpoints. The host may repeat the report."""
         if message.host_start != session.start or not self._plan:
             return  # no plan, or a fleet whose hosts make the epochs: there is no ledger
         problem = shape_problem(message)
@@ -233,7 +233,7 @@ class RecoveryLines:
         self._waiting.append(WaitingReport(session.host, session.start, message.sequence, checkpoints))
 
     def on_scanned(self, event: CheckpointsScanned) -> None:
-        """Handle the result of a scan."""
+        """Handle the result of a scan of the store."""
         scan = self._scan
         if scan is None or (scan.plan, scan.base_epoch) != (event.plan, event.base_epoch):
             return
@@ -274,7 +274,8 @@ class RecoveryLines:
     # ---- materialising --------------------------------------------------------------------------------------------
 
     def materialise(self, epoch: int, line: dict[str, int], members: list[tuple[str, AgentRecord]]) -> None:
-        """Request that `line` be stored as the open epoch `epoch`. `members` are the epoch's agents, including unborn agents."""
+        """Request that `line` be stored as the epoch numbered `epoch`, which is open. `members` are the epoch's agents, including unborn
+        agents."""
         state, ledger = self._shared.state, self.ledger
         plan, record = state.plan, state.image.epochs[epoch]
         assert plan is not None and ledger is not None, "a line without a plan"
@@ -296,16 +297,16 @@ class RecoveryLines:
         )
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """Store the finished agents of a materialised line until its epoch is published."""
+        """Record the finished agents of a materialised recovery line until its epoch is published."""
         self._finishing[event.epoch] = event.finished
 
     def on_published(self, epoch: int) -> None:
-        """Set `finished` when the base epoch is published, since its tentative checkpoints are now permanent on all hosts."""
+        """Update `finished` when the base epoch is published, because its tentative checkpoints are now permanent on all hosts."""
         if self.ledger is not None and self.ledger.base_epoch == epoch:
             self.finished = dict.fromkeys(self._finishing.pop(epoch, ()))
 
     def on_left(self, agent: str) -> None:
-        """Drop a finished agent that has left the fleet. The ledger is rebuilt once it contains many departed agents."""
+        """Remove a stopped agent that has left the fleet. The ledger is rebuilt when it contains too many departed agents."""
         self.finished.pop(agent, None)
         if self.ledger is not None:
             self.ledger.leave(agent)
@@ -313,7 +314,7 @@ class RecoveryLines:
                 self.ledger = None
 
     def on_damaged(self, event: LineMaterialised) -> None:
-        """Handle damage to a file that a recovery line needs."""
+        """Handle damage to a file that is needed for a recovery line."""
         ledger = self.ledger
         if ledger is None:
             return
@@ -330,7 +331,7 @@ class RecoveryLines:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Handle a new plan or base, and add the waiting reports to the ledger."""
+        """Follow changes of the plan and the base, and add the waiting reports to the ledger."""
         state = self._shared.state
         if state.plan is None or state.image.outcome:
             return
@@ -350,10 +351,10 @@ class RecoveryLines:
             self._take_waiting(self.ledger)
 
     def _rescan_after_other_leader(self) -> None:
-        """Scan the store again when a host that another leader has served attaches to this leader, or is lost.
+        """Scan the store again when a host that may have been served by another leader attaches to this leader, or is lost.
 
-        A leader that does not yet know that it was replaced still acknowledges reports, and hosts repeat only unacknowledged reports. The
-        acknowledged checkpoints are in the store, but this leader's first scan may have missed them.
+        An earlier leader that does not know of its successor still acknowledges reports, and hosts resend only unacknowledged reports.
+        Checkpoints acknowledged by that leader are in the store, but this leader's first scan may have missed them.
         """
         hosts = self._shared.state.image.hosts
         if self._unheard_hosts is None:
@@ -376,8 +377,8 @@ class RecoveryLines:
         self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], None, 0, 0
 
     def _base(self) -> int | None:
-        """Return the base of this plan's checkpoints: the plan's last complete epoch or, if it has none, its recovery line. If the base is
-        damaged, return None instead."""
+        """Return the base of this plan's checkpoints, which is the plan's last complete epoch or, if it has none, its recovery line.
+        Return None if the base is damaged."""
         plan, epochs = self._shared.state.plan, self._shared.state.image.epochs
         assert plan is not None, "no plan"
         for epoch in reversed(epochs):
@@ -398,7 +399,7 @@ class RecoveryLines:
         self._delete_obsolete(self.ledger)
 
     def on_round_ended(self, epoch: int) -> None:
-        """Forget the tentative checkpoints of this round and of earlier rounds."""
+        """Drop the tentative checkpoints of this round and of earlier rounds."""
         self.tentative = {key: x for key, x in self.tentative.items() if key[0] > epoch}
 
     def _delete_obsolete(self, ledger: Ledger) -> None:
@@ -407,7 +408,7 @@ class RecoveryLines:
             self._shared.out.append(DeleteCheckpoints(paths))
 
     def delete(self, paths: tuple[str, ...]) -> None:
-        """Delete the packs of an aborted round from the store."""
+        """Delete these packs of an aborted round from the store."""
         if paths:
             if self.ledger is not None:
                 self.ledger.release(paths)
@@ -459,7 +460,7 @@ class RecoveryLines:
             self.ledger, self._gap_ns, self._is_gap_scanned = None, None, True
 
     def _give_up_gaps(self) -> None:
-        """Mark checkpoints as unusable if they depend on a missing predecessor that a scan did not find."""
+        """Mark checkpoints as unusable if a scan has not found their predecessors."""
         newest = self.newest()
         for checkpoint in [x for report in self._waiting for x in report.checkpoints]:
             agent, number = checkpoint.agent, newest.get(checkpoint.agent, 0) + 1
@@ -486,7 +487,7 @@ QUERIES_MAX = 64
 
 
 class LineQuery(msgspec.Struct):
-    """An open query. `waiting` contains the hosts that have not reported their agents' positions yet."""
+    """An open query. `waiting` contains the hosts that have not yet reported their agents' positions."""
 
     failures: tuple[tuple[str, ...], ...]
     asked_ns: int
@@ -513,7 +514,7 @@ class RecoveryQueries:
             self._shared.send(self._host_sessions.sessions_of(hosts), ReportNumbers(event.request, plan.number))
 
     def on_numbers_reported(self, session: HostSession, message: NumbersReported) -> None:
-        """Handle a host's report of its agents' positions."""
+        """Handle a host's report of its agents' positions, made for a recovery query."""
         question, ledger = self._questions.get(message.request), self._lines.ledger
         if question is None or message.plan != self._shared.state.plan_number or session.host not in question.waiting:
             return
@@ -537,7 +538,7 @@ class RecoveryQueries:
                 ledger.report_live(names[agent], received[index], message.turns[index])
 
     def evaluate(self) -> None:
-        """Answer the queries that can be answered, and refuse those that have waited too long."""
+        """Answer the queries that can be answered, and refuse queries that have waited too long."""
         ledger, now = (self._lines.ledger if self._lines.is_settled else None), self._shared.now
         for request, question in list(self._questions.items()):
             if ledger is not None and (not question.waiting or now >= question.asked_ns + WAIT_NS):
@@ -558,7 +559,7 @@ class RecoveryQueries:
 
 
 def find_lines(ledger: Ledger, failures: tuple[tuple[str, ...], ...]) -> list[RecoveryLineResult]:
-    """Return the recovery line for each failure. Agents that are no longer in the ledger are ignored."""
+    """Return one recovery line for each set of failed agents. Failed agents that are no longer in the ledger are ignored."""
     known_failures = [tuple([agent for agent in failed if agent in ledger.newest]) for failed in failures]
     history = ledger.history
     single = len(known_failures) == 1

@@ -1,8 +1,8 @@
 """Stores CrewAI flow states in snapline's store (docs/session-stores.md).
 
-Each flow has a record `state`, and while the flow waits for a person also a record `pending`. The records have one field for each key of
-the flow's state. A field that a method has not changed is stored as a mere reference. Pydantic converts values to JSON. When they are
-loaded, they are plain JSON values.
+Each flow has a record `state`. While the flow waits for a person, it also has a record `pending`. Each record has one field for each key of
+the flow's state. A field that a method has not changed is stored only as a reference to its earlier value. Pydantic converts values to JSON
+before they are stored. Loaded values are therefore plain JSON values.
 """
 
 try:
@@ -36,11 +36,11 @@ class FlowRecords(RecordStoreBase):
 
 
 class SnaplineFlowPersistence(FlowPersistence):
-    """A CrewAI `FlowPersistence`. Use it as `@persist(SnaplineFlowPersistence(location="folder"))` or `MyFlow(persistence=…)`.
+    """A CrewAI `FlowPersistence`. Use the persistence as `@persist(SnaplineFlowPersistence(location="folder"))` or `MyFlow(persistence=…)`.
 
-    The store is a folder or a URL (`s3://bucket/prefix`). It is opened when it is first used, and stays open until `close`. If the store
-    does not exist, it is created unless `must_exist` is set. Only one object in one process may have the store open. Opening it a second
-    time raises `ObjectStreamInUseError`. A save is atomic, and is durable when the method returns.
+    The store is a folder or a URL (`s3://bucket/prefix`). The store is opened when it is first used, and stays open until `close`. If the
+    store does not exist, it is created unless `must_exist` is set. Only one object in one process may have the store open. Opening the
+    store a second time raises `ObjectStreamInUseError`. A save is atomic, and is durable when the method returns.
     """
 
     persistence_type: str = "SnaplineFlowPersistence"
@@ -49,13 +49,13 @@ class SnaplineFlowPersistence(FlowPersistence):
     _owner: FlowRecords | None = PrivateAttr(default=None)
 
     def init_db(self) -> None:
-        """Open the store. Raises the errors of `RecordStoreBase.open`."""
+        """Open the store. Raise the same errors as `RecordStoreBase.open`."""
         with _opening:
             if self._owner is None:
                 self._owner = FlowRecords.open(self.location, must_exist=self.must_exist)
 
     def close(self) -> None:
-        """Close the store. A second call has no effect."""
+        """Close the store. Closing the store again has no effect."""
         with _opening:
             owner, self._owner = self._owner, None
         if owner is not None:
@@ -87,7 +87,7 @@ class SnaplineFlowPersistence(FlowPersistence):
         return _state(fields), PendingFeedbackContext.from_dict(json.loads(fields[_CONTEXT]))
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
-        """Delete the flow's pending feedback, so that the flow no longer counts as waiting."""
+        """Delete the flow's pending feedback, so that the flow no longer counts as waiting for a person."""
         self._records().delete(_path(flow_uuid), _PENDING)
 
     def _records(self) -> StoredRecords:

@@ -1,6 +1,6 @@
 """Stores LlamaIndex workflow contexts in snapline's store (docs/session-stores.md).
 
-A context is stored as a record with the fields of `Context.to_dict`. A field that has not changed is stored as a mere reference.
+A context is stored as a record with the fields of `Context.to_dict`. If a field has not changed, only a reference to it is stored.
 LlamaIndex's own serializer converts values to text and back.
 """
 
@@ -21,14 +21,15 @@ _PATH = ("context",)
 
 
 class SnaplineContexts(RecordStoreBase):
-    """Stores contexts by name. Use `await contexts.save("one", handler.ctx)`, and later `await contexts.load("one", workflow)`."""
+    """Stores LlamaIndex workflow contexts by name. Save with `await contexts.save("one", handler.ctx)`. Load later with `await
+    contexts.load("one", workflow)`."""
 
     SHELF = "llama-workflows"
 
     async def save(self, name: str, context: Context, serializer: Any = None) -> None:
-        """Save the current state of a context. It replaces a saved context with the same name.
+        """Save the current state of a context. A previously saved context with the same name is replaced.
 
-        If a step is running, it will be rerun after the context is loaded.
+        If a step is running when the context is saved, the step is rerun after the context is loaded.
         """
         fields = {key: json.dumps(value).encode() for key, value in context.to_dict(serializer).items()}
         await in_thread(self._records.put, _PATH, {name: fields})
@@ -41,9 +42,9 @@ class SnaplineContexts(RecordStoreBase):
         return Context.from_dict(workflow, {key: json.loads(data) for key, data in fields.items()}, serializer)
 
     async def delete(self, name: str) -> bool:
-        """Delete a context. Return whether it existed."""
+        """Delete a context. Return True if the context existed."""
         return await in_thread(self._records.delete, _PATH, name)
 
     def names(self) -> list[str]:
-        """Return the names of all saved contexts, sorted."""
+        """Return the names of all saved contexts in sorted order."""
         return self._records.names(_PATH)

@@ -1,8 +1,9 @@
 """Stores workflow checkpoints of Microsoft Agent Framework in snapline's store (docs/session-stores.md).
 
-A checkpoint is stored as a record with the fields of `WorkflowCheckpoint`, in which each key of `state` is a separate field. A field that a
-superstep has not changed is stored as a mere reference. The framework's own encoding converts values to JSON, pickles values that JSON
-cannot represent, and loads only allowed types from pickles. The framework's security advice applies to this storage, too.
+A checkpoint is stored as a record with the fields of `WorkflowCheckpoint`, where each key of `state` is a separate field. If a superstep
+has not changed a field, only a reference to it is stored. The framework's own encoding converts values to JSON, and pickles values that
+JSON cannot represent. When loading a pickle, the framework accepts only allowed types. The framework's security advice also applies to this
+storage.
 """
 
 try:
@@ -26,33 +27,35 @@ _STATE_KEY = "state/"
 
 
 class SnaplineCheckpointStorage(RecordStoreBase):
-    """Implementation of `CheckpointStorage`. Use it as `WorkflowBuilder(…, checkpoint_storage=SnaplineCheckpointStorage.open("folder"))`.
+    """A `CheckpointStorage` that saves workflow checkpoints in snapline's store. Use the storage as `WorkflowBuilder(…,
+    checkpoint_storage=SnaplineCheckpointStorage.open("folder"))`.
 
-    `allow` specifies the application's types that may be loaded, as "module:Class". `agent_framework.register_checkpoint_type` has the same
-    purpose.
+    `allow` lists the application's types that may be loaded, in the form "module:Class". Alternatively, allow a type with
+    `agent_framework.register_checkpoint_type`.
     """
 
     SHELF = "agent-framework"
 
     def __init__(self, records: StoredRecords) -> None:
-        """Create the storage for open records. This is internal. Use `open` instead."""
+        """Create the storage from open records. Applications should use `open` instead."""
         super().__init__(records)
         self._allowed: frozenset[str] = frozenset()
 
     def allow(self, types: Iterable[str]) -> "SnaplineCheckpointStorage":
-        """Allow these additional types to be loaded, and return this object."""
+        """Allow the given additional types to be loaded, and return this storage object."""
         self._allowed |= frozenset(types)
         return self
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
-        """Save a checkpoint and return its id. Raise WorkflowCheckpointException if it would be impossible to load the checkpoint later."""
+        """Save a checkpoint and return its id. Raise WorkflowCheckpointException if the checkpoint could not be loaded later."""
         fields = self._fields_of(checkpoint)
         path = (_KIND, checkpoint.workflow_name)
         await in_thread(self._records.put, path, {checkpoint.checkpoint_id: fields})
         return str(checkpoint.checkpoint_id)
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
-        """Return a checkpoint. Raise WorkflowCheckpointException if it does not exist, or if it contains a type that is not allowed."""
+        """Return the checkpoint with this id. Raise WorkflowCheckpointException if the checkpoint does not exist, or if it contains a type
+        that is not allowed."""
         fields = await in_thread(self._find, checkpoint_id)
         if fields is None:
             raise WorkflowCheckpointException(f"there is no checkpoint {checkpoint_id!r} in the store")
@@ -65,7 +68,7 @@ class SnaplineCheckpointStorage(RecordStoreBase):
         return sorted(checkpoints, key=lambda checkpoint: datetime.fromisoformat(checkpoint.timestamp))
 
     async def delete(self, checkpoint_id: str) -> bool:
-        """Delete a checkpoint. Return whether it existed."""
+        """Delete a checkpoint. Return True if the checkpoint existed."""
         path = self._records.owner_of(_KIND, checkpoint_id)
         return path is not None and await in_thread(self._records.delete, path, checkpoint_id)
 

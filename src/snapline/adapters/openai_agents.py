@@ -1,4 +1,4 @@
-"""Stores sessions of OpenAI's Agents SDK in snapline's store (docs/session-stores.md).
+"""Stores the sessions of OpenAI's Agents SDK in snapline's store (docs/session-stores.md).
 
 This module does not import the SDK, because the SDK accepts any object that has the methods of a session.
 
@@ -15,11 +15,10 @@ Items = list[Any]
 
 
 class SnaplineSession:
-    """One conversation, to be used as `Runner.run(agent, text, session=…)`. `SnaplineSessions.session` creates it.
+    """A single conversation, to be used as `Runner.run(agent, text, session=…)`. Create a session with `SnaplineSessions.session`.
 
     Attributes:
-        session_id: id of the conversation.
-        session_settings: the SDK's settings for the session. Their `limit` is the default limit of `get_items`.
+        session_settings: the SDK's settings for the session, whose `limit` is the default limit of `get_items`.
     """
 
     def __init__(self, records: StoredRecords, session_id: str, session_settings: Any = None) -> None:
@@ -29,7 +28,7 @@ class SnaplineSession:
         self._path = ("session", session_id)
 
     async def get_items(self, limit: int | None = None) -> Items:
-        """Return the latest `limit` items in order. If there is no limit here or in the settings, return all items."""
+        """Return the latest `limit` items, oldest first. If neither `limit` nor the settings' limit is set, return all items."""
         count = getattr(self.session_settings, "limit", None) if limit is None else limit
         records = await in_thread(self._records.last, self._path, None if count is None else max(0, count))
         return [json.loads(record) for record in records]
@@ -39,7 +38,7 @@ class SnaplineSession:
         await in_thread(self._records.append, self._path, [json.dumps(item).encode() for item in items])
 
     async def pop_item(self) -> Any:
-        """Remove and return the latest item, or return None if there are no items."""
+        """Remove and return the latest item, or return None if the conversation is empty."""
         record = await in_thread(self._records.pop, self._path)
         return None if record is None else json.loads(record)
 
@@ -49,10 +48,10 @@ class SnaplineSession:
 
 
 class SnaplineSessions(RecordStoreBase):
-    """All conversations in one store, opened with `SnaplineSessions.open("folder")`."""
+    """All conversations in a store, opened with `SnaplineSessions.open("folder")`."""
 
     SHELF = "openai-agents"
 
     def session(self, session_id: str, session_settings: Any = None) -> SnaplineSession:
-        """Return a conversation. It is created in the store when the first item is added."""
+        """Return a conversation. The conversation is created in the store when its first item is added."""
         return SnaplineSession(self._records, session_id, session_settings)

@@ -1,12 +1,12 @@
-"""Stores lists of records, and named records, in an object stream. The adapters for session stores share this module.
+"""Stores lists of records, and records with names, in an object stream. The adapters for session stores build on this module.
 
     path (kind, owner)      name: a number, ascending       one record of a list
     path (kind, owner)      name: any name                  a record of fields: small fields inline, each other field a referenced object
 
-If a field has not changed since the previous record, or if another record contains the same field, the field is stored as a mere reference.
-The adapter encodes the fields, and this module treats the bytes as opaque.
+If a field has not changed since the previous record, or another record contains the same field, only a reference to the field is stored.
+Each adapter encodes the fields itself, and this module treats the bytes as opaque.
 
-Every change is atomic, and is durable when the method returns. Several threads may share the object, but only one process at a time can
+Every change is atomic, and it is durable when the method returns. Several threads may share one object, but only one process at a time can
 have a stream open. Coroutines use `in_thread` to run the blocking disk operations.
 """
 
@@ -35,8 +35,8 @@ paths' hashes collide."""
 
 
 class FieldsRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A record of fields. It contains the bytes of each small field, and for every other field the index of its object in the
-    references."""
+    """A stored record of fields. The record contains the bytes of each small field. For every other field, the record contains the field's
+    index in its list of references."""
 
     inline: dict[str, bytes]
     referred: dict[str, int]
@@ -47,20 +47,20 @@ _decoder = msgspec.msgpack.Decoder(FieldsRecord)
 
 
 class StoredRecords:
-    """The records in one object stream."""
+    """All records in one object stream."""
 
     def __init__(self, objects: ObjectStream) -> None:
         self._objects = objects
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
     def close(self) -> None:
-        """Close the store. A second call has no effect."""
+        """Close the store. Closing the store again has no effect."""
         self._objects.close()
 
     # -- lists -------------------------------------------------------------------------------------------------------
 
     def append(self, path: Path, records: Sequence[bytes]) -> None:
-        """Append records to the list at the path. The operation is atomic."""
+        """Append records to the list at the given path, in one atomic operation."""
         with self._lock_of(path):
             number = 1 + max(map(int, self._objects.entries(path)), default=-1)
             change = self._objects.change()
@@ -88,14 +88,14 @@ class StoredRecords:
             return record
 
     def clear(self, path: Path) -> None:
-        """Delete all records at the path."""
+        """Delete all records at the given path."""
         with self._lock_of(path):
             self._forget(path, list(self._objects.entries(path)))
 
     # -- records by name ---------------------------------------------------------------------------------------------
 
     def put(self, path: Path, records: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Save records (name → fields) in one atomic operation. Each record replaces an existing record with the same name."""
+        """Save records, given as name → fields, in one atomic operation. Each record replaces an existing record with the same name."""
         change = self._objects.change()
         for name, fields in records.items():
             inline = {field: data for field, data in fields.items() if len(data) <= INLINE_BYTES_MAX}
@@ -113,23 +113,23 @@ class StoredRecords:
             return None if digest is None else self._read(digest)
 
     def all(self, path: Path) -> dict[str, dict[str, bytes]]:
-        """Return name → fields of all records at the path, sorted by name."""
+        """Return a map from name to fields, sorted by name, for all records at the given path."""
         with self._lock_of(path):
             return {name: self._read(digest) for name, digest in sorted(self._objects.entries(path).items())}
 
     def delete(self, path: Path, name: str) -> bool:
-        """Delete a record. Return whether it existed."""
+        """Delete a record. Return True if the record existed."""
         with self._lock_of(path):
             is_there = self._objects.find(path, name) is not None
             self._forget(path, [name] if is_there else [])
         return is_there
 
     def names(self, path: Path) -> list[str]:
-        """Return the names of the records at the path, sorted."""
+        """Return the names of the records at the given path, in sorted order."""
         return sorted(self._objects.entries(path))
 
     def owner_of(self, kind: str, name: str) -> Path | None:
-        """Return a path of this kind at which there is a record with this name, or None if there is no such path."""
+        """Return a path of the given kind that has a record with this name, or None if no such path exists."""
         paths = (path for path in self._objects.paths(kind) if self._objects.find(path, name) is not None)
         return next(paths, None)
 
@@ -153,31 +153,31 @@ class StoredRecords:
 
 
 class RecordStoreBase:
-    """Base class of the adapters' public classes. It owns an open object stream, and is both a synchronous and an asynchronous context
-    manager.
+    """Base class of the public classes of all session store adapters. An object of this class owns an open object stream, and it is both a
+    synchronous and an asynchronous context manager.
 
-    Every change is atomic, and is durable when the method returns. Several threads and event loops may share the object. Only one object in
-    one process may have a folder open. Opening it a second time raises `ObjectStreamInUseError`.
+    Every change is atomic, and it is durable when the method returns. Several threads and event loops may share one object. Only one object
+    in one process may have a folder open. Opening the folder a second time raises `ObjectStreamInUseError`.
     """
 
     SHELF: ClassVar[str]
     """Name of the object stream in the store that the class uses."""
 
     def __init__(self, records: StoredRecords) -> None:
-        """Create the object for open records. This is internal. Use `open` instead."""
+        """Create the object from open records. Applications should use `open` instead."""
         self._records = records
 
     @classmethod
     def open(cls, location: str | os.PathLike[str], *, keys: Keys | None = None, must_exist: bool = False) -> Self:
         """Open the store at a folder or a URL (`s3://bucket/prefix`). If the store does not exist, it is created.
 
-        If `keys` is None, the keys in the environment variables are used (docs/protection.md). If `must_exist` is set, the store is not
-        created. Set it if the store should already exist, so that a missing mount is reported as an error.
+        If `keys` is None, the keys in the environment variables are used (docs/protection.md). If `must_exist` is set, a missing store is
+        an error and is not created. Set `must_exist` for an existing store, so that a missing mount is reported as an error.
 
         Raises:
             StoreMissingError: the store does not exist, and `must_exist` is set.
             ObjectStreamInUseError: another process, or another object of this process, has the object stream open.
-            StoreError: the store is encrypted but the key is missing, or the disk has failed.
+            StoreError: the store is encrypted and the key is missing, or the disk has failed.
             DamagedDataError: a file is damaged.
         """
         store = (Store.open if must_exist else Store.open_or_create)(location, keys=keys)
@@ -185,11 +185,11 @@ class RecordStoreBase:
 
     @property
     def records(self) -> StoredRecords:
-        """Return the records in this object stream."""
+        """Return the records in the given object stream."""
         return self._records
 
     def close(self) -> None:
-        """Close the store. A second call has no effect."""
+        """Close the store. Closing the store again has no effect."""
         self._records.close()
 
     def __enter__(self) -> Self:
@@ -214,10 +214,10 @@ R = TypeVar("R")
 
 
 async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run `function` in a thread of the event loop's thread pool, and return its result.
+    """Run `function` in the event loop's thread pool, and return the function's result.
 
-    A thread cannot be stopped. So if the caller is cancelled, the cancellation takes effect only when the function has ended. This ensures
-    that a cancelled write cannot take effect after a later write.
+    A running thread cannot be stopped. If the caller is cancelled, the cancellation therefore takes effect only when the function has
+    ended. This delay ensures that a cancelled write cannot take effect after a later write.
     """
     running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:

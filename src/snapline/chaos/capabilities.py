@@ -1,7 +1,7 @@
-"""List which fault words work on real processes, on this machine and with each launcher, and why the other words do not.
+"""Lists which faults can be injected into real processes, on this machine and with each launcher, and why other faults cannot.
 
-`EVERYTHING` is the template of `snapline chaos run` without a file. The seed draws faults of all kinds that real
-processes support from this template, for three hosts and three coordinators.
+`EVERYTHING` is the scenario template that `snapline chaos run` uses if no file is given. From this template, the seed draws faults of all
+kinds that real processes support, for three hosts and three coordinators.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ POINTS = "points of the code are armed in processes that `chaos run` starts itse
 
 
 class Capability(msgspec.Struct, frozen=True):
-    """A fault word, with the way in which the fault is carried out, or the reason why the word is not supported."""
+    """The name of a fault, with the way in which the fault is injected, or with the reason why it is not supported."""
 
     word: str
     means: str
@@ -87,7 +87,7 @@ AGAINST_AT: dict[tuple[Where, str], str] = {
 
 
 def list_capabilities(on: Where = HERE) -> list[Capability]:
-    """Return the capabilities for all words of `snapline sim faults`."""
+    """Return the capabilities for all fault names that `snapline sim faults` lists."""
     return [_capability(kind, word, on) for kind, word, _ in describe_faults()]
 
 
@@ -97,13 +97,13 @@ def _capability(kind: str, word: str, on: Where) -> Capability:
 
 
 def _of(table: dict[str, str], kind: str, word: str) -> str:
-    """Return a table's entry for the word. If the table has none, return the entry for the part before the word's
-    colon, else the entry for the word's kind, else ""."""
+    """Return a table's entry for a fault name. If the table has no such entry, use the part of the name before the colon, then the kind of
+    the fault. Return "" if there is no entry at all."""
     return table.get(word) or table.get(word.partition(":")[0]) or table.get(kind, "")
 
 
 def reason_against_word(kind: str, word: str, on: Where) -> str:
-    """Return why the word is not supported at the place `on`, or "" if the word is supported."""
+    """Return the reason why a fault is not supported at the location `on`, or "" if it is supported."""
     if word in NEVER:
         return NEVER[word]
     if on == HERE:
@@ -118,7 +118,7 @@ def _needs_preload(word: str) -> bool:
 
 
 def problems(scenario: Scenario, on: Where = HERE) -> Iterator[str]:
-    """Yield a sentence for each part of the scenario that is not supported at the place `on`."""
+    """Yield a sentence for each part of the scenario that is not supported at the location `on`."""
     where = "here" if on == HERE else f"on {on}"
     for index, fault in enumerate(scenario.fault):
         reason = reason_against(fault, on)
@@ -129,7 +129,7 @@ def problems(scenario: Scenario, on: Where = HERE) -> Iterator[str]:
 
 
 def reason_against(fault: FaultPart, on: Where = HERE) -> str:
-    """Return why this fault is not supported at the place `on`, or "" if the fault is supported."""
+    """Return the reason why this fault is not supported at the location `on`, or "" if it is supported."""
     word = fault.word
     if on == HERE and isinstance(word, DiskFault) and word.failpoint:
         return ""
@@ -141,7 +141,7 @@ def reason_against(fault: FaultPart, on: Where = HERE) -> str:
 
 
 def _name_of(fault: FaultPart) -> str:
-    """Return the name that `describe_faults` uses for the fault."""
+    """Return the fault's name as `describe_faults` lists it."""
     match fault.word:
         case PartitionFault(shape=choice) | DiskFault(mode=choice) | HangFault(what=choice):
             return f"{fault.kind}: {choice}"
@@ -152,7 +152,7 @@ def _name_of(fault: FaultPart) -> str:
 
 
 def check_capabilities(scenario: Scenario, on: Where = HERE) -> None:
-    """Raise UsageError if a part of the scenario is not supported at the place `on`."""
+    """Raise UsageError if a part of the scenario is not supported at the location `on`."""
     for problem in problems(scenario, on):
         doctor = "snapline chaos doctor" if on == HERE else f"snapline chaos doctor --on {on}"
         raise UsageError(f"{scenario.name}: {problem}; `{doctor}` says what can be")
@@ -183,8 +183,8 @@ EVERYTHING = Scenario(
 
 
 def drawn(template: Scenario, seed: int, on: Where = HERE) -> Scenario:
-    """Return the scenario drawn by this seed. Drawn faults that are not supported at the place `on` are omitted. Faults
-    that the scenario's file lists are kept."""
+    """Return the scenario that this seed draws from the template. Drawn faults are omitted if they are not supported at the location `on`.
+    If the template draws no faults, the faults in its file are kept even if they are not supported."""
     scenario = draw(template, seed)
     if template.swarm is None:
         return scenario

@@ -1,11 +1,10 @@
-"""Run the program that a crash kit tests. This process loads the program once, and forks a child process for each run
-of the program. A run is called a *life*.
+"""Runs the program that a crash kit tests. This process loads the program once, and forks a child process for each run of the
+program. A run is called a *life*.
 
-    python -m snapline.chaos.crash_child FILE FUNCTION     (environment and standard input come from `crash_kit.py`)
-
-Each line of standard input names a folder. The program runs with this folder in a new child process. The child process writes the program's
-notes and result to standard output as lines of JSON. Each line is written by one system call, so a note that was written before a SIGKILL
-is not lost. Only child processes change files below the root, so only child processes are killed.
+The process is started as `python -m snapline.chaos.crash_child FILE FUNCTION` by `crash_kit.py`, which provides its environment and
+standard input. Each line of standard input names a folder. The program runs with this folder in a new child process. The child process
+writes the program's notes and result to standard output, one line of JSON each. Each line is written by one system call, so a note that was
+written before a SIGKILL is not lost. Only child processes change files below the root folder, so only child processes are killed.
 """
 
 import asyncio
@@ -25,20 +24,21 @@ OUT = 1
 
 
 def say(to: int, word: str, of: object) -> None:
-    """Write one line of JSON by one system call."""
+    """Write one line of JSON with a single system call."""
     os.write(to, json.dumps([word, of]).encode() + b"\n")
 
 
 class CrashNote:
-    """Lets the program report its progress as notes. The parameter `of` is any name, such as the name of a step, an input or a payment."""
+    """Lets the program under test report its progress as notes. The parameter `of` may be any name, such as the name of a step, an input or
+    a payment."""
 
     def __init__(self, to: int, counters: FaultCounters) -> None:
         self._to = to
         self._counters = counters
 
     def _say(self, word: str, of: object) -> None:
-        """Write a note. The process can also be killed just before a note is written, when the program has made the
-        change but has not yet noted it."""
+        """Write a note. The process can also be killed just before it writes a note, after the program has made the change that the note
+        reports."""
         number = self._counters.get("changes") + 1
         self._counters.set("changes", number)
         if number == self._counters.get("die_at"):
@@ -46,15 +46,16 @@ class CrashNote:
         say(self._to, word, of)
 
     def found(self, *of: str) -> None:
-        """Note which items the opened store contains. A call without arguments notes that the store is empty. Call this once in a life."""
+        """Write a note that lists the items in the opened store. Without arguments, the note says that the store is empty. Call this method
+        once per run."""
         self._say("found", of)
 
     def began(self, of: str) -> None:
-        """Note that the program now begins the step `of`."""
+        """Write a note that the program now begins the step `of`."""
         self._say("began", of)
 
     def kept(self, of: str) -> None:
-        """Note that the store has confirmed `of` as durable."""
+        """Write a note that the store has confirmed `of` as durable."""
         self._say("kept", of)
 
 

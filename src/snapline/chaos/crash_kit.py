@@ -1,14 +1,13 @@
-"""Check that a program resumes correctly from its own store. The kit kills the program at every write, and checks the
-data that the next run finds.
+"""Checks that a program resumes correctly from its own store. The crash kit kills the program at every write, and checks the data that the
+next run finds.
 
-The kit works for any store.
+The crash kit works with any store.
 
     def program(folder, note):          # opens its store in `folder`, resumes from its contents, and returns when it is done
         with Store(folder) as store:
             note.found(*store.steps())
             for step in PLAN[len(store.steps()):]:
                 note.began(step)
-                ...
                 store.save(step)
                 note.kept(step)
             return store.state()
@@ -16,30 +15,29 @@ The kit works for any store.
     def test_it_resumes(snapline_crash_kit):
         snapline_crash_kit.check(program)
 
-Theory of operation. A first run without kills counts the *moments*. A moment is a note or a change to a file. A change
-is a write, a sync, a truncation, or the creation or removal of a name (`preload.c` intercepts the C library). Then the
-kit runs one *story* for each moment. A story consists of four runs of the program, which are called *lives*:
+Theory of operation. A first run without kills counts the *moments* at which the program can be killed. A moment is either a note of the
+program or a change to a file. A change is a write, a sync, a truncation, or the creation or removal of a file name (`preload.c` intercepts
+the C library). Then the kit runs one *story* for each moment. A story consists of four runs of the program, which are called *lives*.
 
-1. The first life is killed with SIGKILL just before that moment.
-2. The second life has to resume, and is killed at a random moment.
-3. The third life is not killed, and the program has to finish.
-4. The fourth life has to finish again, without repeating anything.
+1. The first life is killed with SIGKILL just before the story's moment.
+2. The second life must resume, and is killed at a random moment.
+3. The third life is not killed and must finish the program's work.
+4. The fourth life must finish again without repeating any work.
 
-`judge` checks the notes of the four lives. After a kill, all data that the kernel has received is kept. The kit does
-not simulate the loss of unsynced data in a power cut.
+`judge` checks the notes of the four lives. Data that the kernel received before a kill is kept. The kit does not simulate the loss of
+unsynced data in a power cut.
 
-Each life is a child process, forked from one process that has loaded the program (`crash_child.py`). So a story takes
-only the time of the program's work.
+Each life is a child process, forked from one process that has loaded the program (`crash_child.py`). So a story takes only as long as the
+program's own work.
 
-All lives of a story run on one store. A life notes the items that it found in the store, the items that it begins, and
-the items that the store has confirmed as durable ("kept"). A store is correct if all of these conditions hold:
+All lives of a story use the same store. Each life writes notes: items that it found in the store, items that it begins, and items that the
+store has confirmed as durable ("kept"). A store is correct if all of the following conditions hold.
 
-* No life fails or hangs, since a crash must not leave a store that cannot be opened (*broken*).
-* Every later life that reports the contents of the store finds all kept items (*lost*), and finds no item that was
-  never begun (*invented*).
-* No later life begins a kept item again (*repeated*). So a durable step is not done twice, and an input is consumed
-  once.
-* The program returns the same result as without a kill (*different*), and another run changes nothing (*unsettled*).
+* No life fails or hangs, because a store must still open after a crash (*broken*).
+* Every later life that reports the store's contents finds all kept items (*lost*), and no item that was never begun (*invented*).
+* No later life begins an item again that an earlier life reported as kept (*repeated*). So no durable step is repeated, and each input is
+  consumed once.
+* The program returns the same result as without a kill (*different*), and a further run changes nothing (*unsettled*).
 """
 
 import inspect
@@ -70,14 +68,14 @@ if TYPE_CHECKING:
 
 
 class Life(msgspec.Struct, frozen=True):
-    """Facts about one life of the program.
+    """The observations of one life, that is, of one run of the program.
 
     Attributes:
         killed_at: number of the moment just before which the life was killed, or 0 if the life was not killed.
-        ended: how the life ended, as "killed", "done", "failed" or "hangs".
-        result: the program's result as JSON, or its error.
-        found: items that the program found in the store, or None if the program did not report them.
-        words: the other notes in order, each as a pair of "began" or "kept" and the item.
+        ended: how the life ended: "killed", "done", "failed" or "hangs".
+        result: the program's result as JSON, or its error message.
+        found: items that the program found in the store, or None if it did not report them.
+        words: the remaining notes in order, each as a pair of "began" or "kept" and the item.
     """
 
     killed_at: int
@@ -88,11 +86,11 @@ class Life(msgspec.Struct, frozen=True):
 
 
 class CrashFinding(msgspec.Struct, frozen=True):
-    """A defect of the store.
+    """A defect of the store that a story has revealed.
 
     Attributes:
-        kind: the violated condition, as "broken", "lost", "invented", "repeated", "different" or "unsettled".
-        at: moment at which the story's first life was killed.
+        kind: violated condition: "broken", "lost", "invented", "repeated", "different" or "unsettled".
+        at: moment at which the first life of the story was killed.
         sentence: description of the defect.
     """
 
@@ -102,7 +100,7 @@ class CrashFinding(msgspec.Struct, frozen=True):
 
 
 def judge(lives: list[Life], undisturbed: str) -> list[CrashFinding]:
-    """Return the findings of a story. `undisturbed` is the result that the program returns if it is not killed."""
+    """Return the defects that a story has revealed. `undisturbed` is the result that the program returns if it is not killed."""
     at = lives[0].killed_at
     broken = [
         CrashFinding("broken", at, f"life {number} {'hangs' if life.ended == 'hangs' else f'fails: {life.result}'}")
@@ -174,12 +172,12 @@ Program = Callable[[Path, "CrashNote"], Any]
 
 
 class CrashReport(msgspec.Struct, frozen=True):
-    """Report of a check, which says what was tried and what was found.
+    """The report of a check: the kills that were tried and the defects that were found.
 
     Attributes:
         moments: number of file changes and notes in the run without kills.
-        points: moments at which the first lives were killed.
-        kills: number of killed lives, including second lives.
+        points: moments at which the first lives of the stories were killed.
+        kills: number of killed lives, including each story's second life.
         findings: the defects that were found.
     """
 
@@ -190,16 +188,17 @@ class CrashReport(msgspec.Struct, frozen=True):
 
 
 class CrashKit:
-    """Crash kit that the fixture `snapline_crash_kit` gives to a test."""
+    """The crash kit that the fixture `snapline_crash_kit` provides to a test."""
 
     def run(self, program: Program, *, points: int | Iterable[int] = POINTS, seed: int = 0) -> CrashReport:
-        """Kill a program at its writes and notes, and check what the program reports.
+        """Kill a program at its writes and notes, and check the notes of the runs.
 
         Args:
-            program: a function of a module, which may be `async`. It takes a folder, which is empty at first, and a `CrashNote`. It reports
-                the contents of its store with `note.found`. Its result must have a representation as JSON or by `repr`.
-            points: maximum number of moments at which the program is killed, or the moments themselves. Moments are numbered from 1.
-            seed: seed of the random moments.
+            program: a function defined in a module. It may be `async`. The program receives a folder, which is empty at first, and a
+                `CrashNote`. The program must report the contents of its store with `note.found`. The program's result must be convertible
+                to JSON or have a stable `repr`.
+            points: maximum number of moments at which the program is killed, or the list of these moments. Moments are numbered from 1.
+            seed: seed for the random moments.
 
         Raises:
             UsageError: If the program cannot be loaded in another process, or fails without a kill.
@@ -215,7 +214,7 @@ class CrashKit:
             return _stories(lives, points, random.Random(seed), name)
 
     def check(self, program: Program, *, points: int | Iterable[int] = POINTS, seed: int = 0) -> CrashReport:
-        """Check the program like `run`. If there are findings, raise an AssertionError that names them."""
+        """Check the program as `run` does. If any defects are found, raise an AssertionError that lists them."""
         report = self.run(program, points=points, seed=seed)
         if report.findings:
             raise AssertionError(said(report, program.__name__))
@@ -223,7 +222,7 @@ class CrashKit:
 
 
 def said(report: CrashReport, name: str) -> str:
-    """Return the findings as text."""
+    """Return the defects as text."""
     shown = [f"  {finding.kind}, {_when(finding)}: {finding.sentence}" for finding in report.findings[:10]]
     more = len(report.findings) - len(shown)
     head = f"{name} does not resume rightly ({report.kills} kills at {len(report.points)} of {report.moments} moments)"
@@ -293,14 +292,14 @@ class _LifeNotes:
                 self._words.append((word, of))
 
     def life(self, status: int) -> Life:
-        """Return the life. `status` is the exit status of the process, and is negative if a signal ended the process."""
+        """Return the life. `status` is the exit status of the process. The status is negative if a signal ended the process."""
         is_killed = self._die_at > 0 and status == -signal.SIGKILL
         ended, result = ("killed", "") if is_killed else (self._end, self._result)
         return Life(self._die_at, ended, result, self._found, tuple(self._words))
 
 
 class _Lives:
-    """Controls the process that forks the lives, and reads its output."""
+    """Controls the process that forks the lives, and reads this process's output."""
 
     def __init__(self, folder: Path, file: str, name: str) -> None:
         self._root = folder / "stores"
@@ -341,7 +340,8 @@ class _Lives:
         self._errors.close()
 
     def live(self, store: str, die_at: int) -> Life:
-        """Run one life on a store, which is created if it is missing. `die_at` is the moment of the kill, or 0 for a life without a kill."""
+        """Run one life on a store. If the store's folder is missing, create it. `die_at` is the moment at which to kill the life, or 0 for
+        a life without a kill."""
         folder = self._root / store
         folder.mkdir(exist_ok=True)
         self._control.set("changes", 0)
@@ -363,7 +363,7 @@ class _Lives:
         return msgspec.structs.replace(notes.life(0), ended="hangs", result="")
 
     def forget(self, store: str) -> None:
-        """Remove the store of a finished story."""
+        """Remove the store of a story that has finished."""
         shutil.rmtree(self._root / store, ignore_errors=True)
 
     def _listen(self, stream: IO[str]) -> None:

@@ -1,18 +1,16 @@
-"""Decide which commands carry out faults on real processes. This module is a core; `local_faults.py` carries out its commands.
+"""Decides which commands carry out faults on real processes. This module performs no I/O. `local_faults.py` executes its commands.
 
-Theory of operation
--------------------
-`sim/faults` decides from the file and the seed which fault hits which process and when. This core turns faults into commands about
-processes. The simulated world and this core implement the same `Executor`, so a scenario's file has the same meaning in both of them. The
-caller passes the time. Some facts can only be observed in the real fleet, such as the leader, the hosts of agents, and the files that may
-be damaged. The core takes these facts from the last `FleetObserved`.
+From the scenario file and the seed, `sim/faults` decides which fault affects which process and
+when. This module translates the faults into commands that concern processes. The simulator and this module implement the same `Executor`,
+so a scenario file has the same meaning in both. The caller passes the time. Some facts can only be observed in the real fleet, such as the
+leader, the agents' hosts, and the files that may be damaged. These facts are taken from the last `FleetObserved` event.
 
 Invariants:
 
-1. Each command contains the complete state of a path, disk or clock. So the command can be repeated, even after a
+1. Each command contains the complete fault state of a network path, a disk or a clock. So the command can be repeated, even after a
    restart.
-2. A process is frozen while at least one fault freezes it. This fault is a pause or a failpoint.
-3. A process that is down stays down until its fault ends. This also holds for a process that died at a failpoint.
+2. A process is frozen while at least one pause or failpoint freezes it.
+3. A process that is down remains down until its fault ends. A process that died at a failpoint also remains down until its fault ends.
 """
 
 import heapq
@@ -32,13 +30,13 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class KillNode(Command, frozen=True):
-    """Kill a node by SIGKILL. The node stays down until `StartNode`."""
+    """Kill a node with SIGKILL. The node remains down until `StartNode`."""
 
     node: str
 
 
 class EndNode(Command, frozen=True):
-    """End a node by SIGTERM, so that it shuts down cleanly. The node stays down until `StartNode`."""
+    """Terminate a node with SIGTERM, so that it shuts down cleanly. The node remains down until `StartNode`."""
 
     node: str
 
@@ -50,22 +48,22 @@ class StartNode(Command, frozen=True):
 
 
 class CutPower(Command, frozen=True):
-    """Kill a node by SIGKILL. The seed decides whether the node's unsynced data is kept, lost or torn."""
+    """Simulate a power cut: kill a node with SIGKILL. The seed decides whether the node's unsynced data is kept, lost or torn."""
 
     node: str
     seed: int
 
 
 class SetSpeed(Command, frozen=True):
-    """Set the speed of a node's processor in percent. A node with speed 0 is frozen (SIGSTOP)."""
+    """Limit a node's CPU speed to a percentage. A node with a speed of 0 is frozen (SIGSTOP)."""
 
     node: str
     percent: int
 
 
 class SetPath(Command, frozen=True):
-    """Set the faults of the path from one node to another. The path is blocked, or it delays bytes by `least_ns` plus
-    up to `jitter_ns`. Of 1000 packets it loses `loss_per_mille`."""
+    """Set the faults of the network path from one node to another. The path is either blocked, or delays data by `least_ns` plus a random
+    time of up to `jitter_ns`. Of every 1000 packets, the path loses `loss_per_mille`."""
 
     sender: str
     receiver: str
@@ -83,14 +81,14 @@ class BreakStreams(Command, frozen=True):
 
 
 class SetDisk(Command, frozen=True):
-    """Set all faults of a node's disk. Faults that are not listed end."""
+    """Set all faults of a node's disk. Faults that are not in the list end."""
 
     node: str
     modes: tuple[DiskMode, ...]
 
 
 class SetHanging(Command, frozen=True):
-    """Set which part of a node hangs."""
+    """Make one kind of call hang on a node, or end this fault."""
 
     node: str
     what: HangingCall
@@ -106,21 +104,21 @@ class SetClock(Command, frozen=True):
 
 
 class SetUnknown(Command, frozen=True):
-    """Set how many of 1000 proposal outcomes are hidden from the proposer."""
+    """Set how many out of 1000 proposal outcomes are hidden from the proposer."""
 
     per_mille: int
 
 
 class FlipBit(Command, frozen=True):
-    """Flip a bit of one of the store's files. `bit` is taken modulo the file's length in bits."""
+    """Flip a bit in one of the store's files. `bit` is taken modulo the file's length in bits."""
 
     path: str
     bit: int
 
 
 class ArmFailpoint(Command, frozen=True):
-    """Arm a failpoint. `action` hits the process that passes the failpoint as the `hit`-th from now, counted over all
-    processes. This process reports the hit."""
+    """Arm a failpoint. `action` affects the process that makes the `hit`-th pass of the failpoint from now on, counted over all processes.
+    This process reports that the failpoint has acted."""
 
     number: int
     name: str
@@ -133,7 +131,7 @@ class DisarmFailpoints(Command, frozen=True):
 
 
 class Note(Command, frozen=True):
-    """Description of an executed fault, for users."""
+    """The description of an executed fault, for users."""
 
     kind: str
     text: str
@@ -146,16 +144,16 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class TimePassed(Event, frozen=True):
-    """Time has passed; a fault may be due."""
+    """Time has passed, so a fault may be due."""
 
 
 class FleetObserved(Event, frozen=True):
     """The state of the fleet was observed.
 
     Attributes:
-        leader: the leading coordinator, or "" if there is none.
-        homes: the host of each agent.
-        flippable: undamaged files of the newest complete epoch. They are empty if no older epoch is intact.
+        leader: coordinator replica that leads, or "" if there is none.
+        homes: host of each agent.
+        flippable: undamaged files of the newest complete epoch. The tuple is empty if no older epoch is intact.
     """
 
     leader: str
@@ -177,7 +175,7 @@ Path = tuple[str, str]
 
 
 class Armed(msgspec.Struct, frozen=True):
-    """A fault armed at a failpoint."""
+    """A fault that takes effect at a failpoint."""
 
     name: str
     action: FailpointAction
@@ -188,9 +186,9 @@ class ChaosExecutor:
     """Implements `sim.faults.fault_executor.Executor`.
 
     Attributes:
-        faults: the executed faults.
-        over_ns: time at which the last fault is over, counted from `begin`.
-        flipped: the files that a fault has damaged.
+        faults: faults that were executed.
+        over_ns: time at which the last fault ends, counted from `begin`.
+        flipped: files that a fault has damaged.
     """
 
     def __init__(self, scenario: Scenario, choices: Choices) -> None:
@@ -233,12 +231,12 @@ class ChaosExecutor:
         return self._take()
 
     def begin(self) -> list[Command]:
-        """Begin the scenario's clock now."""
+        """Start the scenario's clock now."""
         self.over_ns = max(schedule(self._scenario, self), self._scenario.liveness.heal_ns)
         return self.handle(0, TimePassed())
 
     def heal(self) -> list[Command]:
-        """End all faults, and cancel the scheduled ones."""
+        """End all faults, and cancel all scheduled faults."""
         self._due.clear()
         self._frozen.clear()
         heal(self)
@@ -304,7 +302,8 @@ class ChaosExecutor:
             self._commands.append(after)
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
-        """Set a delay. A scenario's usual delay only applies to virtual time. Real processes have the real network's delay instead."""
+        """Set a delay. The scenario's default delay applies only to virtual time. Real processes have the delay of the real network
+        instead."""
         usual = self._scenario.network.delay_of(sender, receiver)
         if (least_ns, jitter_ns) == (usual.least_ns, usual.jitter_ns):
             least_ns = jitter_ns = 0
@@ -357,7 +356,7 @@ class ChaosExecutor:
         self._commands.append(KillNode(node))
 
     def _go_down(self, node: str) -> None:
-        """Mark a node as down. Faults that froze this process do not freeze the next one."""
+        """Mark a node as down. Faults that froze the node's process do not freeze its next process."""
         self._down[node] = None
         self._frozen.pop(node, None)
 
@@ -395,8 +394,8 @@ class ChaosExecutor:
     # ---- disks and clocks -----------------------------------------------------------------------------------------
 
     def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
-        """Set or end a disk fault of a host, or of all nodes if `host` is "". If a fault of one kind ends, faults of
-        the other kinds continue."""
+        """Set or end a disk fault of a host, or of all nodes if `host` is "". When a fault of one kind ends, faults of the other kinds
+        continue."""
         modes = self._disks.setdefault(host, {}) if host else self._fleet_disk_faults
         if is_on:
             modes[mode] = None
@@ -433,7 +432,8 @@ class ChaosExecutor:
         return self._observed.leader
 
     def depose(self) -> None:
-        """Freeze the leader for `DEPOSED_NS`, so that another replica is elected while the old leader still considers itself the leader."""
+        """Freeze the leader for `DEPOSED_NS`. Another replica is elected meanwhile, while the old leader still considers itself the
+        leader."""
         leader = self.leader()
         if leader:
             self._freeze(leader)

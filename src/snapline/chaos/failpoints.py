@@ -1,7 +1,7 @@
-"""Arm failpoints in real processes through files in a folder that the whole fleet shares.
+"""Arms failpoints in real processes through files in a folder that the whole fleet shares.
 
-The files hold the armed points, the numbers of passes, and the nodes that were hit. Passing a failpoint costs one `stat` of the file
-`armed`. Passes of an armed point are counted under a lock, over all processes.
+The files contain the armed failpoints, how often each was passed, and the nodes on which failpoints have acted. When a process passes a
+failpoint, this costs one `stat` of the file `armed`. Passes of an armed failpoint are counted under a lock, over all processes.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ class ArmedPoint(msgspec.Struct, frozen=True):
 
 
 class FailpointArmer:
-    """Arms failpoints, and reads which of them have acted."""
+    """Arms failpoints, and reads which failpoints have acted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ class FailpointArmer:
         self._write()
 
     def hits(self) -> Mapping[int, str]:
-        """Return the node that was hit for the number of each failpoint that has acted since the last call."""
+        """Return each failpoint that has acted since the last call, by number, with the node on which it acted."""
         hits: dict[int, str] = {}
         for path in sorted(self._folder.glob("hit-*")):
             hits[int(path.name.removeprefix("hit-"))] = path.read_text()
@@ -58,7 +58,7 @@ class FailpointArmer:
 
 
 class FailpointReader:
-    """Reads the armed failpoints in a process that passes them."""
+    """Checks in a process whether a failpoint that it passes is armed."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self._folder = folder
@@ -68,8 +68,8 @@ class FailpointReader:
         self._armed: list[ArmedPoint] = []
 
     def due(self, name: str) -> FailpointAction | None:
-        """Return the action for a process that passes the failpoint `name` now, or None if there is none. When the
-        method returns, the hit is already recorded."""
+        """Return the action that is due when the process passes the failpoint `name` now, or None if there is none. The action has already
+        been recorded as executed when the method returns."""
         status = os.stat(self._file)
         changed = (status.st_mtime_ns, status.st_ino)
         if changed != self._changed:

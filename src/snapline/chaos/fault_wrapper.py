@@ -1,8 +1,8 @@
-"""Run a host or a coordinator into which faults can be injected. The command is `python -m snapline.chaos.fault_wrapper
-FOLDER NODE host run …`.
+"""Runs a host or a coordinator into which faults can be injected. The command is `python -m snapline.chaos.fault_wrapper FOLDER NODE host
+run …`.
 
-The wrapper runs snapline's own command line. Before that, it installs a hook for failpoints, and wraps methods so that the simulator's
-failpoints exist in real processes, too. The product does not depend on the wrapper.
+The wrapper runs the regular command line of snapline. Before that, it installs a hook for failpoints. The wrapper also wraps methods, so
+that the simulator's failpoints exist in real processes, too. The product does not depend on the wrapper.
 """
 
 import errno
@@ -30,14 +30,14 @@ Handler = Callable[..., Any]  # a method of the product, with any arguments
 
 
 class FaultTarget:
-    """Faults that this process carries out on itself."""
+    """Injects faults into the process itself."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self._points = FailpointReader(folder / POINTS, node)
         self._control = FaultCounters(folder / CONTROLS / node)
 
     def passed(self, name: str) -> None:
-        """Pass a failpoint. If an action is armed at the failpoint, carry it out."""
+        """Pass a failpoint. If the failpoint is armed, execute its action."""
         match self._points.due(name):
             case "crash" | "power-cut":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -51,7 +51,7 @@ class FaultTarget:
                 pass  # the chaos process breaks streams
 
     def before(self, owner: type, method: str, point: str, *, if_: Callable[..., bool] = lambda *_: True) -> None:
-        """Make `method` pass the failpoint before each call."""
+        """Wrap `method` so that each call passes the failpoint before it starts."""
         inner: Handler = getattr(owner, method)
 
         @functools.wraps(inner)
@@ -63,7 +63,7 @@ class FaultTarget:
         setattr(owner, method, wrapped)
 
     def after(self, owner: type, method: str, point: str, *, if_: Callable[..., bool] = lambda *_: True) -> None:
-        """Make `method` pass the failpoint after each call."""
+        """Wrap `method` so that each call passes the failpoint after it returns."""
         inner: Handler = getattr(owner, method)
 
         @functools.wraps(inner)
@@ -131,7 +131,7 @@ class FaultTarget:
         leadership.LeaderRunner.__init__ = init  # type: ignore[assignment]
 
     def _hiding_outcomes(self, propose: Callable[[bytes], Awaitable[Any]]) -> Callable[[bytes], Awaitable[Any]]:
-        """Wrap `propose`, so that a share of the outcomes is hidden from the caller."""
+        """Wrap `propose` so that some of its outcomes are hidden from the caller."""
         from snapline.coordinator.state.fleet_records import Unknown
 
         async def proposed(entry: bytes) -> Any:
@@ -143,8 +143,8 @@ class FaultTarget:
 
 
 def _was_directive_written(outbox: Any) -> bool:
-    """Return whether a directive was already written to one host, while other hosts may still wait for their
-    directives. Record that a directive is written now."""
+    """Return whether a directive was already written to one host, while other hosts may still be waiting for their directives. Record that
+    a directive is being written now."""
     was_directive_written = getattr(outbox, "was_directive_written", False)
     outbox.was_directive_written = True
     return was_directive_written
@@ -166,7 +166,7 @@ def main() -> None:
 
 
 def _limited(path: Path) -> Any:
-    """Return a context in which the product has the limits that the scenario sets."""
+    """Return a context manager in which the product has the limits that the scenario sets."""
     import msgspec
 
     from snapline.sim.world.product_patches import limited

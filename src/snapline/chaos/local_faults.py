@@ -1,21 +1,20 @@
-"""Inject faults into a fleet of real processes on this machine. This driver carries out the executor's commands, and makes no decisions.
+"""Injects faults into a fleet of real processes on this machine. This driver executes the commands from `executor.py` and makes no
+decisions.
 
-DIR/chaos/controls/NODE   faults of the node's disk and clock (`preload.py`)
-DIR/chaos/journals/NODE   the node's unsynced changes (`preload.c`)
-DIR/chaos/points/         armed failpoints (`failpoints.py`)
-DIR/chaos/preload.so      compiled here if there is a compiler
+- `DIR/chaos/controls/NODE` contains the faults of a node's disk and clock (`preload.py`).
+- `DIR/chaos/journals/NODE` contains a node's unsynced changes (`preload.c`).
+- `DIR/chaos/points/` contains the armed failpoints (`failpoints.py`).
+- `DIR/chaos/preload.so` is compiled here if there is a compiler.
 
-The network
------------
-Each node has a gate, a TCP proxy whose address is the only one that others know. A gate forwards, delays or blocks
-bytes. The gate looks up the port of the connection's other end in the kernel's socket tables, and so finds the calling
-process. So the gate can apply different faults to the two directions between any two nodes. The gate needs neither root
-rights nor support in the product. Peers that are not nodes (tools, the launcher) have no faults.
+Each node has a gate, which is a TCP proxy. Other processes know only the gate's address. A gate forwards, delays or blocks the data of a
+connection. The gate finds the process that has connected by looking up its port in the kernel's socket tables. So gates can apply different
+faults to the two directions between any two nodes. A gate needs neither root rights nor support in the product. Peers that are not nodes,
+such as tools and the launcher, are not affected by faults.
 
-Bytes on a blocked path wait until the path is open again, as they would with TCP's retransmissions. No byte is lost, so
-a partition never corrupts a stream. Only the keepalive can end the stream. A lost packet is also simulated as a delay.
-The delay is TCP's retransmission timeout, which doubles each time the packet is lost again. One difference from a real
-network remains. A gate accepts a connection to a partitioned node, and this connection stays silent (half open).
+Data on a blocked path waits until the path is open again, as it would with TCP's retransmissions. No data is lost, so a partition never
+corrupts a stream. Only a keepalive timeout can end the stream. A lost packet is also simulated as a delay. The delay is TCP's
+retransmission timeout, which doubles each time the packet is lost again. One difference from a real network remains. A gate accepts a
+connection to a partitioned node, and this connection then stays silent (half open).
 """
 
 import asyncio
@@ -61,7 +60,7 @@ PORT_ATTEMPTS_MAX = 200
 
 
 class Gates:
-    """All gates, and the faults of the paths between nodes."""
+    """Manages all gates, and the faults of the network paths between nodes."""
 
     def __init__(self, nodes: Iterable[str], pids: Callable[[], Mapping[int, str]], seed: int) -> None:
         """Create the gates. `pids` returns the running nodes by process id."""
@@ -95,7 +94,7 @@ class Gates:
         self._changed = asyncio.Event()
 
     def break_streams(self, one: str, other: str) -> None:
-        """Reset all connections between two nodes at both ends."""
+        """Reset all connections between two nodes, on both sides. If `other` is "", reset all connections of the node `one`."""
         for source, target, writer in list(self._open.values()):
             if {source, target} == {one, other} or (not other and one in (source, target)):
                 _reset(writer)
@@ -112,7 +111,7 @@ class Gates:
     async def _carry(
         self, gate: "Gate", source: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Carry one connection from its acceptance to its end."""
+        """Forward the data of one accepted connection until the connection ends."""
         target_writer: asyncio.StreamWriter | None = None
         try:
             target_reader, target_writer = await asyncio.open_connection("127.0.0.1", gate.target)
@@ -128,8 +127,8 @@ class Gates:
                     _reset(closing)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: cm.Path) -> None:
-        """Forward the bytes of one direction. Repeatedly read a block, wait for the delay, and write the block. The
-        next block contains the bytes that arrived during the wait."""
+        """Forward the data of one direction. Repeatedly read a block, wait for the delay, and write the block. The next block contains the
+        data that arrived during the wait."""
         data = b"-"
         while data:
             try:
@@ -147,8 +146,8 @@ class Gates:
             await self._changed.wait()
 
     def _delay_s(self, path: cm.Path, size: int) -> float:
-        """Return the delay of a block. A byte that arrives during the delay of the previous block waits for both
-        delays, so its delay may double."""
+        """Return the delay for a block of data. Data that arrives during the delay of the previous block waits for both delays, so its
+        delay may double."""
         faults = self._paths[path]
         delay_s = (faults.least_ns + self._random.random() * faults.jitter_ns) / 1e9
         for _ in range(1 + size // SEGMENT_BYTES if faults.loss_per_mille else 0):
@@ -160,7 +159,7 @@ class Gates:
 
 
 class Gate:
-    """Gate through which one node is reached.
+    """The gate through which one node is reached.
 
     Attributes:
         node: name of the node.
@@ -188,7 +187,7 @@ class Gate:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Reset the connection, so that the other end notices the loss even if it has read all data."""
+    """Reset the connection, so that the peer notices the loss even if it has read all data."""
     connection = writer.get_extra_info("socket")
     if connection is not None and not writer.transport.is_closing():
         with contextlib.suppress(OSError):
@@ -197,7 +196,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 async def _first_of(*pumps: Coroutine[object, object, None]) -> None:
-    """Forward both directions of a connection until the first direction ends."""
+    """Forward both directions of a connection until the first of them ends."""
     tasks = [asyncio.create_task(pump) for pump in pumps]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -208,7 +207,7 @@ async def _first_of(*pumps: Coroutine[object, object, None]) -> None:
 
 
 def node_of_peer(writer: asyncio.StreamWriter, pids: Mapping[int, str]) -> str:
-    """Return the node whose process has the other end of a local connection, or "" if no node's process has this end."""
+    """Return the node whose process is the peer of a local connection, or "" if the peer is not a node."""
     own_address, peer_address = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
     if not own_address or not peer_address:
         return ""
@@ -223,7 +222,7 @@ def node_of_peer(writer: asyncio.StreamWriter, pids: Mapping[int, str]) -> str:
 
 
 def inode_of(table: str, *, local: tuple[str, int], remote: tuple[str, int]) -> str:
-    """Return the inode of the socket with these ends from the kernel's table, or "" if the table does not contain the socket."""
+    """Return the inode of the socket with these two addresses from the kernel's table, or "" if the table does not contain the socket."""
     wanted = [_hex(*local), _hex(*remote)]
     for line in table.splitlines()[1:]:
         fields = line.split()
@@ -237,7 +236,7 @@ def _hex(host: str, port: int) -> str:
 
 
 def free_port() -> int:
-    """Return a free port below Linux's ephemeral ports, so that it stays free while the node is down."""
+    """Return a free port below Linux's ephemeral ports, so that the port remains free while the node is down."""
     for port in random.sample(PORTS, PORT_ATTEMPTS_MAX):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -254,7 +253,7 @@ SLOW_DISK_US = 30_000
 
 
 class FaultableCommands:
-    """Returns the command lines of processes that accept faults and that reach each other through gates."""
+    """Builds the command lines of processes that accept faults and that communicate through gates."""
 
     def __init__(self, inner: SnaplineCommands, faults: "LocalFaults") -> None:
         self._inner = inner
@@ -276,13 +275,12 @@ class FaultableCommands:
 
 
 class LocalFaults:
-    """Carries out a scenario on this machine.
+    """Injects a scenario's faults on this machine.
 
     Attributes:
-        fleet: the fleet's processes.
-        network: the gates between them.
-        coordinators: the scenario's names of the coordinators.
-        lost: descriptions of the data lost in power cuts.
+        network: gates between the processes.
+        coordinators: names of the coordinators in the scenario.
+        lost: descriptions of the data that was lost in power cuts.
         status: last known status of the fleet.
     """
 
@@ -296,7 +294,8 @@ class LocalFaults:
         seed: int,
         on_note: Callable[[str], None],
     ) -> None:
-        """Create the driver. `fleet` is MODULE:FLEET with its arguments. `folder` is the folder for all files."""
+        """Create the driver. `fleet` is the fleet definition as MODULE:FLEET, with its arguments. `folder` contains all files of the
+        run."""
         self.coordinators = coordinator_names(scenario)
         self.lost: list[str] = []
         self.status: FleetStatus | None = None
@@ -358,11 +357,11 @@ class LocalFaults:
     # ---- names ------------------------------------------------------------------------------------------------------
 
     def client(self) -> CoordinatorClient:
-        """Return a client with the rights of a tool on this machine."""
+        """Return a client that has the rights of a tool on this machine."""
         return CoordinatorClient(self.fleet.address, Security.loopback())
 
     def node_of(self, name: str) -> str:
-        """Return the scenario's name for a process of the fleet."""
+        """Return the name that the scenario uses for a process of the fleet."""
         return self._processes.node_of(name)
 
     def _pids(self) -> Mapping[int, str]:
@@ -370,7 +369,7 @@ class LocalFaults:
         return {pid: node for pid, node in nodes if pid is not None}
 
     def wrap_command(self, node: str, command: list[str]) -> list[str]:
-        """Return the command line with which the node's process accepts faults."""
+        """Return a command line that runs the node's process with support for faults."""
         python, _, _, *rest = command
         chaos_folder = self._folder / CHAOS_FOLDER
         wrapped = [python, "-m", "snapline.chaos.fault_wrapper", str(chaos_folder), node, *rest]

@@ -1,9 +1,9 @@
-"""Inject faults of disks and clocks into real processes. This module compiles `preload.c`, which intercepts the C
-library, and simulates power cuts.
+"""Injects disk faults and clock faults into real processes. This module compiles `preload.c`, which intercepts calls to the C library. The
+module also simulates power cuts.
 
-The faults of one process are numbers in memory that the process shares with the chaos process (`FaultCounters`). The
-process reads the numbers at each call of an intercepted function. The chaos process writes a number to begin or end a
-fault. The faulty process needs no support for faults, and the faults still apply to it after a restart.
+The faults of one process are stored as numbers in memory that this process and the chaos process share (`FaultCounters`). The process reads
+the numbers on each call of an intercepted function. The chaos process writes a number to begin or end a fault. The faulty process needs no
+support for faults, and the faults still apply to it after a restart.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ BUILD_TIMEOUT_S = 60.0
 
 
 def reason_against() -> str:
-    """Return why faults of disks and clocks are not supported here, or "" if they are supported."""
+    """Return the reason why disk and clock faults are not supported on this machine, or "" if they are supported."""
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         return "there is no C compiler: install gcc"
     return ""
@@ -33,7 +33,7 @@ def build(folder: Path) -> Path:
     """Compile the library into `folder`, and return the library's path.
 
     Raises:
-        ExternalFailureError: If the library cannot be compiled here.
+        ExternalFailureError: If the library cannot be compiled on this machine.
     """
     library = folder / "preload.so"
     compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
@@ -49,7 +49,7 @@ def build(folder: Path) -> Path:
 
 
 def environment(library: Path, *, control: Path, journal: Path, root: Path) -> dict[str, str]:
-    """Return the environment of a process that uses the library. Faults apply to the process's files below `root`."""
+    """Return the environment variables for a process that uses the library. Disk faults apply to the process's files below `root`."""
     return {
         "LD_PRELOAD": str(library),
         "SNAPLINE_CHAOS_CONTROL": str(control),
@@ -59,8 +59,8 @@ def environment(library: Path, *, control: Path, journal: Path, root: Path) -> d
 
 
 def unsynced(journal: str) -> tuple[list[str], dict[str, int]]:
-    """Return what a power cut may lose. The first value lists the new names. The second value maps each written file to
-    the length that is synced."""
+    """Return the file names and data that a power cut may lose. The first value lists the new file names. The second value contains, for
+    each written file, the length that has been synced."""
     names: dict[str, None] = {}
     written: dict[str, int] = {}
     for line in journal.splitlines():
@@ -77,8 +77,8 @@ def unsynced(journal: str) -> tuple[list[str], dict[str, int]]:
 
 
 def lose_unsynced(journal: Path, seed: int) -> list[str]:
-    """Simulate a power cut, and return descriptions of the losses. The seed decides for each file whether its unsynced
-    data is kept, lost or torn, and whether a new name is lost. Clear the journal."""
+    """Simulate a power cut. Return descriptions of the losses. For each file, the seed decides whether unsynced data is kept, lost or torn,
+    and whether a new file name is lost. Clear the journal."""
     if not journal.exists():
         return []
     names, written = unsynced(journal.read_text(errors="replace"))
@@ -123,7 +123,7 @@ SIZE = 8 * len(FIELDS)
 
 
 class FaultCounters:
-    """The fault numbers of one process. All numbers are 0 at first."""
+    """The numbers that represent the faults of one process. All numbers are initially 0."""
 
     def __init__(self, path: Path) -> None:
         """Map the file into memory. If the file is missing, create it."""

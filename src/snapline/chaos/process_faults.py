@@ -1,14 +1,14 @@
-"""Kill, end, freeze, slow down and restart a fleet's processes, in the same way for every launcher.
+"""Kills, terminates, freezes, slows down and restarts a fleet's processes in the same way for every launcher.
 
-A launcher's commands take time and may overtake each other. So `Processes` sends the commands for one process one after the other. Each
-command reads the target speed when it is sent, so that the last request wins.
+A launcher's commands take time, and a later command may overtake an earlier one. So `Processes` sends the commands for each process one
+after the other. Each command reads the requested speed when it is sent, so that the last request takes effect.
 
-`RemoteFaults` is the driver for a fleet of another launcher. It carries out those commands of the executor that a
-launcher supports, and damages files of the store. The processes run plain snapline command lines, without the fault
-wrapper, failpoints and gates. They share one folder with this process. The folder contains the scenario and the store.
+`RemoteFaults` is the driver for fleets that another launcher runs. `RemoteFaults` executes the commands that a launcher supports, and
+damages files of the store. These fleets run plain snapline command lines, without the fault wrapper, failpoints and gates. The processes of
+the fleet share a folder with this process. The folder contains the scenario and the store.
 
-`leftovers` finds processes that a killed run has left behind. The kernel ends processes together with their parent, so
-no processes should be left.
+`leftovers` finds processes that remain after a run was killed. The kernel ends processes together with their parent, so normally no
+processes remain.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ EXIT_LIMIT_S = 10.0
 
 
 class Processes:
-    """Hosts and coordinators under the scenario's names.
+    """Controls the hosts and coordinators under the names that the scenario uses.
 
     Attributes:
-        fleet: the fleet that they belong to.
+        fleet: fleet to which the processes belong.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Processes:
         coordinators: Sequence[str],
         joining: Sequence[str],
     ) -> None:
-        """Create the driver. `joining` lists the hosts that join later."""
+        """Create the driver. `joining` lists the hosts that join the fleet later."""
         self.fleet = fleet
         self._hosts = tuple(hosts)
         self._coordinators = tuple(coordinators)
@@ -62,7 +62,7 @@ class Processes:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        """Begin to slow down slow processes."""
+        """Start slowing down the processes that must be slow."""
         self.spawn("slow", self._keep_slow)
 
     async def stop(self) -> None:
@@ -79,11 +79,11 @@ class Processes:
     # ---- names ------------------------------------------------------------------------------------------------------
 
     def node_of(self, name: str) -> str:
-        """Return the scenario's name for a process of the fleet."""
+        """Return the name that the scenario uses for a process of the fleet."""
         return self._coordinators[0] if name == SINGLE_COORDINATOR else name
 
     def name_of(self, node: str) -> str:
-        """Return the fleet's name for a node."""
+        """Return the name that the fleet uses for a node."""
         return SINGLE_COORDINATOR if node == self._coordinators[0] and len(self._coordinators) == 1 else node
 
     def pid(self, node: str) -> int | None:
@@ -93,7 +93,7 @@ class Processes:
     # ---- commands -----------------------------------------------------------------------------------------------
 
     def carry_out(self, command: cm.KillNode | cm.EndNode | cm.StartNode | cm.SetSpeed) -> None:
-        """Carry out a command that only concerns processes."""
+        """Execute a command that concerns only processes."""
         match command:
             case cm.KillNode():
                 self.fleet.kill(self.name_of(command.node), is_kept_down=True)
@@ -106,7 +106,7 @@ class Processes:
                 self.spawn(f"speed {command.node}", functools.partial(self._set_speed, command.node))
 
     def spawn(self, key: str, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Run tasks of the same key one after the other."""
+        """Run tasks with the same key one after the other."""
         before = self._tasks.get(key)
 
         async def after() -> None:
@@ -117,13 +117,13 @@ class Processes:
         self._tasks[key] = asyncio.create_task(after())
 
     async def gone(self, node: str) -> None:
-        """Wait until the node is down. Raise TimeoutError after `EXIT_LIMIT_S` seconds."""
+        """Wait until the node is down. Raise TimeoutError if the node is still running after `EXIT_LIMIT_S` seconds."""
         async with asyncio.timeout(EXIT_LIMIT_S):
             while self.pid(node) is not None:
                 await asyncio.sleep(LOOK_S)
 
     async def _start_again(self, node: str) -> None:
-        """Restart a node once the tasks that end it and lose its unsynced data are done."""
+        """Restart a node after the tasks that stop it and discard its unsynced data have finished."""
         for key in (f"power {node}", f"end {node}"):
             if key in self._tasks:
                 await asyncio.wait([self._tasks[key]])
@@ -134,7 +134,7 @@ class Processes:
         self.fleet.restart(self.name_of(node))
 
     def _join(self, host: str) -> None:
-        """Add a host. A launcher runs hosts 1 to N, and hosts among them that have not joined yet are kept down."""
+        """Add a host to the fleet. A launcher always runs hosts 1 to N. Hosts among them that have not joined yet are kept down."""
         self._absent.remove(host)
         if host not in self.fleet.hosts:
             self.fleet.scale(self._hosts.index(host) + 1)
@@ -151,7 +151,7 @@ class Processes:
         await self._send(self.fleet.thaw if self._speeds[node] else self.fleet.freeze, node)
 
     async def _keep_slow(self) -> None:
-        """Freeze and thaw each slow process in every period of the duty cycle."""
+        """In every period of the duty cycle, freeze and thaw each slow process."""
         while True:
             slow = {node: percent for node, percent in self._speeds.items() if 0 < percent < 100}
             began_s = time.monotonic()
@@ -164,14 +164,15 @@ class Processes:
             await asyncio.sleep(max(0.0, DUTY_S - (time.monotonic() - began_s)))
 
     async def _send(self, word: Callable[[str], Coroutine[object, object, None]], node: str) -> None:
-        """Send a command to a running process. A command that fails is dropped, because the next one reads the target state again."""
+        """Send a command to a running process. If a command fails, it is dropped, because the next command reads the requested state
+        again."""
         if node not in self._absent:
             with contextlib.suppress(SnaplineError):
                 await word(self.name_of(node))
 
 
 def flip(path: Path, bit: int) -> None:
-    """Flip one bit of a file. If the file has been deleted meanwhile, change nothing."""
+    """Flip one bit of a file. If the file has been deleted in the meantime, do nothing."""
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         size = path.stat().st_size
         if size:
@@ -186,13 +187,12 @@ NAME_BYTES = 3
 
 
 class RemoteFaults:
-    """Carries out a scenario at a remote place.
+    """Injects a scenario's faults into a fleet that another launcher runs.
 
     Attributes:
-        fleet: the fleet's processes.
-        name: name of the fleet at its place.
+        name: the fleet's name at its location.
         status: last known status of the fleet.
-        lost: always empty, since this driver loses no data.
+        lost: always empty, because this driver loses no data.
     """
 
     def __init__(
@@ -205,8 +205,8 @@ class RemoteFaults:
         arguments: Mapping[str, str],
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Create the driver. `plan` is the plan of the place. The scenario's fleet replaces the plan's fleet, under a
-        new name. `folder` is the folder for all files."""
+        """Create the driver. `plan` is the deployment plan for the location. The scenario's fleet replaces the fleet of the plan, under a
+        new name. `folder` contains all files of the run."""
         self.name = f"chaos-{secrets.token_hex(NAME_BYTES)}"
         self.lost: list[str] = []
         self.status: FleetStatus | None = None
@@ -241,7 +241,7 @@ class RemoteFaults:
         )
 
     async def start(self) -> None:
-        """Start the fleet. Raise SnaplineError if the fleet cannot run at the place."""
+        """Start the fleet. Raise SnaplineError if the fleet cannot run at this location."""
         self._on_note(f"fleet {self.name} on {self._plan.place}, in {self._folder}")
         await self.fleet.start()
         self._processes.start()
@@ -251,20 +251,20 @@ class RemoteFaults:
         await self.fleet.stop()
 
     def client(self) -> CoordinatorClient:
-        """Return a client with an operator's rights."""
+        """Return a client that has an operator's rights."""
         return connect(self._plan, self.fleet.address, OPERATOR)
 
     def node_of(self, name: str) -> str:
-        """Return the scenario's name for a process of the fleet."""
+        """Return the name that the scenario uses for a process of the fleet."""
         return self._processes.node_of(name)
 
     def failpoint_hits(self) -> list[cm.FailpointHit]:
-        """Return an empty list, since this driver arms no failpoints."""
+        """Return an empty list, because this driver arms no failpoints."""
         return []
 
     def carry_out(self, command: cm.Command) -> None:
-        """Carry out a command. Commands that end faults of disks, clocks and failpoints have no effect, since this
-        driver injects no such faults."""
+        """Execute a command. Commands that end disk faults, clock faults or failpoints have no effect, because this driver injects none of
+        these."""
         match command:
             case cm.KillNode() | cm.EndNode() | cm.StartNode() | cm.SetSpeed():
                 self._processes.carry_out(command)
@@ -285,7 +285,7 @@ MARK = b"snapline.chaos.fault_wrapper"
 
 
 def leftovers(processes: Path = Path("/proc")) -> list[str]:
-    """Return descriptions of the processes whose run has ended. Each description contains the command that ends the process."""
+    """Return descriptions of the processes whose chaos run has ended. Each description contains a command that kills the process."""
     descriptions = []
     for folder in processes.iterdir():
         if not folder.name.isdecimal():

@@ -1,5 +1,5 @@
-"""Provide the crash kit as a pytest plugin. pytest loads this module at every start, so this module imports the other
-modules only on first use."""
+"""Provides the crash kit as a pytest plugin. pytest loads this module at every start, so this module imports other modules only when they
+are first used."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def snapline_crash_kit() -> "CrashKit":
-    """Return the crash kit. Its method `check(program)` kills a program at every write, and checks that the program resumes correctly.
+    """Return the crash kit. The kit's method `check(program)` kills a program at every write, and checks that the program resumes
+    correctly.
 
     Without a C compiler the test is skipped.
     """

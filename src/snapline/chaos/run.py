@@ -1,21 +1,19 @@
-"""Carry out one chaos run, which applies a scenario with a seed to real processes, on this machine or with another
-launcher. The result is a verdict.
+"""Carries out one chaos run, which applies a scenario with a seed to real processes, on this machine or with another launcher. The result
+contains a verdict, such as "pass" or "violation".
 
-As in the simulator, the scenario's faults happen first and then end. After that the liveness conditions must hold,
-which say that the fleet runs, that epochs complete, and that the work gets done. The seed determines random choices,
-such as the process that is hit. The seed does not determine when a process reaches a failpoint, or which messages are
-in transit at a kill. So a second run with the same seed repeats the faults, but may otherwise differ.
+As in the simulator, all faults of the scenario begin and end first. After all faults have ended, the liveness conditions must hold: the
+fleet runs, epochs complete, and the work gets done. The seed determines random choices, such as which process a fault affects. The seed
+does not determine when a process reaches a failpoint, or which messages are in transit when a process is killed. So a second run with the
+same seed repeats the faults but may otherwise differ.
 
-`StoreJudge` checks the fleet continuously, from its store alone, and remembers the content of each complete epoch. Each
-of its oracles has the same name as the simulator's oracle that makes the same check:
+`StoreJudge` checks the fleet continuously. `StoreJudge` reads only the store, and remembers the content of each complete epoch. Each oracle
+of `StoreJudge` has the same name as the simulator's oracle that performs the same check.
 
-| guarantee | oracle | condition for each complete epoch |
-| --- | --- | --- |
-| G1 | `orphan` | the epoch contains no received message whose send is not in the epoch |
-| G2 | `channel-state` | for each channel exactly the messages received + 1 … sent are in transit, in order |
-| G3 | `workload` | the workload's sums, or the user's invariant, hold; at the end all work is done once |
-| G4 | `outcome` | the epoch's root never changes, and the newest epoch's number never decreases |
-| G4 | `durable` | the epoch is readable, unless a fault has damaged it |
+- `orphan` (G1): no epoch contains a received message that the epoch does not contain as sent.
+- `channel-state` (G2): for each channel, exactly the messages received + 1 … sent are in transit, in order.
+- `workload` (G3): the workload's sums, or the user's invariant, hold in each epoch, and at the end all work is done once.
+- `outcome` (G4): the root digest of an epoch never changes, and the newest epoch's number never decreases.
+- `durable` (G4): each epoch is readable, unless a fault has damaged it.
 """
 
 import asyncio
@@ -54,12 +52,12 @@ VIOLATIONS_MAX = 10
 
 
 class StoreJudge:
-    """Checks epochs repeatedly while the fleet runs, before the coordinator prunes them.
+    """Checks epochs continuously while the fleet runs, before the coordinator deletes them.
 
     Attributes:
-        violations: violations so far.
+        violations: violations found so far.
         judged: epochs checked so far.
-        newest: cut of the newest checked epoch.
+        newest: cut of the newest epoch that was checked.
     """
 
     def __init__(self, location: str, workload: Workload, now_ns: Callable[[], int]) -> None:
@@ -73,7 +71,7 @@ class StoreJudge:
         self.newest: Cut | None = None
 
     def look(self, damaged: list[str]) -> None:
-        """Check new epochs. `damaged` lists files that a fault has changed. Epochs that need these files may be unreadable."""
+        """Check new epochs. `damaged` lists files that a fault has changed. An epoch may be unreadable if it needs one of these files."""
         store = self._opened()
         if store is None:
             return
@@ -90,7 +88,8 @@ class StoreJudge:
                     self._add_violation("durable", "G4", f"epoch {epoch} is complete and cannot be read: {error}")
 
     def conclude(self, damaged: list[str], *, is_ended: bool) -> None:
-        """Check the store after the fleet's end. `is_ended` means that the fleet ended by itself, so all its work must be done."""
+        """Check the store after the fleet has ended. If `is_ended` is set, the fleet ended without a request, so all its work must be
+        done."""
         self.look(damaged)
         store = self._opened()
         if store is None:
@@ -102,7 +101,8 @@ class StoreJudge:
             self._check("workload", self._workload.check_end(self.newest.states))
 
     def flippable(self) -> tuple[str, ...]:
-        """Return the files of the newest complete epoch. Return no files unless an older epoch is intact."""
+        """Return the files of the newest complete epoch, in which a fault may flip a bit. Return no files unless an older epoch is known to
+        be intact."""
         store = self._opened()
         epochs = store.epochs() if store is not None else []
         if store is None or len(epochs) < 2 or epochs[-1] not in self.judged or epochs[-2] not in self.judged:
@@ -115,7 +115,7 @@ class StoreJudge:
         return (layout.ref_path(epochs[-1]), layout.manifest_path(root), *packs)
 
     def _opened(self) -> Store | None:
-        """Return the store, or None if the fleet has not created it yet."""
+        """Return the store, or None if the fleet has not created the store yet."""
         if self._store is None:
             try:
                 self._store = Store.open(self._location)
@@ -149,8 +149,8 @@ class StoreJudge:
 
 
 def channel_problems(checkpoints: Mapping[str, AgentCheckpoint]) -> list[tuple[str, str, str]]:
-    """Return the oracle, the guarantee and a description for each problem with the messages of one cut. Agents outside
-    the cut have left the fleet and are ignored."""
+    """Return the oracle, the guarantee and a description for each problem with the messages in one cut. Agents that the cut does not
+    contain have left the fleet and are ignored."""
     cut = {agent: DependencyRecord(checkpoint.sent, checkpoint.received) for agent, checkpoint in checkpoints.items()}
     named = {name for record in cut.values() for name in (*record.sent, *record.received)}
     gone = named - set(cut)
@@ -190,7 +190,8 @@ EPOCHS_AFTER = 2
 
 
 class Checks(msgspec.Struct, frozen=True):
-    """The user's checks, as in `sim/checking.py`. One check is for every cut, and the other is for the states at the end."""
+    """The checks that a user has defined, as in `sim/checking.py`. One check applies to every cut. The other check applies to the agents'
+    final states."""
 
     invariant: Invariant | None = None
     at_end: AtEnd | None = None
@@ -208,11 +209,11 @@ async def run_chaos(
     plan: DetachedPlan | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Result:
-    """Run a scenario in a new folder. Without `plan`, the scenario runs on this machine. With `plan`, it runs at the
-    plan's place, and all machines must share the folder.
+    """Run a scenario in a new folder. If `plan` is None, the scenario runs on this machine, otherwise at the plan's location, where all
+    machines must share the folder.
 
     Raises:
-        UsageError: If the scenario is not supported at the place, or its fleet cannot be loaded.
+        UsageError: If the scenario is not supported at the location, or its fleet cannot be loaded.
     """
     check_capabilities(scenario, plan.place if plan else HERE)
     result = Result(name=scenario.name, seed=seed, verdict="broken")
@@ -230,7 +231,7 @@ async def run_chaos(
 
 
 class ChaosRun:
-    """State of one run, from its start to its verdict."""
+    """Carries out one run, from its start to its verdict."""
 
     def __init__(
         self,
@@ -267,7 +268,7 @@ class ChaosRun:
     # ---- the phases -------------------------------------------------------------------------------------------------
 
     async def carry_out(self, result: Result) -> None:
-        """Run all phases. Raise SnaplineError if the fleet cannot run at all."""
+        """Run all phases. Raise SnaplineError if the fleet cannot be started at all."""
         await self._faults.start()
         self._client = self._faults.client()
         self._background = [
@@ -324,7 +325,7 @@ class ChaosRun:
         return await self._until(pending, START_S)
 
     async def _fail(self) -> list[str]:
-        """Run all faults, and then end them."""
+        """Apply all faults of the scenario, and then end them."""
         began_s = time.monotonic()
         self._carry_out(self._executor.begin())
         while not self._is_ended and not self._judge.violations:
@@ -371,8 +372,8 @@ class ChaosRun:
         return found
 
     async def _until_ended(self) -> list[str]:
-        """Take a snapshot, and request the fleet's end. If the workload ends by itself, wait until the fleet has ended.
-        Return the unmet conditions."""
+        """Take a snapshot, and request the fleet's end. If the workload ends without a request, wait until the fleet has ended. Return the
+        unmet conditions."""
         if not self._is_ended and not await self._snapshot():
             return ["no manual snapshot completes"]
         (self._folder / STOP_FILE).touch()
@@ -401,7 +402,8 @@ class ChaosRun:
         return max(WITHIN_LEAST_S, self._scenario.liveness.within_ns / 1e9)
 
     async def _until(self, pending: Callable[[FleetStatus], list[str]], limit_s: float) -> list[str]:
-        """Wait until no condition is pending or the fleet has ended by itself. Return the conditions that are still pending."""
+        """Wait until no condition is pending, the fleet has ended without a request, or a violation was found. Return the conditions that
+        are still pending after `limit_s`, otherwise an empty list."""
         assert self._client is not None
         conditions = ["the coordinator does not answer"]
         with contextlib.suppress(TimeoutError):
@@ -420,13 +422,13 @@ class ChaosRun:
             await asyncio.sleep(JUDGE_S)
 
     async def _wait_for_end(self) -> None:
-        """Wait until the fleet has ended by itself."""
+        """Wait until the fleet has ended without a request."""
         ending = await self._faults.fleet.wait()
         self._on_note(f"the fleet has ended: {ending.outcome}")
         self._is_ended = True
 
     async def _observe_loop(self) -> None:
-        """Repeatedly observe the leader and the other facts that the schedule needs."""
+        """Repeatedly observe the leader and the other facts that the fault schedule needs."""
         words = [fault.word for fault in self._scenario.fault]
         wants_homes = any(isinstance(word, PartitionFault) and word.shape == "isolate-agent" for word in words)
         wants_files = any(isinstance(word, DiskFault) and word.mode == "bit-flip" for word in words)

@@ -1,5 +1,5 @@
-"""Build a scenario's fleet for real processes. The fleet is a workload pattern of the simulator, or the user's fleet.
-The fleet ends on request."""
+"""Builds a scenario's fleet for real processes. The fleet is either one of the simulator's workload patterns or the user's own fleet. The
+fleet ends on request."""
 
 import os
 from collections.abc import Callable
@@ -19,14 +19,14 @@ FLEET = f"{__name__}:fleet"
 def fleet(scenario: str, stop: str) -> Fleet:
     """Return the fleet.
 
-    `scenario` is the path of the scenario that the seed has drawn. Once the file `stop` exists, the fleet ends when its
-    work is done. A fleet with its own predicate ends when that predicate holds.
+    `scenario` is the path of the scenario that the seed has drawn. Once the file `stop` exists, the fleet ends when its work is done. A
+    fleet with its own stop condition ends when that condition holds.
     """
     return workload_of(Path(scenario), Path(stop)).fleet
 
 
 def workload_of(scenario: Path, stop: Path) -> Workload:
-    """Return the fleet's workload, with its invariants."""
+    """Return the fleet's workload together with its invariants."""
     parsed = parse_scenario(scenario.read_text(), source=str(scenario))
     workload = make_workload(parsed.fleet)
     user_predicate, is_reported = workload.fleet.stop_when, str(stop)
@@ -42,7 +42,7 @@ def workload_of(scenario: Path, stop: Path) -> Workload:
 
 
 def load_invariant(target: str) -> Callable[[snapline.Cut], object]:
-    """Load a function, given as MODULE:FUNCTION.
+    """Load the function that MODULE:FUNCTION names.
 
     Raises:
         UsageError: If the function does not exist.

@@ -1,4 +1,4 @@
-"""`snapline advise`: recommend a protocol and a checkpoint interval for a running fleet, based on the fleet's status."""
+"""`snapline advise` recommends a protocol and a checkpoint interval for a running fleet, based on the fleet's status."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated
@@ -69,7 +69,7 @@ async def _watch(client: "CoordinatorClient", over_s: float, timeout_s: float) -
 
 
 def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> "RunningFigures":
-    """Compute the fleet's figures from two of its statuses that were taken `passed_s` seconds apart."""
+    """Compute the fleet's figures from two of its statuses, the second of which was taken `passed_s` seconds after the first."""
     from snapline.protocols.advice import RunningFigures
 
     interval_s, price_s = _interval(before, after, passed_s)
@@ -95,10 +95,8 @@ def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> 
 
 
 def _interval(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> tuple[float | None, float | None]:
-    """Return an agent's checkpoint interval, and the total time per interval for which captures stop a host's agents.
-
-    Both are in seconds.
-    """
+    """Return an agent's checkpoint interval, and the total time per interval during which captures stop a host's agents, both in
+    seconds."""
     from snapline.protocols.names import is_autonomous
 
     interval = after.interval
@@ -120,7 +118,7 @@ def _more(before: "FleetStatus", after: "FleetStatus", name: str) -> int:
 
 
 def _same(before: "FleetStatus", after: "FleetStatus") -> "list[tuple[HostStatus, HostStatus]]":
-    """Return the earlier and current status of each host that did not restart between them."""
+    """Return both statuses of each host that did not restart between the two statuses."""
     earlier = {(host.host, host.host_start): host for host in before.hosts}
     pairs = [(earlier.get((host.host, host.host_start)), host) for host in after.hosts]
     return [(then, now) for then, now in pairs if then is not None]

@@ -1,6 +1,5 @@
-"""`snapline agent …`: show the placement, state and status of agents, send inputs, and handle dead letters, which are messages that no turn
-could handle.
-"""
+"""`snapline agent …` shows the placement, state and status of agents, sends inputs, and handles dead letters, which are messages that no
+turn could handle."""
 
 import os
 import sys
@@ -54,10 +53,10 @@ def drop(
 
 
 def _chosen(numbers: list[int] | None, *, every: bool) -> list[int] | None:
-    """Return the chosen numbers of dead letters, or None for all of them.
+    """Return the numbers of the chosen dead letters, or None if all dead letters are chosen.
 
     Raises:
-        UsageError: If neither numbers nor --all are given, or both are given.
+        UsageError: If neither numbers nor --all are given, or if both are given.
     """
     if bool(numbers) == every:
         raise UsageError("which dead letters? Give their numbers, or --all")
@@ -127,7 +126,7 @@ def describe(connection: Connection, display: Display, agent: Agent) -> None:
 
 
 def _about(status: dict[str, object]) -> dict[str, object]:
-    """Rename the field `kind`, because documents use that name for their own kind."""
+    """Rename the field `kind` to `agent_kind`, because documents use `kind` for the kind of document."""
     return {"agent_kind" if name == "kind" else name: value for name, value in status.items()}
 
 
@@ -383,7 +382,8 @@ dead_letters.command("drop")(drop)
 
 
 def _numbered(agent: Document) -> list[tuple[int, Document]]:
-    """Return an agent's dead letters with their numbers. A number does not change when other dead letters are removed."""
+    """Return an agent's dead letters with their numbers. The number of a dead letter does not change when other dead letters are
+    removed."""
     return [
         (number, dead_letter)
         for dead_letter in rows_of(agent, "dead_letters")
@@ -461,7 +461,7 @@ def _show_one(result: Document, tables: DocumentTables) -> None:
 
 
 def _message(dead_letter: Document) -> str:
-    """Format the message that failed. Return `(on_start)` for an agent's first turn, which handles no message."""
+    """Format a message whose turn has failed. If the agent's first turn failed, which handles no message, return `(on_start)`."""
     message = dead_letter.get("message")
     return "(on_start)" if message == NOTHING else show_message(message)
 

@@ -1,4 +1,4 @@
-"""`snapline analyze`: compute what a failure would have cost in a traced execution."""
+"""`snapline analyze` computes the cost that a failure would have had in a traced execution."""
 
 import shutil
 import sys
@@ -30,7 +30,7 @@ NUMBERS_SHOWN_MAX = 8
 
 @dataclass(frozen=True)
 class DiagramOptions:
-    """Options that name the files into which the execution is drawn."""
+    """Options for diagrams of the execution: the output files and the range of events."""
 
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="File for the space-time diagram (SVG).")
@@ -59,10 +59,10 @@ class DiagramOptions:
     ] = None
 
     def window(self, events: int) -> tuple[int, int] | None:
-        """Return the positions of the window's first event and end, or None if the options leave the choice to the diagram.
+        """Return the positions of the first event to draw and of the event after the last, or None to let the diagram choose.
 
         Raises:
-            UsageError: If the window is empty, or no SVG is requested.
+            UsageError: If the range of events is empty, or no SVG is requested.
         """
         if self.from_event is None and self.to_event is None:
             return None
@@ -115,8 +115,7 @@ def analyze(
     omitted with their consequences; a warning names the agents if no recovery undid them yet. Traces of every N-th message describe
     these messages alone; their line may be newer than the fleet's.
 
-    Exit codes: 0: whatever the line is. 2: the trace cannot be opened. 6: the trace is invalid or contradicts itself, or a file is
-    missing.
+    Exit codes: 0: whatever the line is. 2: the trace cannot be opened. 6: the trace is invalid or contradicts itself, or a file is missing.
     """
     from snapline.recovery.trace_analysis import decide_and_analyze
 
@@ -131,7 +130,7 @@ def analyze(
 
 
 def parse_names(failed: str | None) -> list[str] | None:
-    """Split `"a, b"` into `["a", "b"]`. Return None, which means all agents, if `failed` is None.
+    """Split `"a, b"` into `["a", "b"]`. If `failed` is None, return None, which means all agents.
 
     Raises:
         UsageError: If a name is empty.
@@ -149,7 +148,7 @@ def read(place: str) -> "Trace":
 
     Raises:
         UsageError: If the file cannot be opened.
-        TraceError: If the trace cannot be read, or contradicts itself.
+        TraceError: If the trace is unreadable or inconsistent.
     """
     from snapline.client.trace_analysis import read_file
 
@@ -157,10 +156,10 @@ def read(place: str) -> "Trace":
 
 
 def is_folder(place: str, merged: Path | None) -> bool:
-    """Return whether `place` is a folder, which then contains the hosts' traces.
+    """Return whether `place` is a folder, in which case it contains the hosts' traces.
 
     Raises:
-        UsageError: If `merged` is given although `place` is not a folder.
+        UsageError: If `merged` is given but `place` is not a folder.
     """
     from snapline.client.trace_analysis import STANDARD_INPUT, name_of
 
@@ -175,7 +174,7 @@ def read_folder(folder: Path, printer: "Printer", merged: Path | None = None) ->
 
     Raises:
         UsageError: If the folder has no traces, or a file cannot be opened or written.
-        TraceError: If a trace cannot be read, or traces contradict each other.
+        TraceError: If a trace is unreadable, or traces contradict each other.
     """
     from snapline.client.trace_analysis import SUFFIX, merge_folder, read_merged
 
@@ -272,6 +271,6 @@ def _row(analysis: "Analysis", agent: str) -> list[object]:
 
 
 def _some(items: Sequence[object]) -> str:
-    """List all items like `1, 2, 3`, or the first items and the number of remaining items."""
+    """List all items as in `1, 2, 3`. If there are too many, list the first items and the number of remaining items."""
     shown = ", ".join(map(str, items[:NUMBERS_SHOWN_MAX]))
     return shown if len(items) <= NUMBERS_SHOWN_MAX else f"{shown} and {len(items) - NUMBERS_SHOWN_MAX:,} more"

@@ -1,6 +1,5 @@
-"""`snapline auth …` and `snapline audit`: manage a fleet's certificates and people's tokens, and show the log of operator requests
-(docs/security.md).
-"""
+"""`snapline auth …` and `snapline audit` manage a fleet's certificates and people's tokens, and show the log of operator requests
+(docs/security.md)."""
 
 import asyncio
 from pathlib import Path
@@ -42,8 +41,7 @@ def create(
 ) -> None:
     """Create a token for a user, and print it once: the fleet keeps only its digest.
 
-    Write it to a file that only its owner can read. Commands take the file with --auth-token, next to a certificate of the role
-    `bearer`.
+    Write it to a file that only its owner can read. Commands take the file with --auth-token, next to a certificate of the role `bearer`.
     """
     from snapline.security.tokens import digest_of, new_token
     from snapline.storage.timestamps import instant

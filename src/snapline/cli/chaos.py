@@ -1,6 +1,6 @@
-"""`snapline chaos …`: inject the simulator's faults into real processes (docs/chaos.md).
+"""`snapline chaos …` injects the simulator's faults into real processes (docs/chaos.md).
 
-The processes run on this machine, or at a place that `--on` names. The options for the place are those of `snapline up`.
+The processes run on this machine, or at the location that `--on` names. The options for the location are the same as for `snapline up`.
 """
 
 import asyncio
@@ -51,7 +51,8 @@ OnPlace = Annotated[
 
 
 def place_of(on: Place | None) -> "Where":
-    """Return the place that `--on` names. Contexts are ignored, because faults are injected only where a user explicitly requests them."""
+    """Return the location that `--on` names. Contexts are ignored, because faults are injected only where a user explicitly requests
+    this."""
     places: dict[Place, Where] = {
         Place.LOCAL: "local",
         Place.SSH: "ssh",
@@ -64,7 +65,7 @@ def place_of(on: Place | None) -> "Where":
 
 @dataclass(frozen=True)
 class ChaosPlace:
-    """The options that describe the place, which are the same as those of `snapline up`."""
+    """Options that describe the location of the processes. These options are the same as for `snapline up`."""
 
     on: OnPlace = None
     address: Address = None
@@ -77,11 +78,11 @@ class ChaosPlace:
 
     @property
     def place(self) -> "Where":
-        """Return the kind of place at which the processes run."""
+        """Return the kind of location at which the processes run."""
         return place_of(self.on)
 
     def plan(self, folder: Path) -> "DetachedPlan | None":
-        """Build the plan from the options, with settings as defaults. Return None if the processes run on this machine.
+        """Build the deployment plan from the options, with the settings as defaults. If the processes run on this machine, return None.
 
         Raises:
             UsageError: If options contradict each other.
@@ -187,7 +188,8 @@ def run(
 
 
 def _template(file: str | None, fleet: str | None, arg: FleetArguments) -> "Scenario":
-    """Return the scenario that the arguments name. Raise UsageError if it does not exist or the fleet cannot be loaded."""
+    """Return the scenario that the command line arguments specify. Raise UsageError if the scenario does not exist or its fleet cannot be
+    loaded."""
     from snapline.chaos.capabilities import EVERYTHING
 
     if fleet is not None:
@@ -241,7 +243,7 @@ async def _carried_out(
     plan: "DetachedPlan | None",
     on_note: Callable[[str], None],
 ) -> "Result":
-    """Run a fleet with faults. Stop cleanly on SIGTERM, because remote processes would otherwise keep running."""
+    """Run a fleet and inject faults into it. On SIGTERM, stop cleanly, because remote processes would otherwise keep running."""
     from snapline.chaos.run import run_chaos
 
     task = asyncio.current_task()

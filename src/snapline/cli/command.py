@@ -1,6 +1,6 @@
-"""Define the wrapper of all commands, the groups of options that several commands share, and the commands' calls to a fleet.
+"""Defines the wrapper of all commands, options that several commands share, and calls from commands to a fleet.
 
-A command may take a dataclass such as `Connection` as a parameter. The dataclass's fields become options of the command, and the command
+A command may have a dataclass such as `Connection` as a parameter. The fields of the dataclass become options of the command. The command
 receives an instance with their values. So options that many commands share are defined only once.
 
 The wrapper turns an error into one sentence on stderr and an exit code (docs/cli.md). The wrapper prints a traceback only on request.
@@ -73,7 +73,7 @@ TRACEBACK_VARIABLE = "SNAPLINE_TRACEBACK"
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn `function` into a typer command. Replace its dataclass parameters with options, and handle its errors."""
+    """Turn `function` into a typer command. Replace the function's dataclass parameters with options, and handle its errors."""
     hints = get_type_hints(function, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and isinstance(hint, type)}
 
@@ -107,7 +107,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _unfold(
     signature: inspect.Signature, hints: Mapping[str, Any], groups: Mapping[str, type[Any]]
 ) -> inspect.Signature:
-    """Return the signature for typer, in which each group is replaced by its fields.
+    """Return the signature for typer, in which each dataclass parameter is replaced by its fields.
 
     All parameters are keyword-only, so their order does not matter.
     """
@@ -201,7 +201,7 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True)
 class LogLines:
-    """Log options for one process, or for all processes of a launcher."""
+    """Options for logging in one process or in all processes of a launcher."""
 
     log_format: Annotated[
         LogFormat,
@@ -224,7 +224,7 @@ class LogLines:
 
 @dataclass(frozen=True)
 class Spans:
-    """OpenTelemetry options for one process, or for all processes of a launcher."""
+    """Options for OpenTelemetry in one process or in all processes of a launcher."""
 
     otel: Annotated[
         float | None,
@@ -248,7 +248,7 @@ class Spans:
         return SpanOptions(self.otel)
 
     def checked(self) -> "Spans":
-        """Check that processes on this machine can use these options, and return self. Raise UsageError if OpenTelemetry is missing."""
+        """Return self after checking that processes on this machine can use these options. Raise UsageError if OpenTelemetry is missing."""
         self.options().check()
         return self
 
@@ -273,13 +273,14 @@ class Display:
     ] = False
 
     def printer(self) -> Printer:
-        """Return the printer for these options."""
+        """Return a printer that follows these options."""
         return Printer(self.output, quiet=self.quiet, no_color=self.no_color)
 
 
 @dataclass(frozen=True)
 class SecurityOptions:
-    """Security options: three TLS files, or `--insecure`, or neither. With neither, only connections on this machine are allowed."""
+    """Security options: either three TLS files, or `--insecure`, or neither. If neither is given, only connections on this machine are
+    allowed."""
 
     tls_cert: Annotated[
         Path | None,
@@ -338,7 +339,7 @@ Stale = Annotated[
 
 @dataclass(frozen=True)
 class Connection(SecurityOptions):
-    """Options that name the coordinator to call and the time limit for calls."""
+    """Options that specify the coordinator to call and the time limit for calls."""
 
     coordinator: Annotated[
         str | None,
@@ -378,7 +379,7 @@ class Connection(SecurityOptions):
         """Return the address of the coordinator to call.
 
         Raises:
-            UsageError: If the options name no coordinator, or two different ones.
+            UsageError: If the options specify no coordinator or two different coordinators.
         """
         from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 
@@ -398,7 +399,7 @@ class Connection(SecurityOptions):
         return address
 
     def folder(self) -> Path:
-        """Return the local fleet's folder, which --data-dir, the environment or snapline.toml names."""
+        """Return the folder of the local fleet, as specified by --data-dir, the environment or snapline.toml."""
         from snapline.cli.fleet_locations import folder_of
         from snapline.cli.settings import UserSettings
 
@@ -408,12 +409,13 @@ class Connection(SecurityOptions):
         return folder_of(settings, settings.get("name").value, None, settings.get("on").value)
 
     def ask(self, call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
-        """Make one call to the coordinator, and return its reply. `call` itself must apply `timeout`. Raises the same errors as `ask`."""
+        """Make one call to the coordinator, and return its reply. `call` must apply the time limit `timeout` itself. Raises the same errors
+        as `ask`."""
 
         return ask(self.address(), self.security(), call)
 
     def call_agents(self, call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
-        """Make one call to the fleet's agents, and return the result. `call` itself must apply `timeout`."""
+        """Make one call to the fleet's agents, and return the result. `call` must apply the time limit `timeout` itself."""
 
         return call_agents(self.address(), self.security(), call)
 
@@ -422,7 +424,7 @@ def read_token(file: Path | None) -> str:
     """Read the token in `file`, or return "" if no file is given.
 
     Raises:
-        UsageError: If the file cannot be read, other users can access it, or it contains no token.
+        UsageError: If the file is unreadable, is accessible to other users, or contains no token.
     """
     if file is None:
         return ""
@@ -449,10 +451,10 @@ def parse_arguments(pairs: list[str] | None) -> dict[str, str]:
 
 
 def check_address(address: str, option: str) -> str:
-    """Return `address` if it is HOST:PORT, [IPv6]:PORT or unix:PATH.
+    """Return `address` if it has the form HOST:PORT, [IPv6]:PORT or unix:PATH.
 
     Raises:
-        UsageError: If the address has another form.
+        UsageError: If the address has any other form.
     """
     host, _, port = address.rpartition(":")
     if address.startswith("unix:") or (host and port.isdecimal() and int(port) < 65_536):
@@ -461,7 +463,7 @@ def check_address(address: str, option: str) -> str:
 
 
 def check_addresses(addresses: str, option: str) -> str:
-    """Return the comma-separated `addresses` without blanks if `check_address` accepts each address.
+    """Return the comma-separated `addresses` without blanks. Each address must satisfy `check_address`.
 
     Raises:
         UsageError: If an address is invalid, or is given twice.
@@ -476,7 +478,7 @@ def parse_peers(peers: str, node: str) -> dict[str, str]:
     """Convert `"c1=HOST:PORT,c2=HOST:PORT"` to a dict in the same order. Return an empty dict if `peers` is "".
 
     Raises:
-        UsageError: If the text has another form, does not name `node`, or has a number of replicas other than 1, 3 or 5.
+        UsageError: If the text has any other form, does not name `node`, or does not list 1, 3 or 5 replicas.
     """
     if not peers:
         return {}
@@ -496,10 +498,10 @@ def parse_peers(peers: str, node: str) -> dict[str, str]:
 
 
 def seconds_of(text: str, option: str) -> float:
-    """Convert a duration above 0, such as `30m`, to seconds.
+    """Convert a positive duration, such as `30m`, to seconds.
 
     Raises:
-        UsageError: If the text is not a duration above 0. The message names the option.
+        UsageError: If the text is not a positive duration. The message names the option.
     """
     from snapline.sim.scenario import duration_ns
 
@@ -510,7 +512,7 @@ def seconds_of(text: str, option: str) -> float:
 
 
 def allow_current_folder() -> None:
-    """Make modules in the current folder importable. `python -m` does this, but an installed script does not."""
+    """Make the modules in the current folder importable. `python -m` does this automatically, but an installed script does not."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
@@ -544,7 +546,7 @@ CLIENT_NAME = "cli"
 
 
 def ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
-    """Make one call to a coordinator, with retries, and return its reply. The call must have its own time limit.
+    """Make one call to a coordinator, with retries, and return the reply. The call must have its own time limit.
 
     Raises the same errors as `CoordinatorClient`.
     """

@@ -1,4 +1,4 @@
-"""`snapline coordinator …`: show and change the coordinator's replicas and their leader, and back up the coordinator's state."""
+"""`snapline coordinator …` shows and changes the coordinator's replicas and their leader, and backs up the coordinator's state."""
 
 import re
 from pathlib import Path
@@ -132,9 +132,9 @@ _BUCKET = re.compile(r'(.+)_bucket\{le="(.+)"\}')
 
 
 def metrics_text(result: Document) -> str:
-    """Format the metrics in Prometheus's text format.
+    """Format metrics in Prometheus's text format.
 
-    Each family of metrics has a type. A family with buckets is a histogram. A family with a count before its sum is a summary.
+    A metric family with buckets is a histogram. A metric family whose count precedes its sum is a summary.
     """
     from snapline.telemetry.metrics import PREFIX
 

@@ -1,9 +1,8 @@
-"""`snapline demo`: run real work on real input, kill a host and the coordinator's leader during the work, and show that the result is
-exact.
+"""`snapline demo` runs a real workload, kills a host and the coordinator's leader meanwhile, and shows that the result is exact.
 
-The work is PageRank over the import graph of a Python source tree (`examples/pagerank.py`). PageRank's mass is counted in integers, so an
-inconsistency of a single unit can be detected. A space-time picture, which is drawn from the hosts' own traces, shows some agents of every
-host around the time of the kill.
+The work is PageRank over the import graph of a Python source tree (`examples/pagerank.py`). PageRank's total mass is counted in integers,
+so an inconsistency of a single unit can be detected. A space-time diagram shows some agents of every host around the time of the kill. The
+diagram is drawn from the hosts' own traces.
 """
 
 import asyncio
@@ -100,9 +99,9 @@ TRACE_EVERY = 25
 def run_demo(
     *, source: str | None, data_dir: Path | None, hosts: int, protocol: str, output: str, ui_port: int | None = None
 ) -> int:
-    """Run the demo. Return 0 as the exit code if all results are exact, otherwise 1.
+    """Run the demo. Return the exit code, which is 0 if all results are exact, otherwise 1.
 
-    `ui_port` is the port of the view, or None to run no view.
+    `ui_port` is the port of the browser view, or None for no view.
     """
     mode_of(protocol)  # raises an error for an unknown name before anything is started
     if importlib.util.find_spec("numpy") is None:
@@ -203,9 +202,9 @@ class _Demo:
         await self._kill_leader(fleet, client)
 
     def _is_at_work(self, status: "FleetStatus") -> bool:
-        """Return whether the fleet has made enough progress for the kill.
+        """Return whether the fleet has made enough progress for a host to be killed.
 
-        For autonomous protocols, progress is measured in turns, because their recovery line may not advance.
+        For autonomous protocols, progress is measured in turns, because the recovery line may not advance.
         """
         if is_autonomous(self._protocol):
             return sum(host.turns for host in status.hosts) >= TURNS_BEFORE_KILL
@@ -287,9 +286,10 @@ class _Demo:
         return Store.open(str(self._folder / "store"))
 
     def _pin_line(self, line: int) -> None:
-        """Pin the snapshot of the recovery line.
+        """Pin the snapshot at the recovery line.
 
-        An unfinished plan keeps this snapshot. But on a slow machine ten newer epochs may complete before the demo reads it.
+        A recovery plan that has not finished keeps this snapshot. On a slow machine, however, ten newer epochs may complete before the demo
+        reads the snapshot.
         """
         from snapline.storage.store.store import Holds
 
@@ -299,7 +299,7 @@ class _Demo:
                 self._pinned_lines.add(line)
 
     def _account_for_line(self, line: int) -> None:
-        """Record the mass in the cut at the recovery line."""
+        """Record the total mass in the cut at the recovery line."""
         from snapline.examples import pagerank
 
         account = pagerank.account(self._cut(line))
@@ -332,7 +332,7 @@ class _Demo:
 async def _run_during(end: "Awaitable[Ending]", work: Awaitable[None]) -> "Ending":
     """Run `work` while a fleet runs, and return how the fleet ended.
 
-    If the fleet's launcher gives up, `work` ends with the launcher's error.
+    If the fleet's launcher fails, cancel `work` and raise the launcher's error.
     """
     ending, working = asyncio.ensure_future(end), asyncio.ensure_future(work)
     try:
@@ -462,7 +462,7 @@ def time_ns_of(written: object) -> int:
 
 
 def _placement(folder: Path, epoch: int) -> dict[str, str]:
-    """Return the host of each agent from the epoch's manifest, or an empty dict for the initial states."""
+    """Return each agent's host according to the epoch's manifest, or an empty dict for epoch 0, which has no manifest."""
     from snapline.storage.store.store import Store
 
     if epoch == 0:
@@ -481,7 +481,7 @@ def _choose(placement: Mapping[str, str]) -> list[str]:
 
 
 def _read(folder: Path) -> Iterator[TraceLine]:
-    """Yield the lines of all hosts' traces. Skip the last line of a killed host if it is incomplete."""
+    """Yield the trace lines of all hosts. Skip the incomplete last line of a host that was killed."""
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_bytes().splitlines():
             try:
@@ -491,7 +491,7 @@ def _read(folder: Path) -> Iterator[TraceLine]:
 
 
 def _records(trace: list[TraceLine], chosen: list[str]) -> dict[str, dict[int, int]]:
-    """Return, by agent and epoch, the time of the agent's checkpoint in nanoseconds."""
+    """Return the time of each agent's checkpoint for each epoch, in nanoseconds."""
     times: dict[str, dict[int, int]] = {agent: {} for agent in chosen}
     for line in trace:
         epochs = line.get("epochs")
@@ -510,10 +510,10 @@ def _arrows(
     around_ns: int,
     undone_ns: int,
 ) -> "list[Arrow]":
-    """Return an arrow for each traced message between the chosen agents.
+    """Return an arrow for each traced message between two of the chosen agents.
 
-    A message that the plan has undone is sent again with the same sequence number. So a receive after `undone_ns` does not belong to a send
-    before `undone_ns`.
+    A message that the recovery plan has undone is sent again with the same sequence number. So a message that was sent before `undone_ns`
+    cannot be matched with a receive event after `undone_ns`.
     """
     from snapline.diagrams.scene import Arrow
 

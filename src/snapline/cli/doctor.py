@@ -1,6 +1,5 @@
-"""`snapline doctor` and `snapline version`: check this machine, a store and a fleet. Each finding is a sentence that names the next
-step.
-"""
+"""`snapline doctor` and `snapline version` check this machine, a store and a fleet. Each finding is a sentence that names the next step to
+take."""
 
 import shutil
 import sys
@@ -164,7 +163,7 @@ def _store(location: str) -> Iterator[DoctorFinding]:
 
 
 def _write_once(store: "Store") -> float:
-    """Perform one probe write, the same as when a host joins, and return its duration in seconds."""
+    """Perform one probe write, like a host that joins, and return the duration in seconds."""
     start_s = time.perf_counter()
     path, _ = store.write_probe()
     took_s = time.perf_counter() - start_s

@@ -1,7 +1,7 @@
-"""Load the fleet definition MODULE:FLEET for all commands, and define `snapline fleet check`.
+"""Loads the fleet definition MODULE:FLEET for all commands, and defines `snapline fleet check`.
 
-`fleet check` checks that a definition can run, but starts nothing. Loading reports a clear error message for every problem that a reference
-can have.
+`fleet check` checks that a fleet definition can run, but starts no fleet. If a reference to a fleet definition is invalid, the error
+message names the problem.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_reference(reference: str) -> None:
-    """Check a reference for misspelt names before anything is started. The fleet's own module is not run.
+    """Check a reference to a fleet definition for misspelt names before anything is started. The check does not run the fleet's own module.
 
     Raises:
         FleetDefinitionError: If the reference is not MODULE:FLEET, or the module does not exist.
@@ -47,7 +47,7 @@ def load(reference: str, arguments: Mapping[str, str]) -> "Fleet":
     """Load the fleet that MODULE:FLEET names.
 
     Raises:
-        FleetDefinitionError: If the fleet cannot be loaded, for example because the user's module or function raises.
+        FleetDefinitionError: If the fleet cannot be loaded, for example because the user's module or function raises an error.
     """
     from snapline.agent_runtime.fleet import load_fleet
 
@@ -62,7 +62,7 @@ def load(reference: str, arguments: Mapping[str, str]) -> "Fleet":
 
 
 def make_agents(fleet: "Fleet") -> "dict[str, tuple[AgentType, list[int]]]":
-    """Create every agent as a host would. Return, by class name, the agent type and the sizes of the states of its agents.
+    """Create every agent as a host would. Return, by class name, the agent type and the state sizes of its agents.
 
     Raises:
         FleetDefinitionError: If an agent cannot be created, or its state cannot be saved. The message names the agent and the field.

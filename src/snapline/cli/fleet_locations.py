@@ -1,4 +1,4 @@
-"""Find fleets that `snapline up` has started, in the background on this machine or on a Ray cluster."""
+"""Finds fleets that `snapline up` has started in the background on this machine or on a Ray cluster."""
 
 import asyncio
 import math
@@ -32,7 +32,7 @@ LOOK_S = 0.05
 
 
 def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str = "local") -> Path:
-    """Return the folder of a local fleet, or of the supervisor if the fleet runs on other machines or in containers."""
+    """Return the folder of a local fleet. If the fleet runs elsewhere, return the folder of its local supervisor."""
     if on == "ssh":
         return Path("runs") / name
     folder = Path(settings.get("data_dir", data_dir).value or Path("runs") / name)
@@ -40,7 +40,8 @@ def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str =
 
 
 def logs_of(folder: Path) -> Path:
-    """Return the log folder of a fleet's processes on this machine. `folder` is the folder of the fleet or of its supervisor."""
+    """Return the folder that contains the logs of a fleet's processes on this machine. `folder` is the folder of the fleet or of the
+    fleet's supervisor."""
     from snapline.deploy.data_directory import LOGS_FOLDER
     from snapline.deploy.detached_fleet import read_plan
 
@@ -49,18 +50,18 @@ def logs_of(folder: Path) -> Path:
 
 
 def join(name: str, address: str) -> "RayCluster":
-    """Connect to a Ray cluster. Ray copies the current folder, which contains the code, to its nodes."""
+    """Connect to a Ray cluster. Ray copies the current folder, which contains the code, to the nodes of the cluster."""
     from snapline.deploy.ray_cluster import RayCluster
 
     return RayCluster(name, address, {"working_dir": os.getcwd()})
 
 
 def default_address() -> str:
-    """Return the address of the coordinator of the fleet that snapline.toml, its context and the environment select.
+    """Return the coordinator's address for the fleet that snapline.toml, its context and the environment select.
 
     Raises:
-        UsageError: If they select no fleet.
-        NotFoundError: If the selected fleet does not run.
+        UsageError: If no fleet is selected.
+        NotFoundError: If the selected fleet is not running.
     """
     from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 
@@ -91,10 +92,10 @@ def _address_on_ray(name: str, address: str) -> str:
 def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s: float) -> "subprocess.Popen[bytes]":
     """Start a `snapline` command as a background process in a new session.
 
-    The fleet's folder records the process id and the time limit of the last snapshot.
+    The fleet's folder records the process id of the launcher and the time limit for the last snapshot.
 
     Raises:
-        UsageError: If a launcher for this folder already runs.
+        UsageError: If a launcher is already running for this folder.
     """
     import msgspec
 
@@ -125,9 +126,9 @@ def _read_record(folder: Path) -> dict[str, int]:
 
 
 def background_pid(folder: Path) -> int | None:
-    """Return the process id of this folder's launcher, or None if it does not run.
+    """Return the process id of this folder's launcher, or None if no launcher is running.
 
-    If the folder is a copy, it contains the record of the original folder's launcher, which is ignored.
+    If the folder is a copy of another fleet's folder, ignore the launcher that the copy records.
     """
     record = _read_record(folder)
     started = _start_time_of(record.get("pid", 0))
@@ -137,11 +138,11 @@ def background_pid(folder: Path) -> int | None:
 
 
 def stop_background(folder: Path, limit_s: float = END_S) -> list[str]:
-    """End the background launcher and its fleet, but keep the fleet's files. Return the launcher's log lines about the last snapshot.
+    """Stop the background launcher and its fleet, but keep the fleet's files. Return the launcher's log lines about the last snapshot.
 
     Raises:
-        NotFoundError: If no launcher runs for this folder.
-        ExternalFailureError: If the launcher does not end in time.
+        NotFoundError: If no launcher is running for this folder.
+        ExternalFailureError: If the launcher does not exit in time.
     """
     pid = background_pid(folder)
     if pid is None:
@@ -168,11 +169,11 @@ async def until_up(
     timeout_s: float,
     connect: "Callable[[str], CoordinatorClient]",
 ) -> str:
-    """Wait until all hosts have joined or the fleet has ended normally. Return the coordinator's address.
+    """Wait until all hosts have joined or the fleet has finished normally. Return the coordinator's address.
 
     Raises:
         ExternalFailureError: If the background launcher has failed. The message contains the launcher's last log line.
-        UnknownOutcomeError: If the time limit has passed. The fleet continues to start.
+        UnknownOutcomeError: If the time limit has passed. After this error, the fleet continues to start.
     """
     from snapline.deploy.data_directory import read_address
 
@@ -204,7 +205,8 @@ def _last_words(folder: Path) -> str:
 
 
 def _start_time_of(pid: int) -> int:
-    """Return the start time of a process in kernel ticks, or 0 if it does not run. If the process id is reused, the start time differs."""
+    """Return the start time of a process in kernel ticks, or 0 if the process is not running. The start time distinguishes a process from a
+    later process with the same process id."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

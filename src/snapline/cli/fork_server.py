@@ -1,12 +1,12 @@
-"""Run the fork server, from which a launcher's children are forked (`deploy/child.py`).
+"""Runs the fork server, from which a launcher forks its child processes (`deploy/child.py`).
 
-The fork server has already imported everything, and has a single thread.
+The fork server has already imported all modules, and has a single thread. The fork server is started as `python -m snapline.cli.fork_server
+DESCRIPTOR LAUNCHER ROOM`.
 
-    python -m snapline.cli.fork_server DESCRIPTOR LAUNCHER ROOM
-
-DESCRIPTOR is the fork server's end of the socket pair. LAUNCHER is the process id of the launcher, with which the fork server dies. ROOM
-consists of blanks, which a child overwrites with its command line for `ps` and similar tools. In a child, `serve` returns the command's
-arguments, and the child runs them like `python -m snapline WORDS`.
+DESCRIPTOR is the file descriptor of the fork server's socket to the launcher. LAUNCHER is the launcher's process id, because the fork
+server exits when the launcher exits. ROOM consists of blanks. A child process overwrites the blanks of ROOM with its own command line, so
+that `ps` and similar tools show it. In a child, `serve` returns the arguments of the command, which the child runs like `python -m snapline
+WORDS`.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ proc(5)."""
 
 
 def main() -> None:
-    """Import everything and serve the launcher's requests. In a child, run the requested command."""
+    """Import all modules and serve the launcher's requests. In a forked child, run the requested command."""
     tie_to(int(sys.argv[2]))
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     collect_rarely()
@@ -115,7 +115,7 @@ def serve(connection: socket.socket) -> list[str] | None:
 
 
 def tell(connection: socket.socket, word: ServerMessage) -> None:
-    """Send a message to the launcher. Exit if the launcher is gone."""
+    """Send a message to the launcher. Exit if the launcher no longer exists."""
     try:
         connection.send(msgspec.msgpack.encode(word))
     except OSError:
@@ -125,7 +125,7 @@ def tell(connection: socket.socket, word: ServerMessage) -> None:
 def ended(pid: int) -> Ended:
     """Return a child's exit status without reaping the child.
 
-    Until the child is reaped, its process id is not reused. So the launcher learns of the exit first.
+    Until the child is reaped, its process id is not reused. So the launcher learns of the exit before the process id is reused.
     """
     status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert status is not None
@@ -133,13 +133,13 @@ def ended(pid: int) -> Ended:
 
 
 def stamps() -> dict[str, int]:
-    """Return the modification times of the imported files in nanoseconds."""
+    """Return the modification times in nanoseconds of all imported files."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return {file: os.stat(file).st_mtime_ns for file in files if file and os.path.isfile(file)}
 
 
 def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
-    """Return the reason why a forked child would differ from a new `python -m snapline`, or "" if it would not differ."""
+    """Return the reason why a forked child would behave differently from a new `python -m snapline` process, or "" if there is none."""
     if wanted.folder != os.getcwd():
         return f"the folder is {wanted.folder}"
     for file, stamp in files.items():
@@ -152,7 +152,7 @@ def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
 
 
 def become_child(wanted: StartFork, log: int, server: int) -> None:
-    """Prepare a forked child by doing what `parent_watch.py` and a start of Python would do."""
+    """Prepare a forked child in the same way as `parent_watch.py` and a normal start of Python would."""
     os.setsid()
     tie_to(server)
     os.dup2(log, 1)
@@ -172,7 +172,8 @@ def become_child(wanted: StartFork, log: int, server: int) -> None:
 
 
 def name_process(words: list[str]) -> None:
-    """Overwrite the command line that other processes see. The kernel shows it as long as its last byte is NUL."""
+    """Overwrite the command line of this process that other processes see. The kernel shows the new command line as long as its last byte
+    is NUL."""
     with open("/proc/self/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     start, end = (int(fields[at - 3]) for at in ARGUMENTS_AT)

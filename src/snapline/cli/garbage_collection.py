@@ -1,6 +1,6 @@
-"""Run the garbage collector rarely, because reference counts free most of a fleet's objects.
+"""Runs Python's garbage collector rarely, because reference counting frees most of a fleet's objects.
 
-With Python's default thresholds, collections during imports take a seventh of the start time.
+With Python's default thresholds, garbage collections during imports take a seventh of the start time.
 """
 
 import gc
@@ -10,14 +10,15 @@ THRESHOLDS = (20_000, 20, 20)
 
 
 def collect_rarely() -> None:
-    """Make garbage collections rare. Call this before large imports. The few reference cycles are still collected soon enough."""
+    """Make garbage collections rare. Call this function before large imports. Reference cycles, which are few, are still collected soon
+    enough."""
     gc.set_threshold(*THRESHOLDS)
 
 
 def freeze_imported() -> None:
-    """Exclude imported objects from garbage collections, because they are never garbage.
+    """Exclude imported objects from garbage collection, because they live as long as the process.
 
-    Each pass over them would take tens of milliseconds, and would make a forked child copy their memory pages.
+    Each collection that includes them takes tens of milliseconds, and makes a forked child copy their memory pages.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""`snapline gateway run`: make a fleet available over HTTP."""
+"""`snapline gateway run` makes a fleet available over HTTP."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`snapline health`: check whether one process is alive or ready. Container runtimes call this command every few seconds."""
+"""`snapline health` checks whether one process is alive or ready. Container runtimes call this command every few seconds."""
 
 import asyncio
 from enum import StrEnum
@@ -15,7 +15,7 @@ TIMEOUT_S = 5.0
 
 
 class HealthQuestion(StrEnum):
-    """Values of `--is`, which are the names that `telemetry/health.py` uses."""
+    """Values of the option `--is`, with the same names as in `telemetry/health.py`."""
 
     ALIVE = "alive"
     READY = "ready"

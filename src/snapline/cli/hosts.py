@@ -1,7 +1,7 @@
-"""`snapline host …`, `scale` and `restart`: query and control single hosts, or all hosts of a running fleet.
+"""`snapline host …`, `scale` and `restart` query and control single hosts or all hosts of a running fleet.
 
-Some commands move agents or restart processes in several steps. These commands poll the fleet's status until each step has taken effect.
-`host run` is in `processes.py`.
+Some of these commands move agents or restart processes in several steps. Such commands poll the fleet's status until each step has taken
+effect. The command `host run` is defined in `processes.py`.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ Note = Callable[[str], None]
 async def until(
     client: "CoordinatorClient", what: str, is_done: "Callable[[FleetStatus], bool]", deadline_s: float
 ) -> "FleetStatus":
-    """Poll the fleet until `is_done` accepts its status, and return this status.
+    """Poll the fleet until `is_done` accepts the fleet's status, and return this status.
 
-    `what` names the awaited condition in messages. `deadline_s` is a time on the monotonic clock.
+    `what` describes the expected condition in error messages. `deadline_s` is a time on the monotonic clock, in seconds.
 
     Raises:
         ExternalFailureError: If the fleet has ended.
@@ -60,7 +60,7 @@ async def until(
 
 
 def _describe_state(status: "FleetStatus | None") -> str:
-    """Describe the fleet's state, which is the likely reason for a delay."""
+    """Describe the state of the fleet, because it is the likely reason for a delay."""
     if status is None:
         return "no coordinator answers"
     concerns = [concern.text for concern in status.concerns if concern.kind != "drained"]
@@ -75,17 +75,17 @@ async def _look(client: "CoordinatorClient") -> "FleetStatus | None":
 
 
 def host_of(status: "FleetStatus", name: str) -> "HostStatus | None":
-    """Return a host's status, or None if the fleet has no such host."""
+    """Return a host's status, or None if the fleet has no host with this name."""
     return next((host for host in status.hosts if host.host == name), None)
 
 
 async def drain_hosts(client: "CoordinatorClient", names: tuple[str, ...], deadline_s: float, note: Note) -> None:
-    """Drain these hosts, and wait until they have no agents.
+    """Drain these hosts, and wait until no agents run on them.
 
     Raises:
         NotFoundError: If one of the hosts does not exist.
-        UsageError: If there is no other host to which the agents could move.
-        SnaplineError: In the same cases as `until`.
+        UsageError: If there is no other host to which the agents can move.
+        SnaplineError: In the same cases as in `until`.
     """
     await client.move_agents(names)
     note(f"agents leave {', '.join(names)}")
@@ -93,12 +93,12 @@ async def drain_hosts(client: "CoordinatorClient", names: tuple[str, ...], deadl
 
 
 def is_empty(status: "FleetStatus", names: tuple[str, ...]) -> bool:
-    """Return whether the fleet runs and these hosts have no agents."""
+    """Return whether the fleet is running and no agents run on these hosts."""
     return status.phase == "running" and not any(host.agents for host in status.hosts if host.host in names)
 
 
 async def spread_agents(client: "CoordinatorClient", deadline_s: float, note: Note) -> None:
-    """Spread agents evenly over all hosts as far as placement allows, and wait until this is done. Raises the same errors as `until`."""
+    """Spread agents over all hosts as evenly as placement allows, and wait until this is done. Raises the same errors as `until`."""
     note("agents are spread evenly")
     while True:
         await until(client, "a fleet that runs", lambda found: found.phase == "running", deadline_s)
@@ -114,12 +114,12 @@ async def spread_agents(client: "CoordinatorClient", deadline_s: float, note: No
 
 
 def is_planned(status: "FleetStatus", plan: int) -> bool:
-    """Return whether the fleet runs under a later plan than `plan`."""
+    """Return whether the fleet is running under a later plan than `plan`."""
     return status.phase == "running" and status.plan > plan
 
 
 async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note: Note) -> None:
-    """Drain a host, restart its process, and allow agents to return. Raises the same errors as `until` and `drain_hosts`."""
+    """Drain a host, restart its process, and allow agents to return to it. Raises the same errors as `until` and `drain_hosts`."""
     before = await client.status()
     host_before = host_of(before, name)
     old_generation = host_before.host_start if host_before is not None else 0
@@ -138,13 +138,13 @@ async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note:
 async def renew_replica(
     client: "CoordinatorClient", replica: "CoordinatorClient", name: str, deadline_s: float, note: Note
 ) -> None:
-    """Restart a coordinator's process. If it is the leader, first transfer the leadership.
+    """Restart a coordinator's process. If the replica is the leader, transfer the leadership first.
 
-    `client` is a client of all replicas, and `replica` is a client of this replica only.
+    `client` can call all replicas, and `replica` can call only this replica.
 
     Raises:
-        SnaplineError: If the replica cannot be reached.
-        UnknownOutcomeError: If the replica is not back before the deadline.
+        SnaplineError: If the replica is unreachable.
+        UnknownOutcomeError: If the replica is not running again before the deadline.
     """
     before = await replica.read_replica("status")
     if before["connected"] and _leader_of(before) == name:
@@ -285,7 +285,7 @@ def forget(
 
 
 def _host_list(connection: Connection) -> Document:
-    """Return the document of the hosts and the concerns about them."""
+    """Return a document that lists the hosts and the concerns about hosts."""
     from snapline.messages.answers import document_of
 
     status = document_of(connection.ask(lambda client: client.status(connection.timeout)))
@@ -294,7 +294,7 @@ def _host_list(connection: Connection) -> Document:
 
 
 def _move(connection: Connection, display: Display, work: "_Work") -> None:
-    """Run `work`, then show the hosts with their agents."""
+    """Run `work`, then show the hosts and their numbers of agents."""
     progress = FleetProgress(display.printer())
     connection.ask(work(progress.note))
     display.printer().result(_host_list(connection), _show_hosts)
@@ -424,7 +424,7 @@ async def _renew_hosts(client: "CoordinatorClient", deadline_s: float, progress:
 
 
 async def _renew_replicas(connection: Connection, deadline_s: float, progress: FleetProgress) -> list[str]:
-    """Restart all replicas, followers first, so that the leadership moves only once."""
+    """Restart all replicas, beginning with the followers, so that the leadership moves only once."""
 
     from snapline.messages.coordinator_client import CoordinatorClient
 

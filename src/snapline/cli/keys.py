@@ -1,6 +1,6 @@
-"""`snapline keys …`: create key files, and rotate and show the keys with which a store is encrypted (docs/protection.md).
+"""`snapline keys …` creates key files, and rotates and shows the keys with which a store is encrypted (docs/protection.md).
 
-No command prints a secret.
+None of these commands prints a secret.
 """
 
 from pathlib import Path
@@ -119,7 +119,7 @@ def _rows(disk: "Disk", store_id: str) -> list[dict[str, object]]:
 
 
 def _open_disk(location: str) -> "Disk":
-    """Open only the store's disk, because opening the store would require the keys that are to be changed."""
+    """Open only the disk of a store, because opening the store itself would require the keys that are to be changed."""
     from snapline.storage.disk import layout
     from snapline.storage.disk.object_disk import open_disk
 

@@ -1,15 +1,15 @@
-"""`snapline logs`: show the output of all processes of a fleet, ordered by time.
+"""`snapline logs` shows the output of all processes of a fleet, ordered by time.
 
-An entry begins with a line that contains a time. The line is either text in snapline's log format or a JSON object with a `time`. Lines
-without a time, such as the lines of a traceback, belong to the preceding entry.
+A log entry begins with a line that contains a time. This line is either text in snapline's log format or a JSON object with a field `time`.
+Lines without a time, such as the lines of a traceback, belong to the preceding log entry.
 
-The order of a process's lines is more reliable than their times, because clocks can be set back and threads read the clock before they
-write. So an entry's *order* is the latest time seen so far in its process's log. Because the order never decreases, merging keeps only one
-entry of each process in memory, and gives the same result as a stable sort. After a clock is set back by an hour, all entries of the
-following hour therefore share one order.
+The order of a process's lines is more reliable than their times. Clocks can be set back, and threads read the clock before they write. So a
+log entry is sorted by its *order*, which is the latest time seen so far in the log of its process. The order never decreases within a log,
+so merging keeps only one entry per process in memory. The result is the same as that of a stable sort. If a clock is set back by an hour,
+all log entries of the following hour therefore share the same order.
 
-The functions that parse lines and merge entries do no I/O. `ProcessLog` opens one process's files and reads them from the oldest to the
-newest, even while they grow.
+The functions that parse lines and merge log entries do no I/O. `ProcessLog` opens the files of one process and reads them from the oldest
+to the newest, even while they grow.
 """
 
 import heapq
@@ -59,12 +59,12 @@ class LogEntry:
 
     Attributes:
         process: name of the process, such as `h1` or `coordinator`.
-        order_ns: sort key, which never decreases from one entry of a process to the next.
+        order_ns: sort key, which never decreases within the log of one process.
         at_ns: time in the entry, or None if the entry contains no time.
         level: one of LEVELS, or "" if the entry has no level.
-        logger: name of the entry's logger, or "" if it names none.
-        message: the rest of the entry's first line, and all following lines.
-        fields: other fields of the entry if it is a JSON line.
+        logger: name of the entry's logger, or "" if the entry contains none.
+        message: rest of the entry's first line, and all following lines.
+        fields: remaining fields of the entry, if the entry is a JSON line.
         text: all lines of the entry, unchanged.
     """
 
@@ -80,7 +80,7 @@ class LogEntry:
 
 @dataclass(slots=True)
 class _FirstLine:
-    """The parsed first line of an entry."""
+    """The first line of a log entry, parsed."""
 
     at_ns: int | None = None
     level: str = ""
@@ -90,10 +90,10 @@ class _FirstLine:
 
 
 class EntryReader:
-    """Parses one process's lines into entries. An entry is complete when the next entry begins, or when `end` is called."""
+    """Parses one process's lines into entries. An entry is complete when the next entry begins or `end` is called."""
 
     def __init__(self, process: str, order_ns: int) -> None:
-        """Create the reader. `order_ns` is the order of the lines that precede the first line with a time."""
+        """Create the reader. `order_ns` is the order of lines that precede the first line with a time."""
         self._process = process
         self._order_ns = order_ns
         self._first: _FirstLine | None = None
@@ -102,7 +102,7 @@ class EntryReader:
         self._level = ""
 
     def feed(self, line: str) -> LogEntry | None:
-        """Add the next line. If the line begins a new entry, return the previous entry, otherwise None."""
+        """Add the next line. If the line begins a new entry, return the previous entry. Otherwise return None."""
         begun = parse_first_line(line)
         is_full = self._characters + len(line) > ENTRY_CHARACTERS_MAX
         if begun is None and not is_full and self._first is not None:
@@ -118,7 +118,8 @@ class EntryReader:
         return ended
 
     def end(self) -> LogEntry | None:
-        """Complete and return the current entry, or return None if there is none. A later line without a time begins a new entry."""
+        """Complete and return the current entry, or return None if there is none. If the next line contains no time, it nevertheless begins
+        a new entry."""
         first, self._first, self._characters = self._first, None, 0
         if first is None:
             return None
@@ -135,12 +136,13 @@ class EntryReader:
 
 
 def merge(streams: Iterable[Iterator[LogEntry]]) -> Iterator[LogEntry]:
-    """Merge the entries of several processes by their order. Of entries with equal orders, those of the earlier stream come first."""
+    """Merge the log entries of several processes by their order. Entries with equal orders are sorted by the position of their stream in
+    `streams`."""
     return heapq.merge(*streams, key=lambda entry: entry.order_ns)
 
 
 def has_level(entry: LogEntry, level: str) -> bool:
-    """Return whether the entry has at least this level or has no level."""
+    """Return whether the entry has at least this level, or has no level."""
     return not entry.level or LEVELS.index(entry.level) >= LEVELS.index(level)
 
 
@@ -160,13 +162,13 @@ def parse_first_line(line: str) -> _FirstLine | None:
 
 
 def first_time(lines: Iterable[str]) -> int | None:
-    """Return the first time in the lines, or None if they contain no time."""
+    """Return the first time that the lines contain, or None if they contain none."""
     beginnings = (parse_first_line(line) for line in lines)
     return next((begun.at_ns for begun in beginnings if begun is not None and begun.at_ns is not None), None)
 
 
 def parse_since(text: str, now_ns: int) -> int:
-    """Convert a duration such as `10m` or `-2h`, or an RFC 3339 time, to nanoseconds since 1970. A time without a zone is local time.
+    """Convert a duration such as `10m` or `-2h`, or an RFC 3339 time, to nanoseconds since 1970. A time without a time zone is local time.
 
     Raises:
         UsageError: If the text is neither a duration nor a time.
@@ -183,7 +185,7 @@ def parse_since(text: str, now_ns: int) -> int:
 
 
 def parse_level(text: str) -> str:
-    """Return the level in LEVELS that `text` names. Case is ignored.
+    """Return the entry of LEVELS that `text` names. Case is ignored.
 
     Raises:
         UsageError: If the text names no level.
@@ -222,9 +224,9 @@ def _nanoseconds(second: str, fraction: str | None, zone: str | None) -> int | N
 
 @lru_cache(maxsize=1024)
 def _second(second: str, zone: str) -> int | None:
-    """Parse a time in whole seconds. Return None for an invalid time such as the 31st of February.
+    """Parse a time with a resolution of one second. Return None for an invalid time such as the 31st of February.
 
-    Results are cached, because many lines share a second.
+    Results are cached, because many lines have the same time.
     """
     try:
         moment = datetime.fromisoformat(second + zone)
@@ -245,10 +247,12 @@ _NUMBERS = re.compile(r"(\d+)", re.ASCII)
 
 
 class ProcessLog:
-    """The log files of one process, which are read from the beginning. Later reads continue from the last position."""
+    """The log files of one process, which are read from the beginning. Later calls continue at the position where the previous call
+    stopped."""
 
     def __init__(self, process: str, files: list[Path]) -> None:
-        """Create the log. `files` are ordered from old to new. The process writes to the last file, which is rotated when it is large."""
+        """Create the log. `files` are sorted from the oldest to the newest. The process writes to the last file. When this file is large,
+        it is rotated."""
         self.process = process
         self._live = files[-1]
         self._waiting = list(files)
@@ -259,8 +263,8 @@ class ProcessLog:
     def entries(self, *, is_final: bool) -> Iterator[LogEntry]:
         """Yield the new entries.
 
-        An incomplete line or entry is kept for the next call, unless `is_final` is set. An entry is also complete if no line has been added
-        since the previous call.
+        An incomplete line or entry is kept for the next call unless `is_final` is set. If no line has been added since the previous call,
+        the last entry counts as complete.
         """
         has_come = False
         for line in self._lines(is_final=is_final):
@@ -307,7 +311,7 @@ class ProcessLog:
         return line.decode(errors="replace").rstrip("\r\n")
 
     def _has_next(self) -> bool:
-        """Return whether another file follows, or the current file was truncated."""
+        """Return whether another file follows or the current file was truncated."""
         if self._waiting:
             return True
         try:
@@ -331,7 +335,8 @@ class ProcessLog:
 
 
 def find_logs(folder: Path) -> dict[str, ProcessLog]:
-    """Return the logs in a folder by process. h2 comes before h10. Return an empty dict if there are no logs or the folder is missing."""
+    """Return the logs in a folder, by the name of the process. h2 comes before h10. Return an empty dict if there are no logs or the folder
+    is missing."""
     paths: dict[str, list[tuple[int, Path]]] = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         name = _NAME.fullmatch(path.name)
@@ -352,7 +357,7 @@ def _order_of_first(opened: BinaryIO) -> int:
 
 
 def _natural(name: str) -> list[str | int]:
-    """Return a sort key by which numbers in names are compared by value, so that h2 comes before h10."""
+    """Return a sort key that compares the numbers in names by value, so that h2 precedes h10."""
     return [int(part) if index % 2 else part for index, part in enumerate(_NUMBERS.split(name))]
 
 
@@ -441,7 +446,7 @@ def logs(
 
 
 class _LogReader:
-    """Reads the requested logs. Each call of `look` returns the new entries."""
+    """Reads the requested logs. Each call of `look` returns the log entries that were added since the previous call."""
 
     def __init__(self, folder: Path, processes: tuple[str, ...]) -> None:
         self._folder = folder
@@ -454,7 +459,7 @@ class _LogReader:
                 raise NotFoundError(f"no log of {process!r} in {folder}: there are logs of {', '.join(self.logs)}")
 
     def look(self, *, is_last: bool) -> Iterator[LogEntry]:
-        """Return the new entries sorted by time.
+        """Return the new log entries, sorted by their order.
 
         Entries that a later call returns may be older than entries that an earlier call returned.
         """
@@ -467,7 +472,7 @@ class _LogReader:
 
 
 class _EntryPrinter:
-    """Prints entries as text or as JSON documents."""
+    """Prints log entries as text or as JSON documents."""
 
     def __init__(self, reading: _LogReader, *, is_json: bool) -> None:
         self._reading = reading
@@ -492,7 +497,7 @@ def _folder(name: str | None, data_dir: Path | None, context: str | None) -> Pat
 
 
 def _readable(entry: LogEntry) -> str:
-    """Format an entry that was read from a JSON line in snapline's text format."""
+    """Convert an entry that was read from a JSON line to snapline's text format."""
     assert entry.at_ns is not None
     first, *others = entry.message.split("\n")
     fields = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in entry.fields.items())

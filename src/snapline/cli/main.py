@@ -1,7 +1,7 @@
-"""Define the command line `snapline NOUN VERB` and the table of its commands and groups (docs/cli.md).
+"""Defines the command line `snapline NOUN VERB` and the table of its commands and groups (docs/cli.md).
 
-A process imports only the module of the command that it runs. A command imports heavy libraries (gRPC, NumPy, the store) inside its
-functions. So `snapline --help` and every command start quickly.
+A process imports only the module of the command that it runs. Commands import heavy libraries (gRPC, NumPy, the store) inside their
+functions. So `snapline --help` and all commands start quickly.
 """
 
 import functools
@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 class CommandGroup(NamedTuple):
     """A top-level command or a command group.
 
-    `module` is its module in `snapline.cli`. `says` is its text in the list of commands, which for a single command is the start of the
-    docstring. `app` is the name of a group's typer app in its module.
+    `module` is the name of its module in `snapline.cli`. `says` is its description in the list of commands. For a single command, this is
+    the beginning of the docstring. `app` is the name of the group's typer app in that module.
     """
 
     module: str
@@ -78,7 +78,7 @@ GROUPS = {
 
 
 def app_of(first: str) -> typer.Typer:
-    """Return the typer app of one group, or an app that contains one top-level command."""
+    """Return the typer app of a group, or a typer app that contains a single top-level command."""
     app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
     app.callback()(_nothing)  # without a callback, typer would omit the name of a single command
     group = GROUPS.get(first) or COMMANDS[first]
@@ -92,16 +92,17 @@ def app_of(first: str) -> typer.Typer:
 
 @functools.cache
 def command_of(first: str) -> Any:
-    """Build the Click command of a group or command. This takes tens of milliseconds, so the fork server does it before it forks."""
+    """Build the Click command of a group or command. This takes tens of milliseconds, so the fork server calls this function before it
+    forks."""
     return typer.main.get_command(app_of(first))
 
 
 def _nothing() -> None:
-    """Do nothing. `main.py` handles options that precede the first word."""
+    """Do nothing. Options that precede the first word are handled by `main.py`."""
 
 
 class AllCommands(Mapping[str, Any]):
-    """The Click commands by name. Each command is imported when it is looked up."""
+    """Maps names to Click commands. A command is imported when it is looked up."""
 
     def __getitem__(self, first: str) -> Any:
         if first not in COMMANDS and first not in GROUPS:
@@ -123,7 +124,7 @@ class RootGroup(TyperGroup):
         self.commands = AllCommands()  # type: ignore[assignment]  # Click only reads this mapping
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands from the tables above, without importing the commands."""
+        """Write the list of commands from the tables in this module, without importing the commands."""
         texts = {name: word.says for name, word in {**COMMANDS, **GROUPS}.items() if not word.is_hidden}
         with formatter.section("Commands"):
             formatter.write_dl(list(texts.items()))

@@ -1,8 +1,8 @@
-"""Print results on stdout and everything else on stderr. Results are tables for people or JSON for programs.
+"""Prints results to stdout and everything else to stderr. Results are printed as tables for people or as JSON for programs.
 
-A command builds one *document*, which is a dict of plain values with `apiVersion` and `kind`, and provides a function that shows the
-document as tables. JSON and tables are made from the same document, so both have the same content. A coordinator's document may come from
-another release, so tables omit missing fields.
+A command builds one *document*, a dict of plain values with `apiVersion` and `kind`. The command also provides a function that shows the
+document as tables. JSON and tables are produced from the same document, so both have the same content. A coordinator's document may come
+from another release. Tables therefore omit fields that are missing.
 """
 
 import json
@@ -38,7 +38,7 @@ class OutputFormat(StrEnum):
 
 
 def document(kind: str, **fields: object) -> dict[str, object]:
-    """Build a document of this kind with these fields."""
+    """Build a document of the given kind with the given fields."""
     return {"apiVersion": API_VERSION, "kind": kind, **fields}
 
 
@@ -58,7 +58,7 @@ class DocumentTables:
         self.table(("", ""), shown, has_header=False)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, has_header: bool = True) -> None:
-        """Print a table without borders. Columns of numbers are aligned to the right."""
+        """Print a table without borders. Columns of numbers are right-aligned."""
         from rich.table import Table
 
         lines = [list(row) for row in rows]
@@ -77,8 +77,7 @@ class Printer:
     def __init__(self, output: OutputFormat | None = None, *, quiet: bool = False, no_color: bool = False) -> None:
         """Create the printer.
 
-        If `output` is None, print tables on a terminal and JSON elsewhere. If `quiet` is set, print no progress, only warnings and
-        results.
+        If `output` is None, print tables to a terminal and JSON otherwise. If `quiet` is set, print no progress, only warnings and results.
         """
         self.format = output or (OutputFormat.TABLE if sys.stdout.isatty() else OutputFormat.JSON)
         self.is_quiet = quiet
@@ -100,12 +99,12 @@ class Printer:
             print(printable(text), file=sys.stderr, flush=True)
 
     def warning(self, text: str) -> None:
-        """Print a warning on stderr."""
+        """Print a warning to stderr."""
         print(printable(f"snapline: {text}"), file=sys.stderr, flush=True)
 
 
 def readable(value: object) -> object:
-    """Convert any value to JSON types. Keys become text, and bytes become text or hexadecimal digits."""
+    """Convert any value to types that JSON supports. Keys become text, and bytes become text or hexadecimal digits."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else text(key): readable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -133,7 +132,7 @@ def last_line(error: str) -> str:
 
 
 def size(number: object) -> str:
-    """Format a number of bytes like `1.4 MiB`."""
+    """Format a number of bytes, for example as `1.4 MiB`."""
     amount = float(number) if isinstance(number, int | float) else 0.0
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024 or unit == "GiB":
@@ -143,18 +142,18 @@ def size(number: object) -> str:
 
 
 def count(number: int, singular: str, plural: str = "") -> str:
-    """Format a count with its noun, like `1 agent` or `2 agents`."""
+    """Format a count with its noun, for example as `1 agent` or `2 agents`."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def rows_of(result: Document, name: str) -> list[Mapping[str, object]]:
-    """Return the list of objects under `name`, or an empty list if the document has no such list."""
+    """Return the list of objects in the field `name`, or an empty list if the document has no such list."""
     rows = result.get(name)
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list | tuple) else []
 
 
 def integer_of(result: Document, name: str) -> int:
-    """Return the integer under `name`, or 0 if the document has no such integer."""
+    """Return the integer in the field `name`, or 0 if the document has no such integer."""
     value = result.get(name)
     return value if isinstance(value, int) else 0
 
@@ -178,7 +177,7 @@ def _bytes_text(value: bytes) -> str:
 
 
 def concern_lines(result: Document) -> list[str]:
-    """Describe each of the fleet's concerns in one line, with its start time and remedy."""
+    """Describe each concern about the fleet in one line, with its start time and its remedy."""
     return [_concern_line(row, time.time()) for row in rows_of(result, "concerns")]
 
 

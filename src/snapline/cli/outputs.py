@@ -1,6 +1,4 @@
-"""`snapline output …` and `snapline effect …`: show agents' outputs and their consumers' positions, and show and settle external
-effects.
-"""
+"""`snapline output …` and `snapline effect …` show agents' outputs and consumers' positions, and show and settle external effects."""
 
 import asyncio
 import contextlib
@@ -35,7 +33,7 @@ app.add_typer(consumers, name="consumers")
 
 @dataclass(frozen=True)
 class OutputSource(Connection):
-    """Options that name either a running fleet or a store without a running fleet."""
+    """Options that specify either a running fleet, or a store whose fleet need not run."""
 
     store: Annotated[
         str | None,
@@ -127,7 +125,7 @@ async def _tail(client: "Client", lines: "_Lines", topic: str, after: str, consu
 
 @contextlib.asynccontextmanager
 async def _acknowledging(client: "Client", consumer: str, lines: "_Lines", printer: Printer) -> AsyncIterator[None]:
-    """Acknowledge printed outputs periodically while the block runs, and once more at its end."""
+    """Acknowledge the printed outputs periodically while the block runs, and once more at its end."""
 
     async def keep() -> None:
         while True:
@@ -161,7 +159,7 @@ class _Lines:
         self._cursor = ""
 
     def take_cursor(self) -> str:
-        """Return the cursor of the last output that was printed since the previous call, or "" if none was printed."""
+        """Return the cursor of the last output that was printed since the previous call, or "" if no output was printed."""
         cursor, self._cursor = self._cursor, ""
         return cursor
 
@@ -326,9 +324,9 @@ def _run_for_each_key(
     keys: list[str],
     say: "Callable[[Client, str], Awaitable[None]]",
 ) -> None:
-    """Call `say` for each key in turn, and show the results.
+    """Call `say` for each key, one after the other, and show the results.
 
-    If there is only one key, raise its error. Otherwise show each error next to its key.
+    If there is only one key, raise the error of its call, otherwise show each error together with its key.
     """
 
     async def each(client: "Client") -> list[dict[str, str]]:

@@ -1,6 +1,6 @@
-"""`snapline coordinator run` and `snapline host run`: run the processes of which a fleet consists.
+"""`snapline coordinator run` and `snapline host run` run the processes of a fleet.
 
-`snapline unit` prints systemd units for hosts and coordinators that start when their machine boots.
+`snapline unit` prints systemd units that start hosts and coordinators when the machine boots.
 """
 
 import asyncio
@@ -156,7 +156,7 @@ class MetricsAt:
     ] = None
 
     def place(self) -> "MetricsPlace":
-        """Build the `MetricsPlace` from these options. Raise UsageError if they contradict each other."""
+        """Build the `MetricsPlace` from these options. Raise UsageError if the options contradict each other."""
         from snapline.telemetry.metrics_server import MetricsPlace
 
         if self.metrics_file is not None and not self.metrics:
@@ -211,9 +211,8 @@ def coordinator_run(
     the others, and votes again within a minute; `coordinator status` shows its progress. If a majority, or a single replica, has lost
     its log, they end and name the missing logs: bring back the old disks, or use `coordinator restore-backup`.
 
-    SIGTERM and SIGINT end a replica after a last snapshot. Exit codes: 2: the log belongs to other --peers or another --id, or all
-    others reject its address. 12: the disk rejected a write, or its files contradict each other or the leader's; the last line says
-    what to do.
+    SIGTERM and SIGINT end a replica after a last snapshot. Exit codes: 2: the log belongs to other --peers or another --id, or all others
+    reject its address. 12: the disk rejected a write, or its files contradict each other or the leader's; the last line says what to do.
     """
     from snapline.coordinator.service.server import CoordinatorOptions, run_coordinator
     from snapline.storage.retention.epoch_retention import Policy, parse_policy
@@ -322,7 +321,7 @@ def host_run(
 
 
 def _start_logging(log_lines: LogLines, **ids: str) -> "BoundIds":
-    """Start logging. Every log line carries these ids, and the ids that are bound later."""
+    """Start logging. Every log line contains these ids, and ids that are added later."""
     from snapline.telemetry.log_lines import BoundIds, start_logging
 
     bound = BoundIds(**ids)

@@ -1,6 +1,5 @@
-"""Show the progress of a local fleet or of many runs on stderr. A terminal gets one line that is redrawn, and other outputs get occasional
-lines.
-"""
+"""Shows the progress of a local fleet or of many runs on stderr. On a terminal, a single line is redrawn. On other outputs, a line is
+printed from time to time."""
 
 import sys
 import time
@@ -41,7 +40,7 @@ class FleetProgress:
         """Texts of the concerns that were reported and still hold."""
 
     def status(self, status: "FleetStatus") -> None:
-        """Show a status, unless nothing relevant has changed since the last line."""
+        """Show a status, unless nothing relevant has changed since the last line was printed."""
         self._warn(status)
         states = tuple((host.host, host.state) for host in status.hosts)
         important = (status.phase, states)
@@ -58,7 +57,7 @@ class FleetProgress:
             self._printer.progress(text)
 
     def _warn(self, status: "FleetStatus") -> None:
-        """Warn once about problems that could go unnoticed for hours, such as a failing store or dead-lettered messages."""
+        """Warn once about each problem that could go unnoticed for hours, such as a failing store or dead-lettered messages."""
         self._report_concerns(status)
         problem = status.store.reason if status.store.state == DEGRADED else ""
         if problem and not self._problem:
@@ -71,7 +70,7 @@ class FleetProgress:
             self.warn("a message could not be handled: `snapline agent dead-letters list` shows it, and the error")
 
     def _report_concerns(self, status: "FleetStatus") -> None:
-        """Report each concern once after it has lasted for a while, and once more when it no longer holds."""
+        """Report each concern once when it has lasted for a while, and once more when it no longer applies."""
         lasting = [concern for concern in status.concerns if concern.since_ns >= CONCERN_NS]
         current = {(concern.kind, concern.hosts, concern.agents): concern for concern in lasting}
         for key in [key for key in self._concerns if key not in current]:
@@ -82,24 +81,24 @@ class FleetProgress:
                 self.warn(f"{concern.text}. To do: {concern.remedy}")
 
     def warn(self, text: str) -> None:
-        """Print a line that stays visible, even if progress is turned off."""
+        """Print a line that is not redrawn, even if progress display is turned off."""
         self.end()
         self._printer.warning(text)
 
     def note(self, text: str) -> None:
-        """Print a line that stays visible, unless progress is turned off."""
+        """Print a line that is not redrawn, unless progress display is turned off."""
         self.end()
         self._printer.progress(text)
 
     def end(self) -> None:
-        """Finish the line that is being redrawn."""
+        """End the line that is being redrawn."""
         if self._has_line:
             sys.stderr.write("\n")
             self._has_line = False
 
 
 def describe(status: "FleetStatus") -> str:
-    """Describe a status, for example as `running, epoch 12 complete, 34,567 turns, h1 alive, h2 lost`."""
+    """Describe a status as text, for example `running, epoch 12 complete, 34,567 turns, h1 alive, h2 lost`."""
     turns = sum(host.turns for host in status.hosts)
     hosts = [f"{host.host} {host.state}" for host in status.hosts]
     epoch = f"epoch {status.last_complete_epoch} complete" if status.last_complete_epoch else "no epoch complete yet"
@@ -139,7 +138,7 @@ class RunProgress:
         self.verdicts: dict[str, int] = {}
 
     def ended(self, verdict: str) -> None:
-        """Count one run that has ended with this verdict."""
+        """Count one finished run with this verdict."""
         self.verdicts[verdict] = self.verdicts.get(verdict, 0) + 1
         self.reached(self.done + 1)
 

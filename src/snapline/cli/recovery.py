@@ -1,6 +1,6 @@
-"""`snapline recovery …`: compute the recovery line, report past recoveries, and restore a snapshot on purpose.
+"""`snapline recovery …` computes the recovery line, reports past recoveries, and restores a snapshot.
 
-`recovery restore` first shows what the restore undoes.
+`recovery restore` first shows which work the restore will undo.
 """
 
 import sys
@@ -118,7 +118,7 @@ def restore(
 
 
 def _token() -> str:
-    """Return a token for the whole command, so that a resent request is recognized as the same restore."""
+    """Return one token for the whole command, so that a resent request is recognized as the same restore."""
     import secrets
 
     return secrets.token_hex(16)
@@ -243,7 +243,7 @@ def parse_failed(failed: str) -> list[str]:
 
 
 def _show_first(columns: Sequence[str], rows: Sequence[Sequence[object]], tables: DocumentTables) -> None:
-    """Print the first rows of a table, and the number of remaining rows."""
+    """Print the first rows of a table. If more rows remain, print their number."""
     tables.table(columns, rows[:ROWS_MAX])
     if len(rows) > ROWS_MAX:
         tables.line(f"and {len(rows) - ROWS_MAX:,} more; `-o json` has them all")
@@ -267,7 +267,7 @@ def _show_line(result: Document, tables: DocumentTables) -> None:
 def _show_autonomous_line(result: Document, tables: DocumentTables) -> None:
     """Print the recovery line of an autonomous fleet.
 
-    The line has a checkpoint for each rolled-back agent, and "live" for each agent that is not rolled back.
+    For each agent, the line contains the checkpoint to which it is rolled back, or "live" if it is not rolled back.
     """
     line, rollback, rolled_back = result.get("recovery_line"), result.get("rollback"), result.get("rolled_back")
     count = len(rolled_back) if isinstance(rolled_back, list) else 0

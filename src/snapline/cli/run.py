@@ -1,4 +1,4 @@
-"""`snapline run`: run a whole fleet on this machine, from its start to its end."""
+"""`snapline run` runs a whole fleet on this machine, from its start to its end."""
 
 import asyncio
 import contextlib
@@ -159,7 +159,8 @@ def _result(ending: "Ending", dead_letters: int | None, folder: Path, elapsed_s:
 
 
 def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress) -> int | None:
-    """Count the dead letters in the fleet's last snapshot, and warn if there are any. Return None if there is no readable snapshot."""
+    """Count the dead letters in the fleet's last snapshot, and print a warning if there are any. Return None if the snapshot is missing or
+    unreadable."""
     from snapline.deploy.data_directory import STORE_FOLDER
 
     store = store or str(folder / STORE_FOLDER)
@@ -176,7 +177,8 @@ def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress)
 
 
 def count_dead_letters(store: str, epoch: int) -> dict[str, tuple[int, str]] | None:
-    """Return, for each agent with dead letters, their number and the last one's error. Return None if the snapshot cannot be read."""
+    """For each agent that has dead letters, return their number and the last dead letter's error. Return None if the snapshot is
+    unreadable."""
     from snapline.storage.store.store import Store
 
     try:
@@ -244,14 +246,14 @@ async def _run(
 
 
 def _count_of(folder: Path) -> int:
-    """Return the number of coordinators that the fleet in this folder has, or 1 if the folder has no fleet yet."""
+    """Return the number of coordinators of the fleet in this folder, or 1 if the folder contains no fleet yet."""
     from snapline.deploy.data_directory import read_addresses
 
     return len(read_addresses(folder)) or 1
 
 
 def _new_folder(fleet: str) -> Path:
-    """Return the path of a new folder, so that a run never continues another run by accident."""
+    """Return the path of a new folder for this run, so that it does not continue another run by accident."""
     name = fleet.partition(":")[0].rpartition(".")[2]
     return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
 

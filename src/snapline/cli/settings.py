@@ -1,26 +1,21 @@
-"""Settings and their origins.
+"""Reads settings and records where each of them comes from.
 
-A flag takes precedence over the environment, the environment over snapline.toml, and snapline.toml over the default.
+A command line option takes precedence over an environment variable, the variable over snapline.toml, and snapline.toml over the default.
+The settings file has a table `[up]` for all contexts. A table such as `[context.prod]` adds or overrides settings for one context.
 
-    [up]                        settings for all contexts
-    on = "ray"
-    hosts = 3
+`up`, `down`, `status` and all commands with --coordinator take missing options from the settings. The following settings have no option.
 
-    [context.prod]              additional or overriding settings in one context
-    address = "10.0.0.7:6379"
+- `machines` contains the machines for ssh, separated by commas.
+- `ssh` contains the ssh program and its options.
+- `python` is the Python interpreter on machines that ssh or Slurm provides.
+- `code` is the folder on these machines that contains the fleet's module. For podman, `code` is a local folder.
+- `sbatch` contains options for all Slurm jobs.
+- `image` is the image for podman containers.
+- `on_failure` is "restart" or "move". The setting `on_failure` applies to dead hosts of fleets that do not run on this machine.
 
-`up`, `down`, `status` and all commands with --coordinator take missing options from the settings. The following settings have no option:
-
-- `machines`: machines for ssh, separated by commas. `ssh`: the ssh program and its options.
-- `python`, `code`: the interpreter, and the folder with the fleet's module, on machines of ssh and Slurm. For podman, `code` is a local
-  folder.
-- `sbatch`: options for all Slurm jobs.
-- `image`: image for podman containers.
-- `on_failure`: "restart" or "move", for dead hosts of fleets that do not run on this machine.
-
-The file is `snapline.toml` in the current folder, or the path in SNAPLINE_CONFIG. The environment variables have names such as SNAPLINE_ON
-and SNAPLINE_HOSTS. --context, SNAPLINE_CONTEXT, or the file that `snapline config context use` writes next to snapline.toml selects the
-context.
+The settings file is `snapline.toml` in the current folder, or the path in SNAPLINE_CONFIG. The environment variables have names such as
+SNAPLINE_ON and SNAPLINE_HOSTS. The context is selected by --context, by SNAPLINE_CONTEXT, or by the file that `snapline config context use`
+writes next to snapline.toml.
 """
 
 import os
@@ -60,7 +55,7 @@ created."""
 
 
 class UserSetting(NamedTuple):
-    """The value of a setting, and the origin of this value."""
+    """The value of a setting, together with the origin of this value."""
 
     key: str
     value: str
@@ -68,17 +63,17 @@ class UserSetting(NamedTuple):
 
 
 class UserSettings:
-    """The settings in the environment and in the settings file.
+    """The settings from the environment and from the settings file.
 
     Attributes:
-        context: the context in use, or `""` if none is in use.
+        context: name of the current context, or `""` if there is none.
     """
 
     def __init__(self, context: str | None = None, environment: Mapping[str, str] | None = None) -> None:
         """Read the settings file if it exists.
 
         Raises:
-            UsageError: If the file cannot be read, or contains unknown tables or keys.
+            UsageError: If the file is unreadable, or contains unknown tables or keys.
         """
         self._environment = os.environ if environment is None else environment
         self.path = Path(self._environment.get(FILE_VARIABLE) or FILE)
@@ -91,10 +86,10 @@ class UserSettings:
         return sorted(name.removeprefix("context.") for name in self._tables if name.startswith("context."))
 
     def get(self, key: str, flag: object = None) -> UserSetting:
-        """Return one setting. `flag` is the value of the command's option, or None if the option was not given.
+        """Return one setting. `flag` is the value of the command line option, or None if the option was not given.
 
         Raises:
-            NotFoundError: If the file does not contain the context in use.
+            NotFoundError: If the file does not contain the current context.
         """
         if self.context:
             self._check(self.context)
@@ -109,11 +104,11 @@ class UserSettings:
         return UserSetting(key, DEFAULTS[key], "default")
 
     def all(self) -> list[UserSetting]:
-        """Return all settings, as if no options were given."""
+        """Return all settings with the values that apply if no command line options are given."""
         return [self.get(key) for key in DEFAULTS]
 
     def use(self, context: str) -> None:
-        """Record that this context is used from now on. If it is empty, no context is used.
+        """Use this context for this command and all later commands. If `context` is empty, use no context.
 
         Raises:
             NotFoundError: If the file does not contain this context.

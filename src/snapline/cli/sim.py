@@ -1,7 +1,7 @@
-"""`snapline sim …`: run fleets with faults in virtual time, and judge the results (docs/simulation.md).
+"""`snapline sim …` runs fleets with faults in virtual time and judges the results (docs/simulation.md).
 
-This module defines `compare`, which shows protocols × workloads × intervals × failure rates in one table, and the commands that run
-nothing. `sim_runs` defines the commands for a single run, and `sim_sweeps` defines the commands for many runs.
+This module defines the commands that run no simulation, and `compare`. The command `compare` shows protocols, workloads, intervals and
+failure rates in one table. `sim_runs` defines the commands for a single run, and `sim_sweeps` defines the commands for many runs.
 """
 
 import math
@@ -110,7 +110,8 @@ def compare(
 
 
 def _comparable(word: str, arg: list[str] | None, patterns: str | None) -> "Scenario":
-    """Return the scenario that `word` names. A user's fleet gets no faults except the compared failures, and a longer time limit."""
+    """Return the scenario that `word` specifies. A user's fleet gets a longer time limit, and no faults except the failures that are
+    compared."""
     import msgspec
 
     from snapline.sim.scenario import LivenessPart
@@ -170,7 +171,7 @@ def _rate(text: str) -> float:
 
 
 def _advice(found: "Comparison", mtbf_s: float) -> "tuple[Advice | None, str]":
-    """Return the recommendation and "", or None and the reason why there is none."""
+    """Return the recommendation and "". If there is no recommendation, return None and the reason."""
     from snapline.sim.search.compare_report import recommend
 
     if all(math.isnan(value) for values in found.bare.values() for value in values):

@@ -1,6 +1,6 @@
-"""`snapline sim run`, `replay`, `report` and `shrink`: handle single runs and their folders.
+"""`snapline sim run`, `replay`, `report` and `shrink` handle single runs and their folders.
 
-`shrink` finds a smaller run that fails in the same way, and writes files for a bug report.
+`shrink` searches for a smaller run that fails in the same way, and writes files for a bug report.
 """
 
 import time
@@ -73,7 +73,7 @@ def run(
 
 
 def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | None) -> "tuple[Result, Path | None]":
-    """Run the scenario. Write the run's folder under `base`, unless `base` is None. Return the result and the folder's path."""
+    """Run the scenario. If `base` is not None, write the run's folder below `base`. Return the result and the folder's path."""
     from snapline.sim.choices import RandomChoices
     from snapline.sim.report.run_folder import folder_for, write_run
     from snapline.sim.run import run as simulate
@@ -90,7 +90,7 @@ def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | No
 
 
 def result_document(result: "Result", scenario: "Scenario", **more: object) -> dict[str, Any]:
-    """Return the document of a result, which contains the fields of result.json and the fields in `more`."""
+    """Return the document of a result. The document contains the fields of result.json and the fields in `more`."""
     import json
 
     from snapline.sim.report.run_folder import Provenance, result_json
@@ -183,10 +183,10 @@ def _replayed(
 
 
 def refuse(changes: ScenarioChanges, seed: int | None, folder: Path) -> None:
-    """Raise an error if an option was given that would change the recorded run in `folder`.
+    """Reject options that would change the recorded run in `folder`.
 
     Raises:
-        UsageError: If such an option was given.
+        UsageError: If any such option was given.
     """
     changes.refuse(folder)
     if seed is not None:
@@ -332,7 +332,7 @@ def _time_limit_s(text: str) -> float:
 
 
 def _failing(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Scenario, int, Result]":
-    """Return the scenario, seed and result of the run to shrink."""
+    """Return the run to shrink, as its scenario, seed and result."""
     from snapline.sim.report.run_folder import read_run
     from snapline.sim.search.swarm import draw
 
@@ -377,7 +377,7 @@ def _target(word: str, found: "Shrunk", folder: Path | None) -> Path:
 
 
 def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> list[str]:
-    """Write the folder of the smallest run found, including the files for a bug report. Return the names of the files."""
+    """Write the folder of the smallest failing run that was found, including the files for a bug report. Return the names of the files."""
     from snapline.sim.choices import RecordedChoices
     from snapline.sim.report.run_folder import write_run
     from snapline.sim.run import run as simulate

@@ -1,6 +1,5 @@
-"""Determine the scenario and seeds of a `snapline sim` command. The scenario comes from a file or a built-in template, or is built around
-the user's own fleet.
-"""
+"""Determines the scenario and the seeds for a `snapline sim` command. A scenario comes from a file or a built-in template, or is built for
+the user's own fleet."""
 
 import re
 import shlex
@@ -183,10 +182,10 @@ class ScenarioChanges:
         return words + [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
     def template(self, word: str) -> "Scenario":
-        """Return the scenario that `word` and these options define, before anything is drawn at random.
+        """Return the scenario that `word` and these options specify, before any part of it is drawn at random.
 
         Raises:
-            UsageError: If the scenario does not exist or cannot be read, or the options do not fit it.
+            UsageError: If the scenario does not exist or is unreadable, or if the options are invalid for it.
         """
         from snapline.sim.faults.faults import check_budget
 
@@ -253,7 +252,7 @@ class ScenarioChanges:
         )
 
     def _with_clients(self, scenario: "Scenario") -> "Scenario":
-        """Add the clients, restores and moves that the options define."""
+        """Add the clients, restores and moves that the options specify to the scenario."""
         import msgspec
 
         from snapline.sim.checking import clients_of
@@ -294,7 +293,7 @@ class ScenarioChanges:
         return parse_scenario(format_scenario(changed), source="the options")  # checks the values
 
     def runner(self) -> "Runner":
-        """Return the function that runs a scenario, with a seeded bug if `--mutant` is given.
+        """Return the function that runs a scenario. With `--mutant`, the function runs code that contains a seeded bug.
 
         Raises:
             UsageError: If the mutant does not exist.
@@ -302,7 +301,7 @@ class ScenarioChanges:
         return runner_of(self.mutant)
 
     def refuse(self, folder: Path) -> None:
-        """Raise an error if an option was given that would change the recorded run in `folder`.
+        """Reject options that would change the recorded run in `folder`.
 
         Raises:
             UsageError: If an option would change the run.
@@ -312,7 +311,7 @@ class ScenarioChanges:
             raise UsageError(f"{given[0]} cannot change {folder}, which is of a run: leave it out, or name a scenario")
 
     def repeat(self, word: str, seed: int | str, verb: str = "run") -> str:
-        """Return the command line that reproduces the run of one seed."""
+        """Return the command line that reproduces the run with one seed."""
         return shlex.join(["snapline", "sim", verb, word, "--seed", str(seed), *self.words()])
 
 
@@ -323,7 +322,7 @@ def _replaced(struct: Any, **fields: object) -> Any:  # Any: any struct; the res
 
 
 def runner_of(mutant: str) -> "Runner":
-    """Return `snapline.sim.run.run`, or a version of it with a seeded bug if `mutant` is given.
+    """Return `snapline.sim.run.run`. If `mutant` is given, the returned function contains a seeded bug.
 
     Raises:
         UsageError: If the mutant does not exist, or mutants cannot be applied in this installation.
@@ -342,7 +341,7 @@ def runner_of(mutant: str) -> "Runner":
 
 
 def is_reference(word: str) -> bool:
-    """Return whether `word` is a reference MODULE:FLEET, rather than a file with a colon in its name."""
+    """Return whether `word` is a reference MODULE:FLEET and not the name of a file that contains a colon."""
     return ":" in word and not Path(word).exists()
 
 
@@ -350,7 +349,7 @@ def read_scenario(word: str) -> "Scenario":
     """Return the built-in template that `word` names, or the scenario in the file that `word` names.
 
     Raises:
-        UsageError: If there is no such template or file, or the file cannot be read.
+        UsageError: If there is no such template or file, or the file is unreadable.
     """
     from snapline.sim.scenario import parse_scenario
     from snapline.sim.search.swarm import BUILT_IN
@@ -370,7 +369,7 @@ def read_scenario(word: str) -> "Scenario":
 
 
 def check_fleet(scenario: "Scenario") -> None:
-    """Check `fleet.module` for misspelt names before anything runs. Do nothing for a built-in workload.
+    """Check `fleet.module` for misspelt names before anything runs. For a built-in workload, do nothing.
 
     Raises:
         FleetDefinitionError: If the module does not exist.
@@ -383,10 +382,11 @@ def check_fleet(scenario: "Scenario") -> None:
 
 
 def run_folder(word: str) -> Path | None:
-    """Return the folder of a run if `word` names this folder or its parent folder. Return None if `word` names a scenario.
+    """Return the folder of a recorded run, where `word` is the path of this folder or of its parent folder. Return None if `word` specifies
+    a scenario instead.
 
     Raises:
-        UsageError: If `word` is a folder without a run.
+        UsageError: If `word` is a folder that contains no run.
     """
     from snapline.sim.report.run_folder import LATEST, RESULT
     from snapline.sim.search.swarm import BUILT_IN
@@ -404,10 +404,10 @@ def run_folder(word: str) -> Path | None:
 
 
 def require_run_folder(word: str) -> Path:
-    """Return the folder of the run that `word` names, for commands that require a recorded run.
+    """Return the folder of the recorded run that `word` names. Commands that require a recorded run use this function.
 
     Raises:
-        UsageError: If `word` names no run.
+        UsageError: If `word` does not name a recorded run.
     """
     folder = run_folder(word)
     if folder is None:
@@ -416,10 +416,10 @@ def require_run_folder(word: str) -> Path:
 
 
 def parse_seeds(text: str) -> Sequence[int]:
-    """Parse seeds such as `"0:100"` (without 100), `"7"`, `"1,5,9"`, or a comma-separated mix of these forms.
+    """Parse seeds such as `"0:100"` (without 100), `"7"`, `"1,5,9"`, or a comma-separated combination of these forms.
 
     Raises:
-        UsageError: If the text has another form, names a seed twice, or names too many seeds.
+        UsageError: If the text has any other form, contains a seed twice, or contains too many seeds.
     """
     ranges = [_seed_range(part.strip(), text) for part in text.split(",")]
     if sum(map(len, ranges)) > SEEDS_MAX:
@@ -447,7 +447,7 @@ def parse_list(text: str, option: str) -> list[str]:
     """Split `"a, b"` into `["a", "b"]`.
 
     Raises:
-        UsageError: If an item is empty, or is given twice.
+        UsageError: If an item is empty or occurs twice.
     """
     items = [part.strip() for part in text.split(",")]
     if not all(items) or len(dict.fromkeys(items)) < len(items):
@@ -456,9 +456,9 @@ def parse_list(text: str, option: str) -> list[str]:
 
 
 def commit_of_code(run: Callable[..., "subprocess.CompletedProcess[str]"] = subprocess.run) -> str:
-    """Return the commit of the snapline code that runs, with "-dirty" if files have changed.
+    """Return the commit of the running snapline code, with "-dirty" appended if files have changed.
 
-    If the code is not a checkout, return its version.
+    If the code is not in a Git checkout, return the version of snapline.
     """
     import snapline
 

@@ -1,7 +1,8 @@
-"""`snapline sim sweep` and `coverage`: perform many runs, summarize them, and show the probes and failpoints that they pass.
+"""`snapline sim sweep` and `coverage` perform many runs, summarize them, and show the probes and failpoints that the runs pass.
 
-A run counts probes itself, but considers a failpoint (`failpoints.py`) only if a fault is armed there. So for `coverage`, each run's
-failpoint hook is wrapped in a hook that also counts. The counts are returned together with the probes, under a prefix that no probe has.
+A run counts probes itself, but it notices a failpoint (`failpoints.py`) only if a fault is armed at the failpoint. So `coverage` wraps each
+run's failpoint hook in a hook that counts the passes. These counts are returned together with the counts of probes, under a prefix that no
+probe uses.
 """
 
 import json
@@ -61,7 +62,7 @@ METRICS_SHOWN = {
 
 
 def show_summary(result: Document, tables: DocumentTables) -> None:
-    """Print the verdicts, the first findings, and the situations that occurred or never occurred, on one screen."""
+    """Print the verdicts, the first findings, and which situations occurred and which never occurred, on one screen."""
     tables.line(_verdicts_line(result))
     findings, divergences = rows_of(result, "findings"), rows_of(result, "divergences")
     for finding in findings[:FINDINGS_MAX]:
@@ -95,7 +96,7 @@ def _cut(words: str, characters_max: int) -> str:
 
 
 def _means(result: Document) -> str:
-    """Format the mean metrics of the runs that passed."""
+    """Format the mean values of the metrics over the runs that passed."""
     metrics = result["metrics"]
     if not isinstance(metrics, dict) or not metrics:
         return ""
@@ -104,7 +105,7 @@ def _means(result: Document) -> str:
 
 
 def _drawn_faults(result: Document) -> str:
-    """List the faults that were drawn, the most frequent first."""
+    """List the faults that were drawn, most frequent first."""
     drawn = result["drawn"]
     faults = drawn.get("faults", {}) if isinstance(drawn, dict) else {}
     drawn_faults = sorted(((runs, name) for name, runs in faults.items() if runs), key=lambda pair: (-pair[0], pair[1]))
@@ -124,7 +125,7 @@ def _never_hit_counts(result: Document) -> str:
 
 
 def show_all(result: Document, tables: DocumentTables) -> None:
-    """Print all parts of a sweep's document."""
+    """Print all parts of the document about a sweep."""
     tables.line(_verdicts_line(result))
     for finding in rows_of(result, "findings"):
         tables.line()
@@ -169,7 +170,7 @@ def _show_metrics(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_drawn(result: Document, tables: DocumentTables) -> None:
-    """Print, by group, how many runs had each fault or setting."""
+    """Print how many runs had each fault or setting, grouped by category."""
     drawn = result["drawn"]
     if not isinstance(drawn, dict) or not drawn:
         return
@@ -299,7 +300,7 @@ def sweep(
 
 
 def _summary_file(folder: Path, template: "Scenario") -> Path:
-    """Create the summary's folder before the runs begin, and return the path of the summary."""
+    """Create the folder for the summary before the runs begin, and return the path of the summary."""
     from snapline.sim.report.run_folder import sweep_file
 
     return sweep_file(folder, template.name, datetime.now(UTC))
@@ -311,10 +312,10 @@ def _check_place(on: SweepPlace, jobs: int | None) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Check before hours of work whether a file can be written.
+    """Check that a file can be written, before hours of work are spent.
 
     Raises:
-        UsageError: If the file's folder does not exist.
+        UsageError: If the folder of the file does not exist.
     """
     if path is not None and not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
@@ -361,7 +362,7 @@ def _sweep(
 
 
 def expected_probes() -> list[str]:
-    """Return the names of the probes that a sweep should hit."""
+    """Return the names of the probes that a sweep is expected to hit."""
     from snapline.sim.oracles.probes import Probes
 
     return Probes().never_hit()
@@ -377,7 +378,7 @@ def _sweep_code(summary: "SweepSummary", seeds: Sequence[int], stop_after: int |
 
 
 def finite(value: Any) -> Any:  # Any: any value of a document
-    """Replace infinities and NaN, which JSON cannot represent, with None at any depth."""
+    """Replace infinities and NaN at any depth with None, because JSON cannot represent them."""
     match value:
         case float():
             return value if value - value == 0 else None
@@ -436,7 +437,7 @@ def coverage(
 def _covered(
     changes: ScenarioChanges, word: str, seeds: str | None, jobs: int | None, printer: Printer
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Run the scenario with each seed, or replay a recorded run. Return the numbers of verdicts and of probe hits."""
+    """Run the scenario with each seed, or replay a recorded run. Return the number of runs by verdict, and the number of hits by probe."""
     from functools import partial
 
     from snapline.sim.choices import RecordedChoices
@@ -466,7 +467,7 @@ Hook = Callable[[str], None]
 
 
 def run_watched(scenario: "Scenario", seed: int, *, choices: "Choices | None" = None, mutant: str = "") -> "Result":
-    """Run a scenario like `snapline.sim.run.run`, but add the number of passes of each failpoint to the result's probes."""
+    """Run a scenario like `snapline.sim.run.run`, and add the number of passes of each failpoint to the probes in the result."""
     from snapline.sim.run import run
 
     passed: dict[str, int] = {}
@@ -478,7 +479,7 @@ def run_watched(scenario: "Scenario", seed: int, *, choices: "Choices | None" = 
 
 @contextmanager
 def _watching(passed: dict[str, int]) -> Iterator[None]:
-    """Count in `passed` how often each failpoint is passed while a hook that the block installs is active."""
+    """Count in `passed` how often each failpoint is passed while the block's failpoint hook is installed."""
     install = failpoints.install
 
     def install_counting(hook: Hook | None) -> None:
@@ -497,7 +498,7 @@ def _watching(passed: dict[str, int]) -> Iterator[None]:
 
 
 def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str, int], expected: list[str]) -> Document:
-    """Build the document of the probes and failpoints that all runs together passed."""
+    """Build a document of the probes and failpoints that were passed, over all runs."""
     from snapline.sim.faults.fault_kinds import FAILPOINTS
     from snapline.sim.oracles.probes import CATALOGUE
 
@@ -517,7 +518,7 @@ def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str,
 
 
 def show_coverage(result: Document, tables: DocumentTables) -> None:
-    """Print the tables of coverage. Probes and failpoints that were never passed come last, where readers notice them."""
+    """Print the coverage tables. Probes and failpoints that were never passed come last, so that readers notice them."""
     tables.table(("PROBE", "HITS", ""), [(row["name"], row["hits"], row["text"]) for row in rows_of(result, "probes")])
     tables.line()
     points = rows_of(result, "points")

@@ -1,7 +1,7 @@
-"""`snapline snapshot …`: take, list, show and verify snapshots, and show the outcomes and durations of the last epochs.
+"""`snapline snapshot …` takes, lists, shows and verifies snapshots, and shows the outcomes and durations of the last epochs.
 
-`snapshot_retention.py` has the commands that keep and delete snapshots. Documents about a store's snapshots require neither a coordinator
-nor the fleet's classes. The coordinator builds its documents with the same code, so both have the same fields.
+The commands that keep and delete snapshots are defined in `snapshot_retention.py`. Documents about the snapshots in a store require neither
+a coordinator nor the fleet's classes. The coordinator builds its documents with the same code, so the documents have the same fields.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def _row(row: Document) -> tuple[object, ...]:
 
 
 def _phases(last: Any) -> str:
-    """Format the durations of the four phases of the host that reported last, in chronological order."""
+    """Format the durations of an epoch's four phases on the host that reported last, in chronological order."""
     if not last or last.get("store_s") is None:
         return "–"
     return ", ".join([f"{name} {last[key] * 1000:.1f} ms" for key, name in PHASES])
@@ -86,7 +86,7 @@ _SNAPSHOT = typer.Argument(metavar="ID", help=SNAPSHOT_HELP, show_default=False)
 
 @dataclass(frozen=True)
 class Source(Connection):
-    """Options that name either a store without a running fleet or a coordinator."""
+    """Options that specify either a coordinator, or a store whose fleet need not run."""
 
     store: Annotated[
         str | None,
@@ -98,10 +98,10 @@ class Source(Connection):
     ] = None
 
     def read(self, verb: str, snapshot: str | None = None, agent: str | None = None) -> dict[str, object]:
-        """Read the document for `verb` from the store or from the coordinator.
+        """Read the document for the command `verb` from the store or from the coordinator.
 
         Raises:
-            UsageError: If the options do not name exactly one source.
+            UsageError: If the options do not specify exactly one source.
         """
 
         if self.store is None:
@@ -120,7 +120,7 @@ class Source(Connection):
         """Open the store directly, because the result may be too large for a coordinator's reply.
 
         Raises:
-            UsageError: If the options name a coordinator, or do not name exactly one store.
+            UsageError: If the options specify a coordinator, or do not specify exactly one store.
             StoreMissingError: If the store does not exist.
         """
         if self.coordinator is not None:
@@ -146,9 +146,8 @@ class Source(Connection):
 def create(connection: Connection, display: Display) -> None:
     """Take a snapshot of the running fleet, and wait until it is complete.
 
-    Where agents checkpoint independently, a snapshot is the current recovery line. If the line has not advanced since the newest
-    snapshot, that snapshot is the result: `is_new` is false, `epoch` is its number, and `reason` and a line on stderr explain it. The
-    exit code is 0.
+    Where agents checkpoint independently, a snapshot is the current recovery line. If the line has not advanced since the newest snapshot,
+    that snapshot is the result: `is_new` is false, `epoch` is its number, and `reason` and a line on stderr explain it. The exit code is 0.
     """
     from snapline.messages.answers import document_of
 
@@ -300,7 +299,7 @@ def _show_list(result: Document, tables: DocumentTables) -> None:
 
 
 def _marks(row: Document, result: Document) -> str:
-    """List the marks of a snapshot, which are `damaged`, `pinned` and `tag NAME`."""
+    """List the marks of a snapshot, each of which is `damaged`, `pinned` or `tag NAME`."""
     epoch, pins, tags = row.get("epoch"), result.get("pins"), result.get("tags")
     named = [name for name, tagged in tags.items() if tagged == epoch] if isinstance(tags, dict) else []
     marks = ["damaged"] if row.get("damage") else []
@@ -364,7 +363,7 @@ def _show_channels(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_rest(row: Document, tables: DocumentTables, *, prefix: str) -> None:
-    """Print the parts of an agent's checkpoint that most agents do not have."""
+    """Print those parts of an agent's checkpoint that most agents do not have."""
     for parked in rows_of(row, "outbox"):
         tables.line(f"{prefix}in its outbox for {parked.get('receiver')}: {show_message(parked.get('message'))}")
     for timer in rows_of(row, "timers"):
@@ -389,7 +388,7 @@ def _show_rest(row: Document, tables: DocumentTables, *, prefix: str) -> None:
 
 
 def show_message(message: object) -> str:
-    """Format a message like `Mass(amount=3)`, and any other value as plain text."""
+    """Format a message, for example as `Mass(amount=3)`. Format any other value as plain text."""
     if isinstance(message, dict) and set(message) == {"type", "fields"} and isinstance(message["fields"], dict):
         fields = ", ".join(f"{name}={text(value)}" for name, value in message["fields"].items())
         return f"{message['type']}({fields})"
@@ -419,7 +418,7 @@ CATALOGS_MAX = 100
 
 
 def list_stored(location: str) -> dict[str, object]:
-    """List all snapshots of a store, oldest first. An unreadable snapshot has the reason under `damage`."""
+    """List all snapshots of a store, oldest first. For an unreadable snapshot, the field `damage` contains the reason."""
     from snapline.coordinator.service import documents
     from snapline.messages.answers import document_of
     from snapline.storage.store.store import Store
@@ -430,7 +429,8 @@ def list_stored(location: str) -> dict[str, object]:
 
 
 def catalog_path(store: "Store") -> Path | None:
-    """Return the path of this user's catalog of the store, after removing surplus catalogs. Return None if there is no home folder.
+    """Return the path of this user's catalog of the store, after deleting surplus catalogs of other stores. Return None if the user has no
+    home folder.
 
     The path is `$XDG_CACHE_HOME/snapline/<store id>.sqlite`.
     """
@@ -446,7 +446,8 @@ def catalog_path(store: "Store") -> Path | None:
 
 
 def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, object]:
-    """Return the document of one snapshot. The document contains the states and the messages in transit of all agents, or of only `agent`.
+    """Return the document of one snapshot. The document contains the states and the messages in transit of all agents, or only those of
+    `agent`.
 
     Raises:
         NotFoundError: If the snapshot or the agent does not exist.
@@ -463,7 +464,7 @@ def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, 
 
 
 def verify_snapshots(location: str, snapshot: str | None) -> dict[str, object]:
-    """Compare every byte of the store, or of one snapshot, with its digest."""
+    """Check all data of the store, or of one snapshot, against its digests."""
     from snapline.coordinator.service.documents import verification, verify
     from snapline.messages.answers import document_of
     from snapline.storage.store.store import Store

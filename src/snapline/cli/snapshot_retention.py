@@ -1,8 +1,8 @@
-"""`snapline snapshot tag`, `pin` and `prune`: keep and delete snapshots in a store.
+"""`snapline snapshot tag`, `pin` and `prune` keep and delete snapshots in a store.
 
 The commands change the store directly. Setting tags and pins is safe while the fleet runs (`storage/retention/pins.py` explains why).
-Pruning is not safe while the fleet runs, because only the coordinator knows which snapshots a running fleet still needs. The coordinator
-also prunes without these commands.
+Pruning is not safe while the fleet runs, because only the coordinator knows which snapshots the fleet still needs. The coordinator also
+prunes snapshots automatically.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _REMOVE = typer.Option("--remove", help="Remove it instead.")
 
 @dataclass(frozen=True)
 class StorePlace:
-    """Options that name a store."""
+    """Options that specify a store."""
 
     store: Annotated[
         str | None,
@@ -44,10 +44,10 @@ class StorePlace:
     ] = None
 
     def open(self) -> "Store":
-        """Open the store that the options name.
+        """Open the store that the options specify.
 
         Raises:
-            UsageError: If the options do not name exactly one store.
+            UsageError: If the options do not specify exactly one store.
             StoreMissingError: If the store does not exist.
         """
         from snapline.deploy.data_directory import STORE_FOLDER
@@ -204,7 +204,8 @@ def _is_terminal() -> bool:
 
 
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
-    """Return the document of the snapshots to keep and to delete. The document is read from the manifests, rather than from a catalog."""
+    """Return a document that lists which snapshots to keep and which to delete. The document is built from the manifests, not from a
+    catalog."""
     from snapline.storage.retention.epoch_retention import retained
     from snapline.storage.store.catalog import read_summaries, snapshot_time
 
@@ -249,7 +250,7 @@ def _with_outcomes(plan: Document, done: dict[int, list[str] | None]) -> dict[st
 
 
 def data_dir_of(place: StorePlace, store: "Store") -> Path | None:
-    """Return the folder of the local fleet to which the store belongs, or None if it belongs to no local fleet as far as is known."""
+    """Return the folder of the local fleet to which the store belongs, or None if the store is not known to belong to a local fleet."""
     from snapline.deploy.data_directory import COORDINATOR_FOLDER, STORE_FOLDER
 
     if place.data_dir is not None:
@@ -261,10 +262,10 @@ def data_dir_of(place: StorePlace, store: "Store") -> Path | None:
 
 @contextlib.contextmanager
 def lock_fleet(data_dir: Path | None) -> Iterator[None]:
-    """Hold the locks of the fleet in `data_dir`, so that the fleet cannot start until the block ends. If `data_dir` is None, lock nothing.
+    """Hold the locks of the fleet in `data_dir`, so that the fleet cannot start until the block ends. If `data_dir` is None, do nothing.
 
     Raises:
-        DirectoryInUseError: If the fleet runs.
+        DirectoryInUseError: If the fleet is running.
     """
     if data_dir is None:
         yield

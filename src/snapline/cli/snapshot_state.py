@@ -1,9 +1,9 @@
-"""`snapline snapshot diff`: show the changes between two snapshots.
+"""`snapline snapshot diff` shows the changes between two snapshots.
 
 This module also shows the fields of a state for `snapshot show --agent`.
 
-`agent_runtime/snapshots/snapshot_difference.py` computes the changes between two snapshots. A state is shown field by field, or a single
-field is shown in full. An array can be written to a file for NumPy.
+The changes themselves are computed by `agent_runtime/snapshots/snapshot_difference.py`. A state is shown field by field. A single field is
+shown in full. An array can be written to a file in NumPy's format.
 """
 
 from collections.abc import Mapping
@@ -179,12 +179,12 @@ ARRAY_VALUES_MAX = 1000
 
 
 def field_document(store: "Store", snapshot: str, agent: str, path: str, out: Path | None) -> dict[str, object]:
-    """Return the document of the field at `path`. If `out` is given, write the field's array to this file.
+    """Return the document of the field at `path`. If `out` is given, write the array in this field to the file `out`.
 
     Raises:
         NotFoundError: If the snapshot, the agent or the field does not exist.
         DamagedDataError: If the data is damaged.
-        UsageError: If `out` is given, but the field is not an array or the file already exists.
+        UsageError: If `out` is given but the field is not an array, or the file already exists.
     """
     from snapline.storage.capture.saved_value_formats import find_field
     from snapline.storage.capture.saved_values import SavedArray, read_state
@@ -220,7 +220,7 @@ def _in_full(value: object) -> object:
 
 
 def show_state(state: Mapping[str, object], tables: DocumentTables) -> None:
-    """Print each field of a state on one line, then the first and last records of each history."""
+    """Print each field of a state on one line, and then the first and last records of each history."""
     tables.line("state:")
     tables.fields((f"  {name}", _on_a_line(value)) for name, value in state.items())
     for name, value in state.items():
@@ -229,7 +229,7 @@ def show_state(state: Mapping[str, object], tables: DocumentTables) -> None:
 
 
 def _on_a_line(value: object) -> object:
-    """Format an array like `<f8 [1000]: 0.5, 1.0, …`, and a history like `30 records, 628 B`. Return any other value unchanged."""
+    """Format an array as in `<f8 [1000]: 0.5, 1.0, …`, and a history as in `30 records, 628 B`. Return any other value unchanged."""
     if isinstance(value, Mapping) and set(value) == {"dtype", "shape", "values"}:
         values = value["values"]
         shown = ", ".join(map(text, values)) if isinstance(values, list) else text(values)
@@ -253,7 +253,7 @@ def _show_records(name: str, history: Document, tables: DocumentTables) -> None:
 
 
 def show_field(result: Document, tables: DocumentTables) -> None:
-    """Print one line for each field of a record, or for each record of a list or history."""
+    """Print one line for each field of a record, or one line for each record of a list or history."""
     if "file" in result:
         about = f"{text(result.get('dtype'))} {text(result.get('shape'))}"
         tables.line(f"{result.get('file')}: {about}, {size(result.get('size_bytes'))}")

@@ -1,4 +1,4 @@
-"""`snapline snapshot export`, `import`, `copy` and `fork`: transfer snapshots to and from files, to another store, and to a new fleet."""
+"""`snapline snapshot export`, `import`, `copy` and `fork` transfer snapshots to files, from files, to another store and to a new fleet."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -31,9 +31,8 @@ def export_snapshot(
 ) -> None:
     """Write a snapshot to one file, a tar archive of a small store.
 
-    Unpack it with tar, and any command reads it with --store. The fleet may run. Packs are copied whole, so the file may be larger than
-    the snapshot. FILE gets its name only after it was read back and verified. An encrypted store stays encrypted, and needs the same
-    keys.
+    Unpack it with tar, and any command reads it with --store. The fleet may run. Packs are copied whole, so the file may be larger than the
+    snapshot. FILE gets its name only after it was read back and verified. An encrypted store stays encrypted, and needs the same keys.
     """
     from snapline.storage.transfer.archive import write_archive
 
@@ -101,9 +100,8 @@ def copy(
 
     A copy has the same root and may have other packs. Data that the second store has is not written again; after an interruption the
     command continues. `snapshot list`, `show`, `verify`, `diff` and `copy` read the second store. --remove deletes only snapshots whose
-    copy is intact and that are neither pinned, tagged nor the newest; the fleet must have ended (exit code 11). For a store outside a
-    local fleet, make sure of that yourself. Do not prune the second store meanwhile. Encrypted snapshots fit only the store from which
-    they come.
+    copy is intact and that are neither pinned, tagged nor the newest; the fleet must have ended (exit code 11). For a store outside a local
+    fleet, make sure of that yourself. Do not prune the second store meanwhile. Encrypted snapshots fit only the store from which they come.
     """
     from snapline.storage.transfer import snapshot_copy
 
@@ -134,7 +132,7 @@ def copy(
 
 
 def _open_target(place: StorePlace) -> "Store":
-    """Open the target store. Create the store if it is missing, unless it belongs to a local fleet.
+    """Open the target store. If the store is missing, create it, unless it belongs to a local fleet.
 
     Raises:
         StoreMissingError: If the local fleet has no store yet.
@@ -146,10 +144,11 @@ def _open_target(place: StorePlace) -> "Store":
 
 @contextlib.contextmanager
 def _receiving(place: StorePlace, store: "Store") -> Iterator[bool]:
-    """Yield whether the store belongs to a local fleet. This fleet cannot start until the block ends.
+    """Yield whether the store belongs to a local fleet. If the store belongs to a local fleet, this fleet cannot start until the block
+    ends.
 
     Raises:
-        DirectoryInUseError: If the fleet runs.
+        DirectoryInUseError: If the fleet is running.
     """
     data_dir = data_dir_of(place, store)
     with _lock_fleet_to(data_dir, "put snapshots into its store"):
@@ -158,7 +157,7 @@ def _receiving(place: StorePlace, store: "Store") -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _lock_fleet_to(data_dir: Path | None, purpose: str) -> Iterator[None]:
-    """Same as `lock_fleet`, but if the fleet runs, the error asks the user to do later what `purpose` says."""
+    """Same as `lock_fleet`, but if the fleet is running, the error message says that `purpose` is possible after the fleet has ended."""
     from snapline.deploy.data_directory import DirectoryInUseError
 
     with contextlib.ExitStack() as held:
@@ -265,9 +264,8 @@ def fork(
 ) -> None:
     """Make a new fleet from a snapshot of another fleet, which may keep running.
 
-    The other fleet is not changed. `snapline run --data-dir DIR` runs the fork; give --to-store to it as --store. Exit codes: 2:
-    something does not fit, and nothing was written. 6: the snapshot is damaged. 11: a fleet runs in DIR, or another fork is being made
-    there.
+    The other fleet is not changed. `snapline run --data-dir DIR` runs the fork; give --to-store to it as --store. Exit codes: 2: something
+    does not fit, and nothing was written. 6: the snapshot is damaged. 11: a fleet runs in DIR, or another fork is being made there.
     """
     import msgspec
 
@@ -319,7 +317,7 @@ def parse_settings(settings: list[str]) -> dict[str, bytes]:
 
 
 def describe(fork: Mapping[str, object]) -> str:
-    """Describe in a few words from which snapshot a fork was made."""
+    """Describe a fork briefly: its name, and the snapshot from which it was made."""
     refusal = "" if fork.get("is_live") else "; effects are refused"
     return f"{text(fork.get('name'))}: fork of {text(fork.get('parent_name'))}, epoch {fork.get('epoch')}{refusal}"
 

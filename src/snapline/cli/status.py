@@ -1,4 +1,4 @@
-"""`snapline status` and `snapline top`: show the fleet as the coordinator currently sees it, once or live in the terminal."""
+"""`snapline status` and `snapline top` show the fleet as the coordinator currently sees it, once or live in the terminal."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ def _store_line(result: Document) -> str:
 
 
 def _losses(status: "FleetStatus") -> Document:
-    """Describe the work at risk, the recovery times and the cost of the interval in one line each."""
+    """Describe the work at risk, the recovery times and the cost of the checkpoint interval, each in one line."""
     from snapline.view.display_text import describe_interval, describe_recoveries, describe_work_at_risk
 
     return {
@@ -141,7 +141,7 @@ def top(
 
 
 async def _once(client: "Client", console: "Console") -> None:
-    """Print the fleet once after two samples, because computing rates requires two heartbeats from the hosts."""
+    """Print the fleet's status once, after two samples, because rates are computed from two heartbeats of each host."""
     from snapline.view.terminal import draw
     from snapline.view.watch import PERIOD_S, FleetWatch
 
@@ -180,7 +180,7 @@ async def _follow(client: "Client", console: "Console", every_s: float) -> None:
 
 @contextlib.contextmanager
 def _keys(over: asyncio.Event) -> Iterator[None]:
-    """Set `over` when the user presses `q`, if stdin is a terminal."""
+    """Set `over` when the user presses `q` or Esc, provided that stdin is a terminal."""
     if not sys.stdin.isatty():
         yield
         return

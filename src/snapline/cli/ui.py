@@ -1,7 +1,8 @@
-"""`snapline ui …` and `--ui`: show the fleet in a browser, or export it to one file for readers without access to the fleet.
+"""`snapline ui …` and `--ui` show the fleet in a browser, or export it to one file for readers who have no access to the fleet.
 
-`--ui` runs the view for as long as a command runs a fleet. The view is a separate process with a lower CPU priority than the fleet, and the
-fleet never waits for it. If the view does not start or dies, the command prints a warning and the fleet continues.
+With `--ui`, the browser view runs as long as the command runs the fleet. The browser view is a separate process with a lower CPU priority
+than the fleet, and the fleet never waits for it. If the browser view does not start or dies, the command prints a warning, and the fleet
+continues.
 """
 
 import asyncio
@@ -234,7 +235,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Options of commands that can show their fleet in a browser."""
+    """Options for commands that can show their fleet in a browser."""
 
     ui: Annotated[
         bool,
@@ -257,11 +258,11 @@ class ViewOptions:
     ] = None
 
     def port(self) -> int | None:
-        """Return the port on which the view listens, 0 for any free port, or None if no view is requested.
+        """Return the port for the browser view, 0 for any free port, or None if no view is requested.
 
         Raises:
             UsageError: If the extra `snapline[ui]` is not installed.
-            ExternalFailureError: If the port remains in use.
+            ExternalFailureError: If the port is still in use after a while.
         """
         if not self.ui and self.ui_port is None:
             return None
@@ -276,7 +277,7 @@ class ViewOptions:
 
 @contextlib.asynccontextmanager
 async def shown_in_browser(fleet: "LocalFleet", port: int | None, progress: "FleetProgress") -> AsyncIterator[None]:
-    """Run the view while the block runs. `port` is the value of `ViewOptions.port`."""
+    """Run the browser view while the block runs. `port` is the value of `ViewOptions.port`, where None means no view."""
     if port is None:
         yield
         return
@@ -321,7 +322,7 @@ async def _show(fleet: "LocalFleet", port: int, progress: "FleetProgress") -> No
 
 
 async def _address_of(child: "Child") -> str:
-    """Wait for the URL that the view prints once it listens, and return it. Return "" if the view has ended."""
+    """Return the URL that the browser view prints as soon as it is listening. Return "" if the view has exited."""
     while child.exit_code is None:
         line = child.last_line()
         if line.startswith("http://"):

@@ -1,8 +1,8 @@
-"""`snapline up`, `down` and `config …`: run a fleet that outlives the command, on this machine, on a Ray cluster, on other machines or in
+"""The commands `snapline up`, `down` and `config`, which run a fleet in the background on this machine, other machines, a Ray cluster or
 containers.
 
-For other machines and containers, a local background process (`snapline keep`) supervises the fleet. `config` shows the settings that `up`,
-`down` and `status` use, and their origins.
+On other machines and in containers, a local background process (`snapline keep`) supervises the fleet. `snapline config` shows the
+settings that `up`, `down` and `status` use, and where each setting comes from.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ PLACES: "Mapping[str, DetachedPlace]" = {"ssh": "ssh", "podman": "podman", "slur
 
 
 def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "DetachedPlan":
-    """Build the plan for a place. `found` contains the values of the settings in KEYS."""
+    """Build a deployment plan for this kind of place. `found` maps each setting in KEYS to its value."""
     from snapline.deploy.detached_fleet import DetachedPlan
 
     return DetachedPlan(
@@ -110,10 +110,10 @@ def up_detached(plan: "DetachedPlan", folder: Path, timeout_s: float, progress: 
 def recorded_plan(
     settings: UserSettings, name: str, place: str, address: str | None, data_dir: str | None, folder: Path
 ) -> "DetachedPlan":
-    """Return the plan with which this machine started the fleet. If there is none, build a plan from the settings.
+    """Return the deployment plan with which this machine started the fleet. If no plan was recorded, build one from the settings.
 
     Raises:
-        NotFoundError: If the fleet's folder is not the one that the settings name.
+        NotFoundError: the recorded data folder differs from the folder given in the settings.
     """
     from snapline.deploy.data_directory import is_same_folder
     from snapline.deploy.detached_fleet import read_plan
@@ -132,9 +132,9 @@ def recorded_plan(
 
 
 def down_detached(plan: "DetachedPlan", folder: Path, note: Callable[[str], None], *, is_dry: bool) -> None:
-    """End the supervisor and its fleet, then everything that an earlier supervisor left behind.
+    """Stop the supervisor and its fleet, and remove everything that an earlier supervisor left behind.
 
-    If `is_dry` is set, only check that a supervisor runs.
+    If `is_dry` is set, only check that a supervisor is running.
     """
     from snapline.deploy.detached_fleet import launcher_of
 
@@ -423,7 +423,7 @@ def _log_lines(form: UserSetting, level: UserSetting) -> LogLines:
 
 
 def number_of(settings: UserSettings, key: str, text: str) -> float:
-    """Parse a numeric setting. If it is invalid, raise UsageError with the setting's origin."""
+    """Parse a numeric setting. Raise UsageError, which names the setting's origin, if the value is not a number."""
     try:
         return float(text)
     except ValueError:

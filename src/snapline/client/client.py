@@ -1,7 +1,7 @@
-"""`snapline.Client`: the API through which external programs talk to a fleet's agents. The class does the I/O for the core in `core.py`.
+"""`snapline.Client`: the API through which external programs talk to a fleet's agents. `Client` does the I/O for the core in `core.py`.
 
-The client holds the payloads, the waiting programs, and the addresses and certificates of its connections. The core decides when to contact
-which host.
+`Client` holds the payloads, the futures on which callers wait, and the addresses and certificates of its connections. The core decides
+which host to contact, and when.
 """
 
 import asyncio
@@ -52,12 +52,11 @@ CONNECT_S_MAX = 10.0
 
 
 class Certificates(msgspec.Struct, frozen=True):
-    """Files for TLS with a client certificate, whose role is `client` (docs/security.md).
+    """Files for TLS with a client certificate that has the role `client` (docs/security.md).
 
     Attributes:
         certificate, key: our certificate and key, as PEM files.
-        authority: PEM file with the CA certificates that we trust.
-        domain: the fleet's trust domain.
+        authority: PEM file with the trusted CA certificates.
     """
 
     certificate: str | Path
@@ -67,8 +66,8 @@ class Certificates(msgspec.Struct, frozen=True):
 
 
 def address_of(address: str, data_dir: str | Path | None) -> str:
-    """Return the coordinator's address: `address` itself, or the one recorded in `data_dir`. Commas separate the addresses of several
-    replicas.
+    """Return `address` if it is given, otherwise the address recorded in `data_dir`. The result may list several replicas, separated by
+    commas.
 
     Raises:
         UsageError: neither argument is given, both are given, or `data_dir` records no address.
@@ -87,10 +86,11 @@ def address_of(address: str, data_dir: str | Path | None) -> str:
 
 
 def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
-    """Return the security settings for these arguments. Without `tls` and `insecure`, only connections to this machine are allowed.
+    """Return the security settings for the given certificates. If neither `tls` nor `insecure` is given, only loopback connections are
+    allowed.
 
     Raises:
-        UsageError: the arguments contradict each other.
+        UsageError: both `tls` and `insecure` are given.
     """
     if tls is None:
         return Security.insecure() if insecure else Security.loopback()
@@ -100,7 +100,7 @@ def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
 
 
 class Startable(Protocol):
-    """Interface of a client whose `start` waits until the coordinator has answered."""
+    """Interface of a client whose `start` method waits for the coordinator's first answer."""
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
@@ -131,7 +131,7 @@ async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
 
 
 async def close_later(older: CoordinatorClient) -> None:
-    """Close a replaced client once all its pending calls must have ended or timed out."""
+    """Close a client that has been replaced, after a delay in which all its pending calls must have ended or timed out."""
     try:
         await asyncio.sleep(CALL_S_MAX)
     finally:
@@ -144,11 +144,11 @@ has to restart."""
 
 
 class Client:
-    """A connection from an external program to a fleet. `connect` creates it. A client belongs to one event loop, and its methods may run
-    concurrently.
+    """A connection from an external program to a fleet. `connect` creates it. A client belongs to one event loop, on which its methods may
+    run concurrently.
 
-    An input with a receipt takes effect exactly once (docs/clients.md). An agent consumes the inputs from one client in the order of the
-    calls. The client resends each input, with the same key, until a host answers or the time limit is reached.
+    Once an input has a receipt, it takes effect exactly once (docs/clients.md). An agent consumes a client's inputs in the order in which
+    the client sent them. Until a host answers or the time limit is reached, the client resends each input with the same key.
     """
 
     def __init__(self, address: str, security: Security, name: str) -> None:
@@ -176,13 +176,14 @@ class Client:
         """Connect to the fleet whose coordinator listens at `address`, or to the local fleet in `data_dir`.
 
         Args:
-            address: HOST:PORT of the coordinator. If it has several replicas, give all their addresses, separated by commas.
-            tls: our certificate and the authority that we trust. Without `tls`, only connections to this machine are allowed.
-            insecure: allow unencrypted connections to other machines. Use it only in isolated networks.
-            name: name of this client, shown as the sender of its inputs. The name in a client certificate overrides it.
+            address: HOST:PORT of the coordinator. If the coordinator has several replicas, list all their addresses, separated by commas.
+            tls: the client's certificate and the trusted certificate authority. If `tls` is None, only loopback connections are allowed,
+                unless `insecure` is set.
+            insecure: whether to allow unencrypted connections to other machines. Use this option only in isolated networks.
+            name: client name, recorded as the sender of inputs. If a client certificate contains a name, that name is used instead.
 
         Raises:
-            UsageError: the arguments contradict each other, or our certificate has no permission.
+            UsageError: the arguments contradict each other, or the client's certificate does not grant permission.
             CoordinatorUnavailableError: no coordinator answers at the address.
         """
         return await open_client(address_of(address, data_dir), security_of(tls, insecure=insecure), name)
@@ -200,7 +201,8 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections and end all pending asks and sends. A pending send ends as unknown if its input may have been accepted."""
+        """Close the connections and end all pending asks and sends. A pending send fails with InputUnknownError if its input may have been
+        accepted."""
         self._feed(ev.ClientClosed())
         tasks = [*self._tasks, *([self._reloading] if self._reloading is not None else [])]
         for task in tasks:
@@ -215,20 +217,20 @@ class Client:
         """Send an input to an agent. Return as soon as the input is durable in the fleet's log.
 
         Args:
-            message: a snapline.Message, struct or dataclass, like a message between agents. Alternatively `(type, fields)`, the name of the
-                message type and its fields as JSON values, which the host converts.
-            key: idempotency key of 1 to 128 characters. Two sends with the same key count as one input, so a send whose outcome is unknown
-                can safely be repeated. The default is a random key, which the receipt and every error contain.
+            message: an instance of snapline.Message, a struct or a dataclass, like a message between agents. Alternatively, a pair `(type,
+                fields)`: the message type's name and the fields as JSON values, which the host converts.
+            key: idempotency key of 1 to 128 characters. Sends with the same key count as one input, so it is safe to repeat a send whose
+                outcome is unknown. By default, a random key is generated, which the receipt and every error contain.
             timeout_s: time limit for the whole send, including retries.
 
         Raises:
-            InputUnknownError: the input may have been accepted. Repeat the send with `error.key`.
-            InputRejectedError: the input was not accepted in time.
-            InputRefusedError: the input can never be accepted: the agent has no handler for it, its fields do not match its type, or its
-                key was used for another input.
+            InputUnknownError: the input may have been accepted. Repeating the send with `error.key` shows whether the input was accepted.
+            InputRejectedError: the input was not accepted within the time limit.
+            InputRefusedError: the input will never be accepted, because the agent has no handler for it, its fields do not match its type,
+                or its key was used for another input.
             AgentMissingError: the agent does not exist, or has stopped.
             FleetEndedError: the fleet has ended.
-            EncodingError, MessageTooLargeError, UsageError: the message cannot be sent.
+            EncodingError, MessageTooLargeError, UsageError: the message is invalid and was not sent.
         """
         (outcome,) = await self._sends.outcomes([input_of(agent, message, key)], timeout_s)
         if isinstance(outcome, SnaplineError):
@@ -236,15 +238,15 @@ class Client:
         return outcome
 
     async def send_many(self, inputs: Iterable[AgentInput], timeout_s: float = TIMEOUT_S) -> list[Receipt]:
-        """Send many inputs, each `(agent, message)` or `(agent, message, key)`. Return their receipts in the same order.
+        """Send many inputs, each given as `(agent, message)` or `(agent, message, key)`. Return the receipts in the order of the inputs.
 
-        Inputs for agents on the same host share requests. Inputs to one agent keep their order. If one input is refused, the rest are still
-        sent.
+        Inputs for agents on the same host are sent in shared requests. Each agent receives its inputs in the given order. If one input
+        is refused, the remaining inputs are still sent.
 
         Raises:
-            InputsError: some inputs have no receipt. `error.outcomes` holds a receipt or an error for each input. If you supplied the keys,
-                it is safe to send all of them again.
-            EncodingError, MessageTooLargeError, UsageError: a message cannot be sent, so no message was sent.
+            InputsError: at least one input has no receipt. `error.outcomes` contains one receipt or error for each input. If the caller
+                supplied the keys, all inputs can safely be sent again.
+            EncodingError, MessageTooLargeError, UsageError: at least one message is invalid, so no message was sent.
         """
         checked_inputs = [input_of(each[0], each[1], each[2] if len(each) > 2 else None) for each in inputs]
         outcomes = await self._sends.outcomes(checked_inputs, timeout_s)
@@ -266,23 +268,23 @@ class Client:
         *,
         reply_type: Any = None,
     ) -> Reply:
-        """Send an input to an agent like `send`, and return the answer that the agent gives while handling the input (`ctx.reply`).
+        """Send an input as `send` does, and return the answer that the agent gives while handling the input (`ctx.reply`).
 
-        The answer is final, since `ask` returns it only after a complete snapshot holds the turn that gave it. Repeating the ask with the
-        same key returns the same answer.
+        The answer is final, because `ask` returns it only after a complete snapshot contains the turn that produced it. A repeated `ask`
+        with the same key returns the same answer.
 
         Args:
-            early: return the answer as soon as the turn has ended. A recovery may undo that turn. The agent then handles the input again,
-                and its answer may differ.
-            timeout_s: time limit for the whole ask.
-            reply_type: class of the answer's message. If it is None, the reply holds plain values.
+            early: whether to return the answer as soon as the turn that gives it has ended, before a snapshot contains that turn. If
+                `early` is set, a recovery may still undo the turn, so that the agent handles the input again and gives a different answer.
+            timeout_s: time limit for the send and the answer together.
+            reply_type: class to which the answer's message is converted. If `reply_type` is None, the reply contains plain values.
 
         Raises:
             AnswerMissingError: the input was accepted, but its answer did not arrive in time or is no longer stored. Ask again with
                 `error.key`.
-            InputDeadLetteredError: the input was accepted, and became a dead letter.
+            InputDeadLetteredError: the input was accepted, but its handler failed and the input became a dead letter.
             EncodingError: the answer does not match `reply_type`.
-            InputUnknownError: as in `send`. All other errors of `send` may be raised too.
+            InputUnknownError: as in `send`. `ask` also raises all errors of `send`.
         """
         reader, checked_input = ReplyReader(reply_type), input_of(agent, message, key)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -316,43 +318,43 @@ class Client:
         follow: bool = True,
         timeout_s: float = TIMEOUT_S,
     ) -> AsyncGenerator[Output | OutputsReverted, None]:
-        """Yield in order the outputs that agents emit to external consumers (`ctx.emit`). Each output is yielded once, after a complete
-        snapshot holds it.
+        """Yield the outputs that agents emit to external consumers (`ctx.emit`), in order. Each output is yielded exactly once, after a
+        complete snapshot contains it.
 
         Args:
-            topic: yield only outputs of this topic. If it is empty, yield the outputs of all topics that agents have named. The topic
+            topic: topic of the outputs to yield. If `topic` is empty, yield the outputs of all topics named by agents. The topic
                 `@effects` contains the ledger of external effects.
-            after: start after the output with this cursor. If it is empty, start at the oldest stored output.
-            consumer: start at the position that this named consumer has acknowledged (`acknowledge`). Outputs that the consumer has not
-                acknowledged are retained for at most a week.
-            message_type: class of the messages. If it is None, messages are returned as plain values.
-            follow: continue until the fleet ends. If False, stop after all outputs released so far.
-            timeout_s: longest time during which all reads may fail before the error is raised.
+            after: cursor of the output after which to start. If `after` is empty, start with the oldest stored output.
+            consumer: name of a consumer; reading starts at the position that it has acknowledged (`acknowledge`). Outputs not yet
+                acknowledged by the consumer are retained for at most a week.
+            message_type: class to which messages are converted. If `message_type` is None, messages are returned as plain values.
+            follow: whether to wait for new outputs until the fleet ends. If `follow` is False, stop after all outputs released so far.
+            timeout_s: how long reads may keep failing before the error is raised.
 
         Raises:
-            NotFoundError: some outputs after the cursor have been deleted.
+            NotFoundError: some outputs that follow the cursor have been deleted.
             UsageError: the cursor does not belong to this fleet, or this client has no permission. EncodingError: a message does not match
                 `message_type`.
-            CoordinatorUnavailableError, UnknownOutcomeError, StoreError: every read failed for `timeout_s`.
-            DamagedDataError: a file is damaged.
+            CoordinatorUnavailableError, UnknownOutcomeError, StoreError: all reads have failed for `timeout_s`.
+            DamagedDataError: a file in the store is damaged.
         """
         request = OutputsRequest(topic, after, consumer, message_type, follow, timeout_s)
         return requested_outputs(lambda: self._coordinator, request)
 
     async def effects(self) -> list[Effect]:
-        """Return the agents' external effects (`ctx.effect`) with the outcomes that complete snapshots hold. Raises the errors of
+        """Return the agents' external effects (`ctx.effect`), with the outcomes recorded in complete snapshots. Raises the errors of
         `outputs`.
 
-        If this client has permission to inspect agents, hosts report the state of unfinished effects. If a host does not answer, its
-        unfinished effects are reported as "open".
+        If this client may inspect agents, the result also includes the current state of unfinished effects, as reported by hosts. The
+        unfinished effects of a host that does not answer are reported as "open".
         """
         open_effects = await operator_commands.standing(self._coordinator, self._hosts)
         records = [x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
         return with_standing(fold(records), open_effects)
 
     async def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
-        """Record that a named consumer has processed all outputs up to this output or cursor. The consumer's next `outputs` call starts
-        after it. A consumer's position never moves backwards."""
+        """Record that the named consumer has processed all outputs up to and including the given output or cursor. The consumer's next
+        call of `outputs` starts after this position. A consumer's position never moves backwards."""
         cursor = had if isinstance(had, str) else had.cursor
         await retry_until_available(lambda: self._coordinator.move_consumer(consumer, cursor))
 
@@ -363,27 +365,27 @@ class Client:
         return await retry_until_available(lambda: self._coordinator.status())
 
     async def agents(self) -> list[LocatedAgent]:
-        """Return the agents that handle messages, sorted, each with the host where it runs."""
+        """Return all agents that handle messages, sorted by id, each with its host."""
         return list((await retry_until_available(lambda: self._coordinator.locate_all())).agents)
 
     async def waiting(self) -> dict[str, object]:
-        """Return pending work as reported by the hosts. `agents` lists agents with an unfinished durable turn, unconsumed inputs or dead
-        letters, at most 500 per host.
+        """Return the pending work that the hosts report. `agents` lists at most 500 agents per host that have an unfinished durable turn,
+        unconsumed inputs or dead letters.
 
-        `more` is the number of agents left out of `agents`. `silent_hosts` lists the hosts that did not answer within 2 s or that run an
-        older release. `effects` lists the external effects for which agents currently wait.
+        `more` is the number of further agents with pending work that `agents` does not list. `silent_hosts` lists hosts that did not
+        answer within 2 s or that run an older release. `effects` lists the external effects on whose outcome agents are currently waiting.
         """
         agents = await waiting_agents(self._coordinator, self._hosts)
         open_effects = await operator_commands.standing(self._coordinator, self._hosts)
         return document("WaitingAgents", **msgspec.to_builtins(agents), effects=msgspec.to_builtins(open_effects))
 
     async def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
-        """Take a snapshot now, and return when it is complete. The result is the document that `snapline snapshot create -o json` prints.
+        """Take a snapshot now, and return when it is complete. The result is the same document that `snapline snapshot create -o json`
+        prints.
 
         Raises:
-            SnapshotAbortedError: the snapshot's epoch was aborted, or no epoch can start now. The error contains the reason.
-            UnknownOutcomeError: no answer arrived in time. The snapshot may exist already, or may still be completed. Repeating the call is
-                harmless.
+            SnapshotAbortedError: the snapshot's epoch was aborted, or no epoch can start now.
+            UnknownOutcomeError: no answer arrived in time, so the snapshot may or may not have been taken. It is safe to repeat the call.
             CoordinatorUnavailableError: no coordinator answers. UsageError: this client's certificate has neither the role `operator` nor
                 the role `admin`.
         """
@@ -393,11 +395,11 @@ class Client:
     async def restore(
         self, snapshot: str | int, *, drop_inputs: bool = False, reason: str = "", timeout_s: float = SNAPSHOT_TIMEOUT_S
     ) -> dict[str, object]:
-        """Restore the fleet permanently to a snapshot, which is an epoch number, a tag or "last". All later work is undone
+        """Restore the fleet to a snapshot, given as an epoch number, a tag or "last". All work after that snapshot is undone permanently
         (docs/going-back.md).
 
-        Return when the recovery plan is committed. The result is the document that `snapline recovery restore -o json` prints. If
-        `drop_inputs` is set, inputs that no agent has consumed are dropped.
+        Return as soon as the recovery plan is committed. The result is the same document that `snapline recovery restore -o json` prints.
+        If `drop_inputs` is set, discard inputs that no agent has consumed.
 
         Raises:
             NotFoundError, UsageError: the snapshot does not exist, cannot be restored, or this client has no permission.
@@ -410,18 +412,19 @@ class Client:
         )
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:
-        """Return the recovery line that would apply if the agents in `failed` failed now. It is a mapping, equal to the document that
-        `snapline recovery line -o json` prints.
+        """Return the recovery line that would apply if the agents in `failed` failed now. The result is a mapping with the same content as
+        the document that `snapline recovery line -o json` prints.
 
-        With certificates, this method requires the role `viewer`, `operator` or `admin`.
+        On a fleet that uses certificates, the client needs the role `viewer`, `operator` or `admin`.
 
         Args:
-            failed: ids of the agents that fail. An entry `host:h1` means all agents of host `h1`. If `failed` is empty, all agents fail.
+            failed: ids of the agents assumed to fail. The entry `host:h1` stands for all agents of host `h1`. If `failed` is empty, all
+                agents fail.
 
         Raises:
             NotFoundError: an agent or host does not exist.
-            UnknownOutcomeError: no answer arrived in time. CoordinatorUnavailableError: no coordinator answers, or the recovery line cannot
-                be computed now.
+            UnknownOutcomeError: no answer arrived in time. CoordinatorUnavailableError: no coordinator answers, or the recovery line
+                currently cannot be computed.
         """
         check_timeout(timeout_s)
         return RecoveryLine(
@@ -433,19 +436,19 @@ class Client:
     async def state(
         self, agent: str, *, live: bool = False, field: str = "", timeout_s: float = TIMEOUT_S
     ) -> AgentState:
-        """Return an agent's state in the newest complete snapshot, as plain values. A host reads the state. With certificates, any role
-        that may read is sufficient.
+        """Return an agent's state in the newest complete snapshot, as plain values. The state is read by a host. On a fleet that uses
+        certificates, any role with read access is sufficient.
 
         Args:
-            live: return the agent's current state instead, after waiting for the running turn to end. A recovery may undo that state.
-            field: path of the only value to return, such as `mind.notes[3].text`.
+            live: whether to return the agent's current state instead, after waiting for the running turn to end. The current state may be
+                undone by a recovery.
+            field: path of a single value to return, such as `mind.notes[3].text`.
 
         Raises:
-            AgentMissingError: the agent does not exist, has stopped, or is not in that snapshot.
+            AgentMissingError: the agent does not exist, has stopped, or is not part of the newest complete snapshot.
             NotFoundError: there is no snapshot yet, or the state has no such field.
             UsageError: the state is larger than 16 MiB as JSON, or this client has no permission.
-            FleetEndedError: the fleet has ended, so no host can answer. UnknownOutcomeError: no host answered in time. The call has changed
-                nothing.
+            FleetEndedError: the fleet has ended, so no host can answer. UnknownOutcomeError: no host answered in time.
             DamagedDataError, StoreError: the host could not read the state from the store.
         """
         check_timeout(timeout_s)
@@ -454,7 +457,8 @@ class Client:
         return msgspec.json.decode(reply, type=AgentState)
 
     async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Describe an agent. The result is the document that `snapline agent describe -o json` prints. Raises the errors of `state`."""
+        """Describe an agent. The result is the same document that `snapline agent describe -o json` prints. Raises the errors of
+        `state`."""
         check_timeout(timeout_s)
         reply = await ask_until_answered(
             lambda: self._coordinator, self._hosts, Question(check_id(agent), DESCRIPTION), timeout_s
@@ -464,15 +468,16 @@ class Client:
     async def retry_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Retry the selected dead letters of an agent: its handler runs again for each of them, once and in order. If `numbers` is None,
-        all current dead letters are selected.
+        """Retry dead letters of an agent: the agent handles each selected dead letter once more, in order. If `numbers` is None, select
+        all current dead letters.
 
-        Return when a complete snapshot holds the results. With certificates, this method requires the role `operator` or `admin`.
+        Return when a complete snapshot contains the results. On a fleet that uses certificates, the client needs the role `operator` or
+        `admin`.
 
         Raises:
             NotFoundError: the agent has no dead letter with a given number. AgentMissingError: the agent does not exist, or has stopped.
-            InputUnknownError: some outcomes did not arrive in time. Repeating the call is harmless, since dead letters that were retried or
-                dropped no longer exist.
+            InputUnknownError: at least one outcome did not arrive in time. It is safe to repeat the call, because a dead letter no longer
+                exists once it has been retried or dropped.
             FleetEndedError: the fleet has ended. UsageError: this client has no permission.
         """
         return await self._settle(agent, RETRY, numbers, timeout_s)
@@ -480,8 +485,8 @@ class Client:
     async def drop_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Drop dead letters of an agent without retrying them. Otherwise this method works like `retry_dead_letters`. The agent's count of
-        dead letters still includes dropped ones."""
+        """Discard dead letters of an agent without retrying them. In all other respects, this method works like `retry_dead_letters`.
+        Discarded dead letters remain included in the agent's count of dead letters."""
         return await self._settle(agent, DROP, numbers, timeout_s)
 
     async def _settle(self, agent: str, verb: str, numbers: Numbers, limit_s: float) -> list[DeadLetterResult]:
@@ -494,17 +499,17 @@ class Client:
     async def resolve_effect(
         self, agent: str, key: str, *, result: Any = None, not_done: bool = False, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Resolve an effect whose outcome is in doubt and for which its agent waits (docs/effects.md). An effect can be resolved only once.
-        Requires the same roles as `retry_dead_letters`.
+        """Resolve an effect whose outcome is in doubt and on which its agent waits (docs/effects.md). Each effect can be resolved only
+        once. The client needs the same roles as for `retry_dead_letters`.
 
-        `result` is the value that the effect's function would have returned, as plain values. `not_done` states that the effect was not
-        executed. The effect is then called again as soon as a complete snapshot holds this resolution.
+        `result` is the return value, as plain values, that the effect's function would have produced. `not_done` means that the effect was
+        not executed. If `not_done` is set, the effect is called again once a complete snapshot contains the resolution.
 
         Raises:
             NotFoundError, UsageError: the agent is not waiting for the effect, the effect needs no resolution, or this client has no
                 permission.
             AgentMissingError, FleetEndedError: the agent or the fleet no longer exists. InputUnknownError: the outcome did not arrive in
-                time. Repeating the call is harmless.
+                time. It is safe to repeat the call.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         command = operator_commands.resolution_command_for(
@@ -516,13 +521,13 @@ class Client:
         """Retry a failed effect, a failed compensation, or an effect in doubt that waits for an operator.
 
         If an effect failed, the message of its turn became a dead letter, which the retry handles in a new turn. Return when the retry has
-        ended. For an effect in doubt, return when the effect is certain to be called again. `key` is the effect's key as `effects` shows
-        it. It ends in `#2` for a second generation.
+        ended. For an effect in doubt, return when the effect is certain to be called again. `key` is the effect's key as returned by
+        `effects`. The key of a second generation ends in `#2`.
 
         Raises:
-            UsageError: the effect cannot be retried, for the reason in the error, or this client has no permission. NotFoundError: the
-                agent is waiting for a different effect.
-            InputDeadLetteredError: the effect failed again, which created a new dead letter. All other errors are those of
+            UsageError: this client has no permission, or the effect cannot be retried for the reason that the error states. NotFoundError:
+                the agent is waiting for a different effect.
+            InputDeadLetteredError: the effect failed again, which created a new dead letter. This method also raises the errors of
                 `resolve_effect`.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -531,7 +536,7 @@ class Client:
 
     async def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
         """Undo an effect by running its compensation, even if the effect's turn ended successfully. The agent is not notified. If the agent
-        requests the effect again later, the effect is executed again. Return when a complete snapshot holds the undo. If the effect is
+        requests the effect again later, the effect is executed again. Return when a complete snapshot contains the undo. If the effect is
         already undone, nothing happens. Raises the errors of `retry_effect`."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         await self._send_command(operator_commands.effect_request_command(check_id(agent), UNDO, key), key, deadline_s)

@@ -1,8 +1,8 @@
 """Events and commands of a client's core.
 
-The adapter, which does the I/O, assigns numbers to sends. The core assigns numbers to requests. Each LookUpAgents is answered exactly once,
-by AgentsFound or LookupFailed. Each OfferInputs is answered by RequestAnswered or RequestFailed, and each AskHost by AnswerHeard or
-RequestFailed.
+The adapter, which does the core's I/O, assigns a number to each send. The core assigns a number to each request. Each LookUpAgents
+command is answered by exactly one event: AgentsFound or LookupFailed. Each OfferInputs command is answered by RequestAnswered or
+RequestFailed, and each AskHost command by AnswerHeard or RequestFailed.
 """
 
 import msgspec
@@ -36,19 +36,19 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsGiven(Event, frozen=True, gc=False):
-    """The program has sent inputs. Each agent must receive its inputs in this order."""
+    """Event: the program has sent inputs. The core must deliver each agent's inputs in this order."""
 
     sends: tuple[Send, ...]
 
 
 class SendsDropped(Event, frozen=True, gc=False):
-    """The program no longer waits for these sends."""
+    """Event: the program has cancelled these sends."""
 
     sends: tuple[int, ...]
 
 
 class AnswerRequested(Event, frozen=True, gc=False):
-    """The program waits for the agent's answer to an accepted input. `ask` is a number that the adapter assigns."""
+    """Event: the program is waiting for an agent's answer to an accepted input. `ask` is a number that the adapter assigns."""
 
     ask: int
     agent: str
@@ -56,13 +56,13 @@ class AnswerRequested(Event, frozen=True, gc=False):
 
 
 class AskDropped(Event, frozen=True, gc=False):
-    """The program no longer waits for this ask."""
+    """Event: the program has cancelled this ask."""
 
     ask: int
 
 
 class ClientClosed(Event, frozen=True, gc=False):
-    """The client has been closed, so the core must start no more requests."""
+    """Event: the client has been closed, so the core must not start any new requests."""
 
 
 # ---- from the coordinator, hosts, the clock -----------------------------------------------------------------------
@@ -74,7 +74,7 @@ class AgentsFound(Event, frozen=True, gc=False):
 
 
 class LookupFailed(Event, frozen=True, gc=False):
-    """The locations of agents could not be looked up. `is_final` means that every further attempt would fail."""
+    """Event: the lookup of agents' hosts has failed. `is_final` means that every further attempt would fail."""
 
     request: int
     reason: str
@@ -82,22 +82,22 @@ class LookupFailed(Event, frozen=True, gc=False):
 
 
 class RequestAnswered(Event, frozen=True, gc=False):
-    """A host has answered a request with one outcome for each send, in the order of the request."""
+    """Event: a host has answered a request, with one outcome per send in the order of the request."""
 
     request: int
     outcomes: tuple[InputOutcome, ...]
 
 
 class AnswerHeard(Event, frozen=True, gc=False):
-    """A host has reported the outcome of an input."""
+    """Event: a host has reported the outcome of an input."""
 
     request: int
     outcome: AskOutcome
 
 
 class RequestFailed(Event, frozen=True, gc=False):
-    """A request ended without an answer. `is_unsent` means that the host has certainly accepted none of the request's inputs. `is_final`
-    means that every further attempt would fail."""
+    """Event: a request has ended without an answer. `is_unsent` means that the host has definitely not accepted any of the request's
+    inputs. `is_final` means that every further attempt would fail."""
 
     request: int
     reason: str
@@ -106,14 +106,14 @@ class RequestFailed(Event, frozen=True, gc=False):
 
 
 class TimerFired(Event, frozen=True, gc=False):
-    """The clock has reached the time `wakeup_ns`."""
+    """Event: the clock has reached `wakeup_ns`."""
 
 
 # ---- commands -----------------------------------------------------------------------------------------------------
 
 
 class LookUpAgents(Command, frozen=True, gc=False):
-    """Ask the coordinator for the locations of these agents, within the time limit."""
+    """Command: ask the coordinator, within the time limit, on which hosts these agents run."""
 
     request: int
     agents: tuple[str, ...]
@@ -121,7 +121,7 @@ class LookUpAgents(Command, frozen=True, gc=False):
 
 
 class OfferInputs(Command, frozen=True, gc=False):
-    """Offer these inputs to a host, in this order, and wait for the host's answer within the time limit."""
+    """Command: send these inputs to a host in this order, and wait for its answer within the time limit."""
 
     request: int
     host: str
@@ -131,7 +131,7 @@ class OfferInputs(Command, frozen=True, gc=False):
 
 
 class AskHost(Command, frozen=True, gc=False):
-    """Request the answer to an input from a host, and wait for it within the time limit."""
+    """Command: request an input's answer from a host, and wait for it within the time limit."""
 
     request: int
     host: str
@@ -141,13 +141,13 @@ class AskHost(Command, frozen=True, gc=False):
 
 
 class FinishAsk(Command, frozen=True, gc=False):
-    """Report the outcome of an ask to the program.
+    """Command: report the outcome of an ask to the program.
 
     Attributes:
         ending: "answered" if the answer has arrived. "buried" if the input is a dead letter. "forgotten" if the agent does not know the key
-            or has stopped. "late" if the deadline has passed. "missing", "ended" and "denied" have the same meaning as in FinishSend.
-        reason: the reason as a readable sentence without a full stop.
-        outcome: the outcome that the host reported, if `ending` is "answered" or "buried".
+            or has stopped. "late" if the deadline has passed. "missing", "ended" and "denied" mean the same as in FinishSend.
+        reason: explanation for users, without a full stop.
+        outcome: the host's reported outcome; only set if `ending` is "answered" or "buried".
     """
 
     ask: int
@@ -157,15 +157,15 @@ class FinishAsk(Command, frozen=True, gc=False):
 
 
 class FinishSend(Command, frozen=True, gc=False):
-    """Report the outcome of a send to the program.
+    """Command: report the outcome of a send to the program.
 
     Attributes:
         ending: "taken" if the input was accepted. "refused" or "not public" if the host will never accept the input. "missing" if the agent
             does not exist. "ended" if the fleet has ended. "denied" if this client has no permission. "unknown" if the input may have been
-            accepted. "not taken" if the input was certainly not accepted in time.
-        reason: the reason as a readable sentence without a full stop.
+            accepted. "not taken" if the time limit passed and the input was definitely not accepted.
+        reason: explanation for users, without a full stop.
         number: sequence number of the input among all inputs of its agent.
-        is_repeated: whether the host had already accepted an input with this key before this request.
+        is_repeated: whether an earlier request with the same key had already been accepted.
     """
 
     send: int

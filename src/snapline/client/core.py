@@ -1,41 +1,42 @@
-"""Core of a fleet's client. Without doing I/O, it decides which host to contact, when to retry, and how each send ends.
+"""Core of a client that sends inputs to a fleet's agents. The core decides which host to contact, when to retry, and how each send ends,
+without doing any I/O.
 
 Problem
 -------
-An external program wants an agent to receive a message exactly once. The agent runs on a host that may crash at any moment. Another host
-may own the agent after a crash, and only the coordinator knows which host that is. Requests and answers may be lost, delayed or duplicated.
+An external program wants to deliver a message to an agent exactly once. The agent's host may crash at any moment. After a crash, the
+agent may run on another host, and only the coordinator knows which one. Requests and answers may be lost, delayed or duplicated.
 
 Model
 -----
-A host that owns the agent answers "accepted" or "repeated" if and only if the input is durable in its log. It detects duplicate inputs by
-their keys and never accepts an input twice. "retry" means that the host has not accepted the input in this request. "refused" means that it
-never will. If a request was answered, the host received it exactly once. A missing answer proves nothing: the host may have accepted the
-input, or may still accept it while the request is in transit. Within one request, a host decides the inputs of each agent in order. After
-it has answered "retry" for an input, it accepts none of that agent's later inputs.
+A host that runs the agent answers "accepted" or "repeated" if and only if the input is durable in the host's log. A host detects
+duplicate inputs by their keys and never accepts an input twice. The answer "retry" means that the host has not accepted the input in this
+request. The answer "refused" means that the host will never accept the input. If a request was answered, the host has processed that
+request exactly once. If no answer arrives, the host may have accepted the input, or may still accept it while the request is in transit.
+Within one request, a host processes each agent's inputs in order. After a host has answered "retry" for an input, it accepts none of the
+agent's later inputs in that request.
 
 Rules
 -----
-1. *Only a host's answer is a receipt.* A send ends as accepted if and only if a host has answered "accepted" or "repeated".
-2. *Repeating a key is always safe*, so a send without a final answer is retried with the same key until its time limit.
-3. *Order.* At most one request per agent is in flight. Inputs that a request leaves undecided come first in the next request. So the
-   numbers of inputs with receipts follow the order in which the program sent them. An input whose send ended as unknown may still be
-   accepted at any later position.
-4. *Doubt is permanent.* Once a request that contained a send has ended without an answer, that send can end only as accepted or as unknown.
-   A later refusal says nothing about the unanswered request.
-5. *Every send ends* at its deadline at the latest.
+1. *Only a host's answer is a receipt.* A send is reported as accepted if and only if a host has answered "accepted" or "repeated".
+2. *Repeating a key is always safe.* The client therefore retries each send with the same key until it gets a final answer or reaches its
+   time limit.
+3. *Order.* At most one request per agent is in flight. Inputs for which the host answers "retry" are sent first in the agent's next
+   request. Inputs with receipts are therefore numbered in the order in which the program sent them. If a send ended as unknown, its input
+   may still be accepted later, after inputs that were sent after it.
+4. *Doubt is permanent.* If a request ends without an answer, each of its sends can only be reported as accepted or as unknown. A refusal of
+   a later request does not prove that the unanswered request was refused too.
+5. *Every send ends* by its deadline.
 
-The client caches an agent's host until that host rejects the agent's inputs. A host that knows the agent's newer host redirects the client
-to it. The client follows the first redirect immediately, but waits before further redirects, since two hosts may redirect to each other.
-All other retries wait too, with exponential backoff and with jitter from the client's seed, so that the clients of a lost host do not all
+The client caches an agent's host until that host rejects the agent's inputs. A host that knows where the agent has moved redirects the
+client to that host. The client follows the first redirect immediately, but waits before further redirects, since two hosts may redirect to
+each other. Every other retry uses exponential backoff, with jitter from the client's seed, so that the clients of a lost host do not all
 retry at once.
 
-Sends that arrive while requests are in flight are batched into the next request to their host. Apart from that, no send waits for a batch
-to fill.
+Sends that arrive while requests are in flight are batched into the next request to their host. No send waits just to fill a batch.
 
-Answers. An ask waits for the answer to an accepted input (`OpenAsks`). The host that owns the agent reports the outcome of an input once
-the outcome may be released. Until then, the client repeats its request whenever a host replies "retry", a call ends without an answer, or a
-call takes too long. A request for an answer changes nothing, so it may be repeated at any time. Every ask ends at its deadline at the
-latest.
+*Answers.* An ask waits for the answer to an accepted input (`OpenAsks`). The agent's host reports the outcome of an input as soon as the
+outcome may be released. Until the outcome is released, the client repeats its request whenever a host replies "retry", or a call fails or
+takes too long. A request for an answer changes nothing, so it may be repeated at any time. Every ask ends by its deadline.
 
 The caller's duties:
 1. Carry out commands in order. Answer each request exactly once and within its time limit.
@@ -65,7 +66,7 @@ unreachable host sooner."""
 
 
 class _Ask:
-    """An open ask. `stage` is one of `_STAGES`. `failures` is the number of consecutive failures."""
+    """An open ask. `failures` is the number of consecutive failed attempts."""
 
     __slots__ = ("agent", "ask", "deadline_ns", "failures", "reason", "stage")
 
@@ -79,7 +80,8 @@ class _Ask:
 
 
 class OpenAsks:
-    """The open asks of one client. `number` returns the number of the next request. Asks share the cache of agents' hosts with sends."""
+    """The open asks of one client. `number` returns the number to assign to the next request. Asks and sends share one cache of the
+    agents' hosts."""
 
     def __init__(self, queues: AgentQueues, seed: int, number: Callable[[], int]) -> None:
         self._queues = queues
@@ -94,7 +96,7 @@ class OpenAsks:
         """Request → the host and the ask that it is for. The ask may have ended already."""
 
     def owns(self, request: int) -> bool:
-        """Return whether the request was made for an ask (not for a send)."""
+        """Return whether the request belongs to an ask rather than to a send."""
         return request in self._finding or request in self._out
 
     # ---- the program ----------------------------------------------------------------------------------------------
@@ -105,7 +107,7 @@ class OpenAsks:
         self._go(ask)
 
     def drop(self, ask: int) -> None:
-        """Drop an ask whose program no longer waits."""
+        """Drop an ask that the program has cancelled."""
         self._asks.pop(ask, None)
 
     def close(self, reason: str) -> list[ev.Command]:
@@ -162,8 +164,8 @@ class OpenAsks:
         return [self._end(ask, ev.DENIED, f"the host answered {outcome.status!r}, which this version does not know")]
 
     def _try_again(self, ask: _Ask, outcome: AskOutcome, place: HostAddress, now_ns: int) -> None:
-        """If the reply names another host and the ask has not failed before, ask that host immediately. Otherwise wait, then look up the
-        agent."""
+        """Ask the host named in the reply immediately, if it is a different host and the ask has not failed before. If the reply names no
+        other host or the ask has failed before, wait and then look up the agent's host."""
         self._forget(ask, place)
         if outcome.address and (outcome.host, outcome.address) != place and not ask.failures:
             self._queues.remember(ask.agent, (outcome.host, outcome.address))
@@ -184,15 +186,15 @@ class OpenAsks:
         return []
 
     def _forget(self, ask: _Ask, place: HostAddress) -> None:
-        """Remove the agent's host from the cache, since the agent may have moved. Do nothing if another request has already updated the
-        cache."""
+        """Remove the agent's host from the cache, because the agent may have moved. Keep the cache entry if another request has already
+        changed it."""
         if self._queues.places.get(ask.agent) == place:
             del self._queues.places[ask.agent]
 
     # ---- after every event ----------------------------------------------------------------------------------------
 
     def evaluate(self, now_ns: int) -> list[ev.Command]:
-        """End asks whose deadline has passed, resume asks whose wait has ended, and return the resulting commands."""
+        """End asks whose deadline has passed, resume asks whose backoff has ended, and return the resulting commands."""
         commands: list[ev.Command] = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             expired = self._asks.get(heapq.heappop(self._deadlines)[1])
@@ -206,7 +208,7 @@ class OpenAsks:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Return the next time at which `evaluate` must be called, or None if there is none."""
+        """Return the time of the next call to `evaluate`, or None if no call is needed."""
         while self._deadlines and self._deadlines[0][1] not in self._asks:
             heapq.heappop(self._deadlines)
         while self._rests and self._rests[0][1] not in self._asks:
@@ -249,7 +251,7 @@ class OpenAsks:
         ask.stage = "ready" if ask.agent in self._queues.places else "lost"
 
     def _rest(self, ask: _Ask, reason: str, now_ns: int) -> None:
-        """Schedule the next attempt after a wait that grows with each failure."""
+        """Schedule the next attempt after a backoff that grows with each failure."""
         ask.failures += 1
         ask.stage, ask.reason = "resting", reason
         due_ns = now_ns + wait_ns(ask.failures, f"{self._seed}/ask {ask.ask}/{ask.failures}")
@@ -263,7 +265,7 @@ class OpenAsks:
         return [self._asks[ask] for ask in asks if ask in self._asks]
 
     def validate(self) -> None:
-        """Check that the tables agree. Raise AssertionError if they are inconsistent."""
+        """Check that the tables are consistent. Raise AssertionError if the tables are inconsistent."""
         out = sorted([ask for _, ask in self._out.values() if ask in self._asks])
         finding = sorted([ask for asks in self._finding.values() for ask in asks if ask in self._asks])
         resting = {ask for _, ask in self._rests}
@@ -299,7 +301,7 @@ class _Request(msgspec.Struct):
 
 
 class ClientCore:
-    """The decisions of one client. All events enter through `handle`. `seed` is the seed of the random backoff."""
+    """Core of one client, which makes all its decisions. All events enter through `handle`. `seed` determines the jitter of the backoff."""
 
     def __init__(self, seed: int = 0) -> None:
         self._now = 0
@@ -332,7 +334,7 @@ class ClientCore:
         }
 
     def handle(self, now_ns: int, event: ev.Event) -> list[ev.Command]:
-        """Handle one event. Return the commands to carry out, in order."""
+        """Handle one event. Return the commands to execute, in order."""
         self._now = now_ns
         out: list[ev.Command] = []
         self._out = out
@@ -347,7 +349,7 @@ class ClientCore:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Return the next time at which TimerFired is due, or None if no timer is needed."""
+        """Return the time at which the next TimerFired event is due, or None if no timer is needed."""
         while self._deadlines and self._deadlines[0][1] not in self._entries:
             heapq.heappop(self._deadlines)
         times = [self._deadlines[0][0] if self._deadlines else None, self._queues.wakeup_ns, self._asks.wakeup_ns]
@@ -397,7 +399,7 @@ class ClientCore:
                 self._settle(queue, places.get(queue.agent), reply.phase)
 
     def _settle(self, queue: AgentQueue, found: LocatedAgent | None, phase: str) -> None:
-        """Process the result of looking up one agent."""
+        """Continue an agent's queue according to the result of its lookup."""
         if found is None or found.state not in ("alive", "left", "unknown"):
             self._rest(queue, f"the fleet is {phase}, and agent {queue.agent} has no host just now")
         elif found.state == "alive":
@@ -446,7 +448,7 @@ class ClientCore:
                 self._queues.go(queue)
 
     def _decide(self, entry: Entry, outcome: InputOutcome) -> None:
-        """End a send with the final outcome that a host has reported."""
+        """End a send with the final outcome reported by a host."""
         if outcome.status in (ACCEPTED, REPEATED):
             self._over(entry)
             is_repeated = outcome.status == REPEATED
@@ -459,7 +461,8 @@ class ClientCore:
             self._end(entry, ev.UNKNOWN, f"the host answered {outcome.status!r}, which this version does not know")
 
     def _try_again(self, queue: AgentQueue, outcome: InputOutcome, place: HostAddress) -> None:
-        """If the reply names another host and no attempt has failed before, send to that host immediately. Otherwise retry after a wait."""
+        """Send to the host named in the reply immediately, if it is a different host and no attempt has failed before. If the reply names
+        no other host or an attempt has failed, retry after a wait."""
         queues = self._queues
         queues.places.pop(queue.agent, None)
         is_hint = bool(outcome.address) and (outcome.host, outcome.address) != place
@@ -486,7 +489,8 @@ class ClientCore:
             self._end_queue(self._queue_of(agent), ev.DENIED, event.reason)
 
     def _fail(self, request: _Request, reason: str, *, is_unsent: bool = False) -> None:
-        """Handle a failed request. The outcomes of its sends are unknown unless the request certainly changed nothing (`is_unsent`)."""
+        """Handle a failed request. The outcome of each send in the request is then in doubt, unless the request definitely changed nothing
+        (`is_unsent`)."""
         entries: dict[str, list[Entry]] = {}
         for entry in request.entries:
             entry.is_in_doubt = entry.is_in_doubt or not is_unsent
@@ -507,7 +511,7 @@ class ClientCore:
     # ---- after every event ----------------------------------------------------------------------------------------
 
     def _expire(self) -> None:
-        """End the sends whose deadline has passed."""
+        """End all sends whose deadline has passed."""
         while self._deadlines and self._deadlines[0][0] <= self._now:
             entry = self._entries.get(heapq.heappop(self._deadlines)[1])
             if entry is not None:
@@ -535,7 +539,7 @@ class ClientCore:
                 self._out.append(ev.OfferInputs(number, *place, sends, self._limit_ns(entries)))
 
     def _limit_ns(self, entries: Iterable[Entry]) -> int:
-        """Return the time limit of a request: the latest deadline of its sends, but at most ATTEMPT_NS."""
+        """Return the time until the latest deadline of the request's sends, but at most ATTEMPT_NS."""
         return min(ATTEMPT_NS, max([entry.deadline_ns for entry in entries]) - self._now)
 
     def _next_request(self) -> int:
@@ -555,13 +559,14 @@ class ClientCore:
         self._queues.retire(queue)
 
     def _give_up(self, entry: Entry, reason: str) -> None:
-        """End a send that has no answer. If a pending request contains the send, the input may have been accepted."""
+        """End a send at its deadline, or when the client is closed. The outcome is unknown if the send is part of a pending request,
+        because the host may have accepted the input."""
         if not self._queues.take_out(entry):
             entry.is_in_doubt = True
         self._end(entry, ev.NOT_TAKEN, reason)
 
     def _end(self, entry: Entry, ending: str, reason: str) -> None:
-        """End a send that was not accepted (rule 4)."""
+        """End a send for which no receipt has arrived, applying rule 4."""
         self._over(entry)
         self._out.append(ev.FinishSend(entry.send, ev.UNKNOWN if entry.is_in_doubt else ending, reason))
 
@@ -570,7 +575,7 @@ class ClientCore:
         entry.is_over = True
 
     def _queue_of(self, agent: str) -> AgentQueue:
-        """Return the queue of an agent. The agent must have an open send or a send in a pending request."""
+        """Return the queue of an agent that has an open send or a send in a pending request."""
         queue = self._queues.of(agent)
         assert queue is not None, f"no queue for {agent}"
         return queue
@@ -578,7 +583,7 @@ class ClientCore:
     # ---- invariants -----------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Check all invariants. Raise AssertionError for the first one that is violated."""
+        """Check all invariants. Raise AssertionError if an invariant is violated."""
         agents_out = [agent for x in self._requests.values() for agent in dict.fromkeys([y.agent for y in x.entries])]
         assert len(agents_out) == len(dict.fromkeys(agents_out)), "an agent in two requests"
         finding = {queue.agent for queues in self._finding.values() for queue in queues}
@@ -592,4 +597,4 @@ class ClientCore:
 
 
 def _nothing(_event: ev.Event) -> None:
-    """Do nothing, since `handle` checks the time after every event."""
+    """Ignore the event, because `handle` checks all deadlines after every event."""

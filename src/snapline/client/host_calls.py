@@ -1,14 +1,15 @@
-"""Calls from a client to hosts, over one connection per host. A call sends inputs, or asks a question about one agent.
+"""Calls from a client to hosts, over one connection per host. A call either sends inputs or asks a question about one agent.
 
-A host processes a request only after it has received the last message of the request's stream. So a call that fails before the connection
-is made, or before that message is written, has certainly changed nothing. If a call fails after that, its outcome is unknown.
+A host processes a request only after it has received the last message of the request's stream. A call therefore has no effect if it fails
+before the connection is made or before the last message of its stream is written. If a call fails after its last message was written, its
+outcome is unknown.
 
-Most requests are a single message and use a unary call, which looks the same on the wire. If a write to a stream fails because the host has
-ended the call, gRPC does not report why the host ended it (`tests/access/world.py` calls such a call unheard).
+Most requests consist of one message and use a unary call, which is identical on the wire. If a write to a stream fails because the host
+has ended the call, gRPC does not report the host's reason (`tests/access/world.py` calls such a call unheard).
 
-Only the host that owns an agent knows the agent's live state and description. Any host can read a saved state, but the owner is asked
-first, since its cache is warm. While the agent has no live owner, other hosts are asked. Questions change nothing, so a failed question is
-repeated until the time limit.
+Only an agent's current host knows the agent's live state and description. Any host can read a saved state, but the agent's current host
+is asked first because its cache is warm. Other hosts are asked while the agent has no live host. Questions have no side effects, so a
+failed question is repeated until the time limit.
 """
 
 import asyncio
@@ -79,8 +80,8 @@ _BROKEN = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.
 
 
 class OfferError(Exception):
-    """A call ended without an answer. `is_unsent` means that no input was accepted. `is_final` means that every further attempt would
-    fail."""
+    """Error: a call ended without an answer. `is_unsent` means that the host has accepted no input of this call. `is_final` means that
+    every further attempt would fail."""
 
     def __init__(self, reason: str, *, is_unsent: bool, is_final: bool = False) -> None:
         super().__init__(reason)
@@ -91,7 +92,7 @@ class OfferError(Exception):
 
 class _Connection:
     """A connection to one host. `users` is the number of pending calls that use the connection. `failures` is the number of consecutive
-    failures to connect."""
+    failed connection attempts."""
 
     __slots__ = ("channel", "failures", "users")
 
@@ -101,10 +102,10 @@ class _Connection:
 
 
 class HostCalls:
-    """Connections to hosts, used by one event loop."""
+    """Connections from one event loop to hosts."""
 
     def __init__(self, security: Security, client: str) -> None:
-        """Create the object. `client` is the name under which all inputs are sent."""
+        """Create the object. `client` is the client's name, which the hosts record as the sender of inputs."""
         self._security = security
         self._client = client
         self._connections: dict[tuple[str, str], _Connection] = {}
@@ -114,8 +115,8 @@ class HostCalls:
     async def offer(
         self, host: str, address: str, inputs: Sequence[GivenInput], limit_s: float, path: str = OFFER_PATH
     ) -> tuple[InputOutcome, ...]:
-        """Offer these inputs to a host, and wait for the outcome of each. `path` is the gRPC method. Operator commands use a different
-        method than inputs.
+        """Send these inputs to a host, and return the outcome of each input. `path` is the gRPC method, which is different for inputs and
+        for operator commands.
 
         Raises:
             OfferError: the call ended without an answer.
@@ -129,7 +130,7 @@ class HostCalls:
             return await ask(connection.channel, host, messages, max(deadline_s - loop.time(), 0.001), path)
 
     async def ask(self, host: str, address: str, question: bytes, limit_s: float) -> AskOutcome:
-        """Ask a host for the outcome of an input, and wait for that outcome. `question` is the result of `encode_ask`.
+        """Ask a host for the outcome of an input, and wait for the answer. `question` is the result of `encode_ask`.
 
         Raises:
             OfferError: the call ended without an answer.
@@ -141,12 +142,12 @@ class HostCalls:
             return await _ask_for_answer(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
 
     async def show(self, host: str, address: str, question: bytes, limit_s: float) -> bytes:
-        """Send a question about an agent to a host, and return the document that answers it. `question` is the result of `encode_question`.
+        """Ask a host a question about an agent, and return the document that answers it. `question` is the result of `encode_question`.
 
         Raises:
-            NotHereError: the host cannot answer now.
+            NotHereError: the host currently cannot answer.
             OfferError: the call ended without an answer.
-            SnaplineError: the host answered with this error.
+            SnaplineError: the host answered with an error, which is raised unchanged.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + limit_s
@@ -155,7 +156,7 @@ class HostCalls:
             return await _ask_to_show(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
 
     def renew(self) -> None:
-        """Use new connections with the new certificates. Pending calls continue on the old connections."""
+        """Use the renewed certificates for all new connections. Pending calls continue on the old connections."""
         self._left += self._connections.values()
         self._connections.clear()
 
@@ -168,7 +169,7 @@ class HostCalls:
 
     @asynccontextmanager
     async def _connection(self, host: str, address: str) -> AsyncIterator[_Connection]:
-        """Yield a connection to the host. The connection stays open until the block ends."""
+        """Yield a connection to the host. The connection is not closed while the context is active."""
         place = (host, address)
         connection = self._connections.pop(place, None) or self._open(host, address)
         self._connections[place] = connection
@@ -199,7 +200,8 @@ class HostCalls:
             await connection.channel.close()
 
     async def _connect(self, connection: _Connection, host: str, address: str, deadline_s: float) -> None:
-        """Wait until the connection is established. Raise OfferError if it cannot be established in time. Nothing is sent before."""
+        """Wait until the connection is established. Raise OfferError if the connection is not established in time. Nothing is sent
+        before."""
         channel, loop = connection.channel, asyncio.get_running_loop()
         while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
             if state not in _BROKEN:
@@ -217,7 +219,7 @@ class HostCalls:
 async def _ask_once(
     channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float, path: str
 ) -> tuple[InputOutcome, ...]:
-    """Send a request that consists of one message."""
+    """Send a single-message request."""
     offer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
     try:
         return decode_outcomes(await offer(messages[0], timeout=limit_s))
@@ -230,7 +232,7 @@ async def _ask_once(
 async def _ask_in_parts(
     channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float, path: str
 ) -> tuple[InputOutcome, ...]:
-    """Send a request that is too large for one message, split into several."""
+    """Send a request as a stream of messages, because it is too large for one message."""
     offer: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(path)
     call: grpc.aio.StreamUnaryCall[bytes, bytes] = offer(timeout=limit_s)
     is_sent = False
@@ -292,7 +294,7 @@ def _not_understood(host: str, error: ProtocolError) -> OfferError:
 
 
 def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -> OfferError:
-    """Return the error for a call that the host or gRPC ended with a status instead of an answer."""
+    """Convert the gRPC status with which a call ended into an error."""
     is_unsent = not is_sent or code in _NOT_HANDED_ON
     match code:
         case grpc.StatusCode.UNAVAILABLE:
@@ -323,12 +325,12 @@ answer in time is omitted."""
 async def ask_until_answered(
     coordinator: Callable[[], CoordinatorClient], hosts: HostCalls, question: Question, limit_s: float
 ) -> bytes:
-    """Repeat a question until a host has answered, and return the document that the host sent.
+    """Repeat a question until a host answers, and return the document in that answer.
 
     Raises:
         UnknownOutcomeError: no host has answered in time.
-        AgentMissingError, FleetEndedError: no host can answer.
-        UsageError: this client has no permission, or the question has no answer. Other errors that the host reports are raised unchanged.
+        AgentMissingError, FleetEndedError: no host will ever answer, because the agent or the fleet no longer exists.
+        UsageError: this client has no permission, or the question cannot be answered. Errors reported by the host are raised unchanged.
     """
     loop, wait_s, tries = asyncio.get_running_loop(), WAIT_LEAST_S, 0
     deadline_s, reason = loop.time() + limit_s, "nobody has answered yet"
@@ -353,8 +355,8 @@ async def ask_until_answered(
 async def ask_every_host(
     coordinator: CoordinatorClient, hosts: HostCalls, question: Callable[[str], Question], kind: type[AnswerT]
 ) -> dict[str, AnswerT | None]:
-    """Return the answer of each live host. A value of None means that the host did not answer in time, or runs an older release. If the
-    coordinator does not answer, the result is empty."""
+    """Ask every live host, and return each host's answer. A host's answer is None if the host did not answer in time or runs an older
+    release. The result is empty if the coordinator does not answer."""
     try:
         status = await coordinator.status(ASK_S_MAX)
     except SnaplineError:
@@ -373,7 +375,7 @@ async def ask_every_host(
 
 
 async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> WaitingAgents:
-    """Return the fleet's agents with pending work, as currently reported by their hosts."""
+    """Return all agents with pending work, as currently reported by their hosts."""
     replies = await ask_every_host(coordinator, hosts, lambda _: Question("", WAITING), WaitingAgents)
     received = [each for each in replies.values() if each is not None]
     silent = tuple([host for host, each in replies.items() if each is None])
@@ -385,7 +387,7 @@ async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> Wa
 async def recent_traces(
     coordinator: CoordinatorClient, hosts: HostCalls, after: Mapping[str, str], *, every: int, most: int
 ) -> dict[str, RecentTrace | None]:
-    """Return the traced events of each host that follow the host's cursor in `after`. Each host returns at most `most` lines."""
+    """Return each host's traced events that follow the host's cursor in `after`. Each host returns at most `most` trace lines."""
 
     def question(host: str) -> Question:
         return trace_question(TraceWanted(after.get(host, ""), every, most))
@@ -400,10 +402,10 @@ async def _place(coordinator: CoordinatorClient, question: Question, limit_s: fl
 
 
 def owner_of(reply: LocateReply, question: Question) -> HostAddress | None:
-    """Return the host that can answer the question, or None if any host can.
+    """Return the agent's host if the agent runs, or None if any host can answer the question.
 
     Raises:
-        NotHereError: no host can answer now. AgentMissingError, FleetEndedError: no host will ever answer.
+        NotHereError: no host can currently answer. AgentMissingError, FleetEndedError: no host will ever answer.
     """
     (location,) = reply.agents
     agent = question.agent
@@ -426,7 +428,7 @@ def owner_of(reply: LocateReply, question: Question) -> HostAddress | None:
 
 
 def any_live_host(status: FleetStatus, tries: int) -> HostAddress:
-    """Return a live host. Successive values of `tries` select the live hosts in turn.
+    """Return a live host. Successive values of `tries` select the live hosts in rotation.
 
     Raises:
         NotHereError: no host is alive.

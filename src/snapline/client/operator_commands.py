@@ -1,10 +1,10 @@
-"""Operator commands on dead letters and external effects: how their targets are selected, how commands are sent, and what outcome each has.
+"""Commands with which operators handle dead letters and external effects.
 
-A command on a dead letter contains the dead letter's number and identity, so it never affects a different dead letter. A command may be
-repeated, since a dead letter that was retried or dropped no longer exists. One request carries all commands of a call to the host that owns
-the agent. The request is repeated with the same keys until each command has an outcome.
+Each dead-letter command contains the number and identity of its dead letter, so it can never affect another dead letter. Commands on dead
+letters may be repeated, because a dead letter no longer exists once it has been retried or dropped. All commands of one call are sent in
+one request to the agent's host. The client repeats this request with the same keys until every command has an outcome.
 
-Commands on effects apply to effects that are in doubt or have ended. This module also returns the state of unfinished effects.
+Effect commands apply to effects that are in doubt or have ended. This module also collects the state of unfinished effects from hosts.
 """
 
 import asyncio
@@ -72,14 +72,15 @@ Numbers = Iterable[int] | None
 
 
 class DeadLetterResult(msgspec.Struct, frozen=True):
-    """Outcome of a command on one dead letter.
+    """Outcome of an operator's command on one dead letter.
 
     Attributes:
         number: number of the dead letter, unique among its agent's dead letters.
-        outcome: "handled" if the retry succeeded. "failed" if the retry failed, which creates a new dead letter. "dropped" if the dead
-            letter was dropped. "gone" if another client had retried or dropped it before, or a recovery had undone it. "refused" if the
-            host refused the command.
-        message: the answer that the retry gave, `{"type": …, "fields": …}`, if the dead letter was an input. None if there was no answer.
+        outcome: "handled" if the retry succeeded. "failed" if the retry failed, in which case a new dead letter exists. "dropped" if the
+            dead letter was dropped. "gone" if the dead letter no longer existed, because another client had retried or dropped it or a
+            recovery had undone it. "refused" if the host refused the command.
+        message: the answer given by the retry, `{"type": …, "fields": …}`, if the dead letter was an input. `message` is None if the retry
+            gave no answer.
     """
 
     agent: str
@@ -90,7 +91,7 @@ class DeadLetterResult(msgspec.Struct, frozen=True):
 
 
 class _ReportedDeadLetter(msgspec.Struct):
-    """A dead letter, as an agent's description reports it."""
+    """A dead letter as listed in an agent's description."""
 
     number: int
     identity: str
@@ -101,11 +102,11 @@ class _Description(msgspec.Struct):
 
 
 def select_dead_letters(agent: str, description: Mapping[str, object], numbers: Numbers) -> list[_ReportedDeadLetter]:
-    """Return the selected dead letters. If `numbers` is None, return all current dead letters.
+    """Return the dead letters with the given numbers. If `numbers` is None, return all current dead letters of the agent.
 
     Raises:
-        NotFoundError: there is no dead letter with a given number. The error lists the existing numbers.
-        UsageError: a number is given twice.
+        NotFoundError: a given number belongs to no dead letter. The error lists the numbers that exist.
+        UsageError: a number occurs twice in `numbers`.
     """
     dead_letters = {
         dead_letter.number: dead_letter for dead_letter in msgspec.convert(description, _Description).dead_letters
@@ -144,8 +145,8 @@ WaitForAnswer = Callable[[Receipt, float], Awaitable[ev.FinishAsk]]
 
 
 class CommandSender:
-    """Resends commands to the host that owns the agent until each command has an outcome. `late` creates the error to raise if the deadline
-    passes first."""
+    """Resends commands to the host that owns the agent until each command has an outcome. `late` creates the error that is raised if the
+    deadline passes first."""
 
     def __init__(
         self,
@@ -162,8 +163,8 @@ class CommandSender:
     async def settle(
         self, words: Sequence[GivenInput], deadline_s: float, wait_for_answer: WaitForAnswer
     ) -> list[DeadLetterResult]:
-        """Send the commands and return the outcome of each. Raises the errors of `give`, and InputUnknownError if an outcome does not
-        arrive in time."""
+        """Send the commands and return the outcome of each. Raises the errors of `give`, and InputUnknownError if at least one outcome
+        does not arrive in time."""
         outcomes = await self.give(words, deadline_s)
 
         async def settled(word: GivenInput, outcome: InputOutcome) -> DeadLetterResult:
@@ -176,7 +177,7 @@ class CommandSender:
         return list(await asyncio.gather(*[settled(*pair) for pair in zip(words, outcomes, strict=True)]))
 
     async def give(self, words: Sequence[GivenInput], deadline_s: float) -> list[InputOutcome]:
-        """Send the commands and return one outcome for each: accepted, repeated or refused.
+        """Send the commands, and return one outcome per command: accepted, repeated or refused.
 
         Raises:
             InputUnknownError: the deadline passed before an answer arrived.
@@ -242,7 +243,7 @@ def dead_letter_result(word: GivenInput, said: ev.FinishAsk | None = None, refus
 
 
 def dead_letters_timeout_error(agent: str, reason: str) -> InputUnknownError:
-    """Return the error to raise if the outcome of some dead letters is unknown at the deadline."""
+    """Return the error for dead letters whose outcome is still unknown at the deadline."""
     error = InputUnknownError(
         f"the outcome for some of these dead letters of agent {agent!r} is not known ({reason}): "
         f"`snapline agent describe {agent}` lists those that are left; doing it again does no harm"
@@ -270,12 +271,12 @@ class _EffectsDescription(msgspec.Struct):
 def resolution_command_for(
     agent: str, key: str, description: Mapping[str, object], *, result: object, not_done: bool
 ) -> GivenInput:
-    """Return the command that resolves the effect for which the agent waits. The command has its own idempotency key.
+    """Return a command, with a new idempotency key, that resolves the effect on which the agent waits.
 
     Raises:
         NotFoundError: the agent is not waiting for this effect.
-        UsageError: `not_done` is set, but a result is given.
-        EncodingError, MessageTooLargeError: the result cannot be stored in a journal.
+        UsageError: a result is given although `not_done` is set.
+        EncodingError, MessageTooLargeError: the result cannot be stored in the agent's journal.
     """
     turn = msgspec.convert(description, _EffectsDescription).durable_turn
     opened = turn.effect if turn is not None else None
@@ -290,11 +291,11 @@ def resolution_command_for(
 
 
 def retry_command_for(agent: str, key: str, description: Mapping[str, object]) -> GivenInput:
-    """Return the command that retries an effect. The command has its own idempotency key. If the effect waits for an operator, the command
-    declares the effect not done.
+    """Return a command, with a new idempotency key, that retries an effect. If the effect is waiting for an operator, the command states
+    that the effect was not executed.
 
     Raises:
-        UsageError: the agent is waiting for the effect, but the effect does not need an operator.
+        UsageError: the agent is waiting for the effect, but no operator needs to resolve it.
     """
     turn = msgspec.convert(description, _EffectsDescription).durable_turn
     opened = turn.effect if turn is not None else None
@@ -306,25 +307,25 @@ def retry_command_for(agent: str, key: str, description: Mapping[str, object]) -
 
 
 def effect_request_command(agent: str, verb: str, key: str) -> GivenInput:
-    """Return a command for an effect that has ended, such as a retry or an undo. The command has its own idempotency key."""
+    """Return a command, with a new idempotency key, for an effect that has ended, such as a retry or an undo."""
     request = EffectRetry(verb, *parse_effect_key(key))
     return GivenInput(agent, f"{verb}-effect-{secrets.token_hex(12)}", effect_request_payload(request))
 
 
 def is_retry_or_undo(word: GivenInput) -> bool:
-    """Return whether the command is for an effect that has ended. The agent handles such a command in a turn of its own."""
+    """Return whether the command applies to an effect that has ended. The agent handles commands of this kind in a separate turn."""
     return is_effect_request(word.payload)
 
 
 async def say(
     command_sender: CommandSender, word: GivenInput, key: str, deadline_s: float, wait_for_answer: WaitForAnswer
 ) -> None:
-    """Send the command, and wait until the waiting turn has consumed it or the command's own turn has ended. Raises the errors of
-    `CommandSender.give`.
+    """Send the command, and wait until the turn that waits for the effect has used it, or the command's separate turn has ended. Raises
+    the errors of `CommandSender.give`.
 
     Raises:
-        UsageError: the host refused the command, or another command has already resolved the effect.
-        InputDeadLetteredError: the turn that handled the command has failed.
+        UsageError: the host refused the command, or an earlier command has already resolved the effect.
+        InputDeadLetteredError: the turn that handled the command failed.
         InputUnknownError: the deadline passed before the outcome was known.
     """
     (outcome,) = await command_sender.give([word], deadline_s)
@@ -352,7 +353,7 @@ def _too_late(word: GivenInput, key: str) -> str:
 
 
 def late(agent: str, reason: str) -> InputUnknownError:
-    """Return the error to raise if the outcome of a command is unknown at the deadline."""
+    """Return the error for a command whose outcome is still unknown at the deadline."""
     error = InputUnknownError(
         f"whether agent {agent!r} has heard what was said of its effect, or will, is not known ({reason}): `snapline agent describe {agent}` shows where it "
         "stands; saying the same again does no harm"
@@ -362,6 +363,6 @@ def late(agent: str, reason: str) -> InputUnknownError:
 
 
 async def standing(coordinator: CoordinatorClient, hosts: HostCalls) -> list[UnfinishedEffect]:
-    """Return the effects for which agents currently wait, as reported by their hosts. Hosts that do not answer are skipped."""
+    """Return the effects on which agents are currently waiting, as reported by their hosts. Hosts that do not answer are skipped."""
     replies = await ask_every_host(coordinator, hosts, lambda _: Question("", EFFECTS), list[UnfinishedEffect])
     return [effect for host_effects in replies.values() for effect in host_effects or ()]

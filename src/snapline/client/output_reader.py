@@ -1,7 +1,8 @@
-"""Reads outputs from the coordinator page by page. Each output is read exactly once, even if the leader changes.
+"""Reader of the fleet's outputs, which requests them from the coordinator page by page. Each output is read exactly once, even if the
+leader changes.
 
-Without doing I/O, `OutputReaderState` decides what to request next and how to handle a failure. A reader's position is its cursor. If a
-page is lost, the reader requests it again with the cursor of the last page received, so no output is repeated or skipped.
+`OutputReaderState` decides what to request next and how to handle a failure, without doing any I/O. A *cursor* is a reader's position in
+the stream of outputs. If a page is lost, the reader requests it again with the last received cursor, so no output is repeated or skipped.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class OutputReaderState:
 
     Attributes:
         cursor: current position in the stream of outputs.
-        is_over: whether the last output has been read, so that no more outputs will arrive.
+        is_over: whether all outputs have been read and no more will arrive.
     """
 
     def __init__(self, cursor: str, *, is_following: bool, patience_s: float) -> None:
@@ -55,11 +56,11 @@ class OutputReaderState:
 
     @property
     def wait_s(self) -> float:
-        """Longest time in seconds that the next call may wait for outputs."""
+        """Maximum time, in seconds, that the next call may wait for outputs."""
         return WAIT_S if self._is_following else 0.0
 
     def on_page(self, page: ReadOutputsReply) -> tuple[ReleasedOutputs, ...]:
-        """Process a page. Return the outputs that it contains."""
+        """Process a page. Return the outputs on that page."""
         is_end = page.cursor == self.cursor and not page.releases
         self.is_over = page.is_over or (is_end and not self._is_following)
         self.cursor = page.cursor
@@ -67,8 +68,8 @@ class OutputReaderState:
         return page.releases
 
     def on_failure(self, now_s: float, error: Exception) -> float:
-        """Return the pause in seconds before the call is repeated. Raise the error if it is permanent, or if calls have failed for too
-        long."""
+        """Return the pause, in seconds, before the failed call is repeated. Raise the error if it is permanent or if calls have been
+        failing for too long."""
         if not isinstance(error, _PASSING) or isinstance(error, DamagedDataError):
             raise error
         if not self._failures:
@@ -81,7 +82,7 @@ class OutputReaderState:
 
 
 class OutputsRequest(msgspec.Struct, frozen=True):
-    """Arguments of `Client.outputs`, whose docstring describes them."""
+    """Arguments of `Client.outputs`, which are documented there."""
 
     topic: str
     after: str
@@ -110,10 +111,11 @@ async def requested_outputs(
 async def follow_outputs(
     coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReaderState, reader: MessageReader
 ) -> AsyncGenerator[Output | OutputsReverted, None]:
-    """Yield outputs as they are released. `coordinator` is called for each request, since connections may be renewed.
+    """Yield outputs as soon as they are released. `coordinator` is called before each request to get the current connection, because
+    connections may be renewed.
 
-    The next page is requested while the program processes the current page, unless the current page is large. So the reader notices early
-    when the fleet ends.
+    Unless the current page is large, the next page is requested while the program processes the current page. Requesting pages early also
+    makes the reader notice early that the fleet has ended.
     """
     next_page = asyncio.create_task(_next_page(coordinator, topic, reading))
     try:
@@ -149,11 +151,11 @@ async def _next_page(
 
 
 async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) -> str:
-    """Return the cursor at which to start. If the consumer does not exist, it is created, and its unacknowledged outputs are retained from
-    then on.
+    """Return the cursor at which reading starts. If no consumer has this name, it is created, and from then on its unacknowledged outputs
+    are retained.
 
     Raises:
-        UsageError: both arguments are given.
+        UsageError: both `after` and `consumer` are given.
     """
     if after and consumer:
         raise UsageError("after and consumer both say where to begin: give one of them")
@@ -161,8 +163,8 @@ async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) ->
 
 
 def items_of(release: ReleasedOutputs, reader: MessageReader) -> "Iterator[Output | OutputsReverted]":
-    """Yield the items of a release. Each message is decoded only when it is needed, because a decoded message takes up to 30 times its
-    encoded size. May raise EncodingError."""
+    """Yield the outputs in a release, after a notice of any outputs that the release reverts. A message is decoded only when it is
+    yielded, because it takes up to 30 times its encoded size in memory. May raise EncodingError."""
     if release.undone is not None:
         yield OutputsReverted(release.undone.after, release.undone.epochs, release.undone.cursor)
     for output in release.outputs:

@@ -1,11 +1,11 @@
-"""Queues of sends, one per agent, and their stages. This part of a client's core keeps the sends in order.
+"""Queues that keep a client's sends in order, with one queue per agent.
 
-All sends to one agent form one *queue*, which is in one of the following stages. Except for "idle" and "out", each stage has a table. A
-queue is only in the table of its own stage.
+All sends to one agent form one *queue*, which is always in exactly one stage. Each stage except "idle" and "out" has a table. A queue
+appears only in the table of its current stage.
 
-    idle ── a send is added ──► ready, if its place is known; else lost
+    idle ── a send is added ──► ready if the agent's host is known, otherwise lost
     lost ── the coordinator is asked ──► finding ──► ready, or resting
-    ready ── a request takes sends from its front ──► out ──► ready or lost for the rest; resting, if an input was not accepted
+    ready ── a request takes sends from its front ──► out ──► ready or lost; resting if an input was not accepted
     resting ── the wait has ended ──► ready or lost
 """
 
@@ -47,7 +47,8 @@ class Entry:
 
     Attributes:
         is_in_doubt: whether a request that contained the send has ended without an answer.
-        is_over: whether the send has ended. A send that ends while a request is in flight stays in that request.
+        is_over: whether the outcome of the send has been decided. A request in flight keeps its sends even if their outcomes have been
+            decided.
     """
 
     __slots__ = ("agent", "deadline_ns", "is_in_doubt", "is_over", "send", "size_bytes")
@@ -62,14 +63,14 @@ class Entry:
 
 
 class AgentQueue:
-    """The open sends to one agent.
+    """Queue of one agent's open sends.
 
     Attributes:
-        waiting: sends that are not in a request, in order.
-        stage: stage of the queue, as listed in the module docstring.
-        place: the host where the agent runs, valid in the stage "ready".
+        waiting: sends that are not part of a request in flight, in order.
+        stage: one of the stages listed in the module docstring.
+        place: the agent's host; only valid in the stage "ready".
         failures: number of consecutive failures.
-        reason: reason of the last failure.
+        reason: why the last attempt failed.
     """
 
     __slots__ = ("agent", "due_ns", "failures", "place", "reason", "stage", "waiting")
@@ -88,9 +89,9 @@ class AgentQueues:
     """The queues of one client.
 
     Attributes:
-        places: agent → the last known host of the agent.
-        lost: agents whose host must still be looked up.
-        ready: host → agents on that host whose first inputs can be sent.
+        places: cache that maps each agent to its last known host.
+        lost: agents whose hosts must be looked up.
+        ready: maps each host to its agents whose next inputs can be sent.
     """
 
     def __init__(self, seed: int) -> None:
@@ -103,11 +104,11 @@ class AgentQueues:
         """Heap of pairs (due time, agent). If a queue leaves the stage "resting" early, its heap entry becomes stale."""
 
     def of(self, agent: str) -> AgentQueue | None:
-        """Return the agent's queue, or None if the agent has neither waiting sends nor a pending request."""
+        """Return the agent's queue, or None if the agent has no waiting sends and no pending request."""
         return self._queues.get(agent)
 
     def add(self, entry: Entry) -> None:
-        """Add a send at the end of its queue."""
+        """Append a send to its agent's queue."""
         queue = self._queues.get(entry.agent)
         if queue is None:
             queue = self._queues[entry.agent] = AgentQueue(entry.agent)
@@ -116,21 +117,20 @@ class AgentQueues:
             self.go(queue)
 
     def remember(self, agent: str, place: HostAddress) -> None:
-        """Cache the host where an agent runs."""
+        """Cache the host on which an agent runs."""
         self.places.pop(agent, None)
         self.places[agent] = place
         if len(self.places) > PLACES_MAX:
             del self.places[next(iter(self.places))]
 
     def put_back(self, queue: AgentQueue, entries: list[Entry]) -> None:
-        """Put sends that a request has left undecided back at the front of the queue, before all later sends."""
+        """Return the undecided sends of a request to the front of the queue, ahead of all later sends."""
         queue.waiting.extendleft([entry for entry in reversed(entries) if not entry.is_over])
 
     # ---- stages -----------------------------------------------------------------------------------------------------
 
     def go(self, queue: AgentQueue) -> None:
-        """Move a queue that is in no table to its next stage: "ready" if its agent's host is known, "lost" otherwise. Retire the queue if
-        it is empty."""
+        """Move a queue to the stage "ready" if its agent's host is known, otherwise to "lost". Remove the queue if it is empty."""
         place = self.places.get(queue.agent)
         if not queue.waiting:
             self.retire(queue)
@@ -142,8 +142,7 @@ class AgentQueues:
             self.lost[queue.agent] = None
 
     def rest(self, queue: AgentQueue, now_ns: int, reason: str) -> None:
-        """Make a queue that is in no table wait before its next attempt. The wait grows with each failure. Retire the queue if it is
-        empty."""
+        """Delay the queue's next attempt. The delay grows with each failure. Remove the queue if it is empty."""
         queue.failures += 1
         queue.reason = reason
         if not queue.waiting:
@@ -154,12 +153,12 @@ class AgentQueues:
         heapq.heappush(self._rests, (queue.due_ns, queue.agent))
 
     def retire(self, queue: AgentQueue) -> None:
-        """Remove an empty queue that is in no table. The next send creates a new queue."""
+        """Remove an empty queue. The next send creates a new queue."""
         queue.stage = "idle"
         del self._queues[queue.agent]
 
     def take_out(self, entry: Entry) -> bool:
-        """Remove a send from its queue. Return True if the send was in the queue, or False if it is in a request instead."""
+        """Remove a send from its queue. Return True if the send was in the queue, or False if it is part of a request."""
         queue = self._queues[entry.agent]
         if entry not in queue.waiting:
             return False
@@ -172,7 +171,7 @@ class AgentQueues:
         return True
 
     def take_agents_to_look_up(self, most: int) -> list[AgentQueue]:
-        """Remove at most `most` agents from the table `lost` so that they can be looked up. Return their queues."""
+        """Take at most `most` agents out of the table `lost`, so that their hosts can be looked up. Return the agents' queues."""
         agents = list(self.lost)[:most]
         for agent in agents:
             del self.lost[agent]
@@ -180,8 +179,8 @@ class AgentQueues:
         return [self._queues[agent] for agent in agents]
 
     def take_batch(self, place: HostAddress) -> list[Entry]:
-        """Remove one batch of ready sends for a host from the queues, and return it. Each agent's sends are taken from the front of its
-        queue, which keeps their order."""
+        """Take one batch of sends for this host out of the queues, and return it. Sends are taken from the front of each agent's queue,
+        which keeps their order."""
         batch: list[Entry] = []
         size_bytes = 0
         for agent in list(self.ready[place]):
@@ -205,7 +204,7 @@ class AgentQueues:
     # ---- time -------------------------------------------------------------------------------------------------------
 
     def wake(self, now_ns: int) -> None:
-        """Move the queues whose wait has ended to their next stage."""
+        """Move all queues whose wait has ended to their next stage."""
         while self._rests and self._rests[0][0] <= now_ns:
             due_ns, agent = heapq.heappop(self._rests)
             queue = self._queues.get(agent)
@@ -214,14 +213,14 @@ class AgentQueues:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Return the next time at which a wait ends, or None if no queue waits."""
+        """Return the time at which the next wait ends, or None if no queue is waiting."""
         return self._rests[0][0] if self._rests else None
 
     # ---- invariants -------------------------------------------------------------------------------------------------
 
     def validate(self, *, finding: set[str], out: set[str]) -> list[Entry]:
-        """Check that the tables agree with `finding`, the agents being looked up, and `out`, the agents in requests. Return all waiting
-        sends."""
+        """Check that the tables are consistent with `finding` (the agents being looked up) and `out` (the agents in requests). Return all
+        sends that are not part of a request."""
         ready = {agent for agents in self.ready.values() for agent in agents}
         for agent, queue in self._queues.items():
             assert queue.waiting or queue.stage in ("out", "finding"), (
@@ -237,11 +236,11 @@ class AgentQueues:
 
 
 def wait_ns(failures: int, text: str) -> int:
-    """Return the wait in nanoseconds after this many consecutive failures, with jitter derived from `text`."""
+    """Return the wait, in nanoseconds, after the given number of consecutive failures, with jitter derived from `text`."""
     full_ns = min(WAIT_LEAST_NS << min(failures - 1, 10), WAIT_MOST_NS)
     return full_ns // 2 + _spread(text, full_ns // 2)
 
 
 def _spread(text: str, below: int) -> int:
-    """Return a number from 0 to `below` - 1, derived from `text`."""
+    """Return a hash of `text` between 0 and `below` - 1."""
     return zlib.crc32(text.encode()) % below

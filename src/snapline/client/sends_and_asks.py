@@ -1,8 +1,8 @@
-"""Sends and asks of a program: validation of the inputs, the futures on which the program waits, and the outcomes. An outcome is a receipt,
-a reply or an error.
+"""The sends and asks of a program: validating the inputs, holding the futures on which the program waits, and building the outcomes. The
+outcome of a send or ask is a receipt, a reply or an error.
 
-If a limit on open sends is reached, further sends wait in the order of the calls. The number of open asks is limited, too. `find`, `offer`
-and `ask` carry out the core's requests. Each of these functions returns exactly one event for the core.
+While a limit on open sends is reached, further sends wait in the order in which they were called. The number of open asks is also limited.
+The functions `find`, `offer` and `ask` execute the core's requests. `find`, `offer` and `ask` each return exactly one event for the core.
 """
 
 import asyncio
@@ -42,12 +42,13 @@ from snapline.messages.status import SnapshotOutcome
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Confirmation that an input is durable in the fleet's log. The agent consumes the input exactly once, despite any crash or rollback.
+    """Confirmation that an input is durable in the fleet's log. The agent consumes the input exactly once, despite crashes and rollbacks.
 
     Attributes:
-        number: sequence number of the input (1, 2, 3 …) among the inputs of its agent. The agent consumes its inputs in this order.
-        key: idempotency key of the input, unique among the inputs of its agent.
-        is_repeated: whether the input had already been accepted before, under this number.
+        number: sequence number of the input (1, 2, 3 …) among the inputs of its agent. An agent consumes its inputs in the order of their
+            numbers.
+        key: idempotency key, unique among the inputs of one agent.
+        is_repeated: whether an earlier send had already delivered this input under the same number.
     """
 
     agent: str
@@ -61,11 +62,9 @@ class Reply(msgspec.Struct, frozen=True):
 
     Attributes:
         number: sequence number of the input among the inputs of its agent.
-        message: `{"type": name of the type, "fields": plain values}`, or an instance of the caller's `reply_type`. None if the turn gave no
-            answer, or if the answer is so old that it is no longer stored.
-        is_early: whether the answer was returned as soon as its turn had ended. A recovery may undo that turn, and the answer may then
-            differ.
-        key: idempotency key of the input.
+        message: `{"type": type name, "fields": plain values}`, or an instance of the caller's `reply_type`. `message` is None if the turn
+            gave no answer, or if the answer was stored too long ago and has been deleted.
+        is_early: whether the answer was returned as soon as its turn had ended, in which case a recovery may still change the answer.
     """
 
     agent: str
@@ -76,22 +75,22 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class ReplyReader:
-    """Decoder for the message of a reply. `kind` is the message's class. If `kind` is None, messages are decoded to plain values."""
+    """Decoder for reply messages. `kind` is the class of the message. If `kind` is None, messages are decoded to plain values."""
 
     def __init__(self, kind: Any) -> None:
         self._reader = MessageReader(kind, "reply_type", "the answer")
 
     def read(self, outcome: AskOutcome) -> object:
-        """Return the message that the reply contains, or None if it contains none.
+        """Return the decoded message of the reply, or None if the reply contains none.
 
         Raises:
-            EncodingError: the message is not of the expected type.
+            EncodingError: the message does not have the expected type.
         """
         return self._reader.read(outcome.type, outcome.body) if outcome.type else None
 
 
 def snapshot_of(outcome: SnapshotOutcome) -> dict[str, object]:
-    """Return the document that describes a requested snapshot. Raise SnapshotAbortedError if the snapshot was not taken."""
+    """Return the document that describes a requested snapshot. Raise SnapshotAbortedError if no snapshot was taken."""
     if not outcome.is_complete:
         which = f"epoch {outcome.epoch} was aborted" if outcome.epoch else "no snapshot was taken"
         raise SnapshotAbortedError(f"{which}: {outcome.reason}")
@@ -99,7 +98,7 @@ def snapshot_of(outcome: SnapshotOutcome) -> dict[str, object]:
 
 
 def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:
-    """Return the error that explains why there is no reply."""
+    """Return the error for an ask that ended without a reply."""
     accepted_text = f"it was taken as input {receipt.number} of agent {receipt.agent} under key {receipt.key}"
     error: InputDeadLetteredError | AnswerMissingError
     if said.ending == ev.BURIED:
@@ -118,7 +117,7 @@ def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:
 
 
 def ending_of(said: ev.FinishSend, agent: str, key: str) -> Receipt | SnaplineError:
-    """Return the outcome of a send for the program, which is a receipt or an error."""
+    """Convert the outcome of a send into a receipt or an error for the program."""
     if said.ending == ev.TAKEN:
         return Receipt(agent, said.number, key, said.is_repeated)
     error = _error_of(said.ending, said.reason, agent, key)
@@ -159,8 +158,8 @@ AgentInput = tuple[str, Any] | tuple[str, Any, str | None]
 
 
 class ExternalMessage(msgspec.Struct, frozen=True):
-    """A message from an external program: the name of its type, and its fields as JSON values. `public_only` means that only a public
-    handler may accept the message."""
+    """A message from an external program, given as the message type's name and the fields as JSON values. If `public_only` is set, only a
+    public handler may accept the message."""
 
     type: str
     fields: Any
@@ -174,11 +173,11 @@ def check_timeout(timeout_s: float) -> None:
 
 
 def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
-    """Return the input in the form in which a host receives it. If `key` is None, a random key is generated.
+    """Return the input as it is sent to a host. If `key` is None, a random key is generated.
 
     Raises:
         UsageError: `agent` or `key` is invalid.
-        EncodingError, MessageTooLargeError: the message cannot be sent.
+        EncodingError, MessageTooLargeError: the message cannot be encoded or is too large.
     """
     check_id(agent)
     if key is None:
@@ -198,7 +197,7 @@ CALLER_TRACE: ContextVar[bytes] = ContextVar("snapline_tail", default=b"")
 
 
 def current_tail() -> bytes:
-    """Return the reference to the program's current trace, which is appended to a message. Return b"" if the trace is not sampled.
+    """Return a reference to the program's current trace, to append to a message. Return b"" if the current trace is not sampled.
 
     OpenTelemetry is used only if the program has already imported it.
     """
@@ -220,7 +219,7 @@ def _json_of(name: str, fields: object) -> bytes:
 
 
 class WaitingSend:
-    """An input and the future on which the program waits for its receipt."""
+    """An input, with the future on which the program waits for its receipt."""
 
     __slots__ = ("ending", "given")
 
@@ -230,7 +229,7 @@ class WaitingSend:
 
 
 def fail_all(endings: Sequence[asyncio.Future[Any]], error: Exception) -> None:
-    """Fail all futures with an error. A bug in snapline must not make a program wait forever."""
+    """Set this error on all futures that are not done yet. Without the error, a bug in snapline would make a program wait forever."""
     for ending in endings:
         if not ending.done():
             ending.set_exception(error)
@@ -238,7 +237,7 @@ def fail_all(endings: Sequence[asyncio.Future[Any]], error: Exception) -> None:
 
 
 def late(given: GivenInput) -> SnaplineError:
-    """Return the outcome of a send that was never passed to the core because the client's limits were reached."""
+    """Return the outcome of a send that never reached the core because the client's limits were reached."""
     finish = ev.FinishSend(
         0, ev.NOT_TAKEN, "this client has too many under way: wait for receipts before you send more"
     )
@@ -254,8 +253,7 @@ further inputs wait."""
 
 
 class Sends:
-    """The open sends of one client. `feed` passes an event to the client's core. `waiting` maps the number of each open send to the
-    send."""
+    """The open sends of one client. `feed` passes an event to the client's core. `waiting` maps each open send's number to the send."""
 
     def __init__(self, feed: Callable[[ev.Event], None]) -> None:
         self._feed = feed
@@ -266,7 +264,7 @@ class Sends:
         self._room = asyncio.Event()
 
     async def outcomes(self, inputs: Sequence[GivenInput], timeout_s: float) -> list[Receipt | SnaplineError]:
-        """Send the inputs. Return the outcome of each, in order."""
+        """Send the inputs. Return the outcome of each input, in order."""
         check_timeout(timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         entered: dict[int, WaitingSend] = {}
@@ -279,7 +277,8 @@ class Sends:
         return [*endings, *[late(given) for given in inputs[len(endings) :]]]
 
     async def _enter(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> None:
-        """Pass the inputs to the core in the order of the calls, waiting while the limits are reached. Return early at the deadline."""
+        """Pass the inputs to the core in calling order, waiting whenever a limit on open sends is reached. Stop at the deadline, even if
+        some inputs have not been passed on."""
         try:
             async with asyncio.timeout_at(deadline_s), self._gate:
                 at = 0
@@ -295,7 +294,7 @@ class Sends:
             await self._room.wait()
 
     def _enter_some(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> int:
-        """Pass as many inputs to the core as the limits allow, but at least one. Return their number."""
+        """Pass at least one input to the core, and more as long as the limits allow. Return the number of inputs passed."""
         sends: list[ev.Send] = []
         for item in inputs:
             if sends and (len(self.waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX):
@@ -309,7 +308,7 @@ class Sends:
         return len(sends)
 
     def _drop(self, entered: dict[int, WaitingSend]) -> None:
-        """Drop sends whose program no longer waits. Sends that are already in a request may still be accepted."""
+        """Drop sends that the program has cancelled. Inputs that are already part of a request may still be accepted."""
         dropped = tuple([send for send in entered if send in self.waiting])
         for send in dropped:
             self._forget(send)
@@ -322,7 +321,7 @@ class Sends:
         return waiting
 
     def finish(self, said: ev.FinishSend) -> None:
-        """Pass the outcome of a send to the program that waits for it."""
+        """Report the outcome of a send to the program that waits for it."""
         waiting = self._forget(said.send)
         if not waiting.ending.done():
             waiting.ending.set_result(ending_of(said, waiting.given.agent, waiting.given.key))
@@ -353,7 +352,7 @@ class WaitingAsks:
         self._count = 0
 
     async def wait_for_answer(self, agent: str, key: str, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
-        """Wait until `deadline_s`, a time of the event loop's clock, for the outcome of the accepted input with this key."""
+        """Wait for the outcome of the accepted input with this key, until the event loop's clock reaches `deadline_s`."""
         try:
             async with asyncio.timeout_at(deadline_s + ROOM_S), self._room:
                 return await self._ask(agent, key, deadline_s, is_early=is_early)
@@ -361,7 +360,7 @@ class WaitingAsks:
             return ev.FinishAsk(0, ev.LATE, "this client waits for too many answers")
 
     async def wait_for_answer_to(self, receipt: Receipt, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
-        """Wait for the outcome of the input that the receipt confirms."""
+        """Wait for the outcome of the input that this receipt confirms."""
         return await self.wait_for_answer(receipt.agent, receipt.key, deadline_s, is_early=is_early)
 
     async def _ask(self, agent: str, key: str, deadline_s: float, *, is_early: bool) -> ev.FinishAsk:
@@ -378,11 +377,11 @@ class WaitingAsks:
             self._waiting.pop(number, None)
 
     def question(self, ask: int) -> bytes:
-        """Return the encoded request for the answer, to be sent to a host."""
+        """Return the encoded request that asks a host for the answer."""
         return self._waiting[ask].question
 
     def finish(self, said: ev.FinishAsk) -> None:
-        """Pass the outcome of an ask to the program, if the program still waits for it."""
+        """Report the outcome of an ask to the program, if the program is still waiting."""
         waiting = self._waiting.get(said.ask)
         if waiting is not None and not waiting.ending.done():
             waiting.ending.set_result(said)
@@ -394,7 +393,7 @@ class WaitingAsks:
 
 
 async def find(coordinator: CoordinatorClient, command: ev.LookUpAgents) -> ev.Event:
-    """Ask the coordinator for the locations of agents. Return the event for the core."""
+    """Ask the coordinator on which hosts agents run. Return the reply as an event for the core."""
     try:
         return ev.AgentsFound(command.request, await coordinator.locate(command.agents, command.limit_ns / 1e9))
     except Exception as error:  # Every request must return an event, or the sends to its agents would wait forever.
@@ -402,7 +401,7 @@ async def find(coordinator: CoordinatorClient, command: ev.LookUpAgents) -> ev.E
 
 
 async def offer(hosts: HostCalls, command: ev.OfferInputs, inputs: list[GivenInput]) -> ev.Event:
-    """Offer inputs to a host. Return the event for the core."""
+    """Send inputs to a host. Return the host's answer, or the failure, as an event for the core."""
     try:
         outcomes = await hosts.offer(command.host, command.address, inputs, command.limit_ns / 1e9)
         return ev.RequestAnswered(command.request, outcomes)
@@ -411,7 +410,7 @@ async def offer(hosts: HostCalls, command: ev.OfferInputs, inputs: list[GivenInp
 
 
 async def ask(hosts: HostCalls, command: ev.AskHost, question: bytes) -> ev.Event:
-    """Wait for the answer to an input from a host. Return the event for the core."""
+    """Wait for a host's answer to an input. Return the host's answer, or the failure, as an event for the core."""
     try:
         outcome = await hosts.ask(command.host, command.address, question, command.limit_ns / 1e9)
         return ev.AnswerHeard(command.request, outcome)

@@ -1,6 +1,7 @@
-"""`snapline.SyncClient`: the client for programs without an event loop. It runs its own event loop in a thread.
+"""`snapline.SyncClient`: the client for programs without an event loop. `SyncClient` runs an event loop in a separate thread.
 
-gRPC misbehaves if several event loops of one process use it. One SyncClient can serve all threads of a program.
+A process should have only one SyncClient, because gRPC misbehaves if several event loops in one process use it. One SyncClient can serve
+all threads of a program.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ class SyncClient:
         insecure: bool = False,
         name: str = "client",
     ) -> "SyncClient":
-        """Connect to a fleet, as `Client.connect` does."""
+        """Connect to a fleet, in the same way as `Client.connect`."""
         made = cls(asyncio.new_event_loop())
         made._thread.start()
         connecting = Client.connect(address, data_dir=data_dir, tls=tls, insecure=insecure, name=name)
@@ -61,7 +62,7 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, as `Client.close` does. A second call has no effect."""
+        """Close the connections, in the same way as `Client.close`. A second call has no effect."""
         if self._client is not None:
             client, self._client = self._client, None
             self._run(_close(client))
@@ -98,7 +99,7 @@ class SyncClient:
         follow: bool = True,
         timeout_s: float = TIMEOUT_S,
     ) -> Iterator[Output | OutputsReverted]:
-        """Yield outputs, as `Client.outputs` does. Each step blocks until an output is available."""
+        """Yield outputs, as `Client.outputs` does. Each iteration blocks until an output is available."""
         outputs = self._open.outputs(
             topic, after=after, consumer=consumer, message_type=message_type, follow=follow, timeout_s=timeout_s
         )
@@ -184,7 +185,8 @@ class SyncClient:
         return self._client
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run the coroutine on the loop's thread. An interrupt in the calling thread cancels the coroutine."""
+        """Run the coroutine on the event loop's thread, and return its result. A keyboard interrupt in the calling thread cancels the
+        coroutine."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -203,6 +205,6 @@ async def _next(found: AsyncGenerator[Output | OutputsReverted, None]) -> Output
 
 
 async def _close(client: Client) -> None:
-    """Close the client, and wait for all tasks of the event loop, since other threads may wait for their results."""
+    """Close the client, and wait for all its tasks on the event loop, because other threads may be waiting for their results."""
     await client.close()
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)

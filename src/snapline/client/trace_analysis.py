@@ -1,7 +1,7 @@
-"""Analysis of the cost of a failure, in a trace or in a running fleet. The results are objects for scripts and notebooks.
+"""Analysis of what a failure costs, based on a trace or on a running fleet. The results are Python objects for scripts and notebooks.
 
-A trace is a file that a host has written, another file in the same format (docs/protocols.md), or a folder of such files. The results are
-the same as those of `snapline analyze` and `snapline recovery line`. Notebooks render them with `_repr_html_`.
+A trace is a file written by a host, another file in the same format (docs/protocols.md), or a folder of such files. The results are the
+same as those printed by `snapline analyze` and `snapline recovery line`. Notebooks render the results with `_repr_html_`.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_file(place: str) -> Events:
-    """Read the trace at `place`, which is a path, or "-" for standard input. The trace may be compressed with gzip.
+    """Read the trace from a path, or from standard input if `place` is "-". The trace may be compressed with gzip.
 
     Raises:
         UsageError: the trace cannot be opened.
-        TraceError: the trace cannot be read, or contradicts itself.
+        TraceError: the trace is malformed or contradicts itself.
     """
     with _lines(place) as lines:
         try:
@@ -45,11 +45,11 @@ def read_file(place: str) -> Events:
 
 
 def merge_folder(folder: Path) -> Merged:
-    """Merge the traces that hosts have written into `folder`.
+    """Merge all traces in `folder`, where each host has written one.
 
     Raises:
         UsageError: the folder contains no traces, or a file cannot be opened.
-        TraceError: a file cannot be read, or the traces contradict each other.
+        TraceError: a trace is malformed, or the traces contradict each other.
     """
     files = {path.name: _lines_of(path) for path in _files_of(folder)}
     try:
@@ -59,10 +59,10 @@ def merge_folder(folder: Path) -> Merged:
 
 
 def read_merged(merged: Merged, folder: Path) -> Events:
-    """Read the merged traces of `folder`.
+    """Parse the trace that was merged from the files in `folder`.
 
     Raises:
-        TraceError: the trace contradicts itself.
+        TraceError: the merged trace contradicts itself.
     """
     try:
         return read_trace(merged.lines())
@@ -71,11 +71,11 @@ def read_merged(merged: Merged, folder: Path) -> Events:
 
 
 def read_trace_events(place: Path) -> list[TracedEvent]:
-    """Return all events of a trace file, or of all traces in a folder, with hosts, times and markers.
+    """Return all events in a trace file or in a folder of traces, with hosts, times and markers.
 
     Raises:
         UsageError: `place` cannot be opened, or the folder has no traces.
-        TraceError: a trace cannot be read, or contradicts itself.
+        TraceError: a trace is malformed or contradicts itself.
     """
     if not place.is_dir():
         with _lines(str(place)) as lines:
@@ -98,7 +98,7 @@ def _files_of(folder: Path) -> list[Path]:
 
 
 def name_of(place: str) -> str:
-    """Return the name under which messages to users show `place`."""
+    """Return the name of `place` for messages to users."""
     return "standard input" if place == STANDARD_INPUT else place
 
 
@@ -110,7 +110,7 @@ def _lines_of(path: Path) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _lines(place: str) -> Iterator[Iterable[bytes]]:
-    """Yield an iterable of the decompressed lines at `place`. Failures to read are translated into snapline's errors."""
+    """Context manager that yields an iterable of the decompressed lines at `place`. Read errors are raised as snapline errors."""
     with contextlib.ExitStack() as stack:
         try:
             stream = sys.stdin.buffer if place == STANDARD_INPUT else stack.enter_context(open(place, "rb"))
@@ -126,11 +126,11 @@ def _lines(place: str) -> Iterator[Iterable[bytes]]:
 
 
 class RecoveryLine(Mapping[str, object]):
-    """Recovery line of the fleet after the failure of some agents. The object is a mapping, equal to the document that `snapline recovery
-    line -o json` prints.
+    """The fleet's recovery line after some agents have failed. The object is a mapping with the same content as the document that
+    `snapline recovery line -o json` prints.
 
     Attributes:
-        failed: ids of the agents that fail. An entry `host:h1` means all agents of host `h1`. Empty if all agents fail.
+        failed: ids of the agents that fail. The entry `host:h1` stands for all agents of host `h1`. The list is empty if all agents fail.
         agents: agent → number of the epoch or checkpoint to which the agent rolls back, or None if the agent keeps its live state.
     """
 
@@ -188,12 +188,12 @@ class DominoReport:
         failed: ids of the agents that fail.
         line: the recovery line.
         rolled_back: number of agents that roll back, including the failed ones.
-        depth: number of additional rounds in which an agent had to roll back. 0 if there was no domino effect.
-        reached_initial: agents that roll back to their initial states.
+        depth: number of rounds after the first in which further agents had to roll back, so 0 means no domino effect.
+        reached_initial: agents that roll back to their initial state.
         in_transit: messages sent before the recovery line and received after it.
-        useless: agent → checkpoints that are on no consistent cut.
-        obsolete: agent → checkpoints that no later recovery needs.
-        forced: checkpoints that a protocol forced.
+        useless: for each agent, the checkpoints that lie on no consistent cut.
+        obsolete: for each agent, the checkpoints that no later recovery needs.
+        forced: checkpoints that the checkpointing protocol forced agents to take.
     """
 
     def __init__(self, execution: Events, analysis: Analysis) -> None:
@@ -206,13 +206,13 @@ class DominoReport:
         self.line = RecoveryLine(msgspec.to_builtins(analysis))
 
     def svg(self) -> str:
-        """Return the space-time diagram with the recovery line, as the text of an SVG file."""
+        """Return a space-time diagram of the execution and its recovery line, as SVG text."""
         from snapline.diagrams.trace_diagrams import analysis_svg
 
         return analysis_svg(self._execution, self._analysis)
 
     def page(self) -> str:
-        """Return an HTML page that steps through the domino effect, for any failure."""
+        """Return an HTML page that shows, step by step, the domino effect of any failure."""
         from snapline.diagrams.trace_diagrams import analysis_html
 
         return analysis_html(self._execution)
@@ -227,11 +227,11 @@ class DominoReport:
 
 
 class Trace:
-    """An execution that hosts have traced (`snapline run --trace`), or that was written in the same format. `open_trace` creates it.
+    """A recorded execution of a fleet, from `snapline run --trace` or from another source in the same format. `open_trace` creates it.
 
     Attributes:
-        agents: all agents, in the order of the trace.
-        omitted: agents whose last events are unknown because a host's trace ends too early. Each maps to the message that is missing.
+        agents: all agents, in the order in which the trace lists them.
+        omitted: agents whose last events are missing because a host's trace ends too early, each with the missing message.
     """
 
     def __init__(self, execution: Events, omitted: Mapping[str, str]) -> None:
@@ -243,12 +243,12 @@ class Trace:
         return len(self._execution.events)
 
     def domino(self, failed: Iterable[str] | None = None, *, protocol: str | None = None) -> DominoReport:
-        """Analyse the cost that a failure of these agents would have had.
+        """Compute what a failure of these agents would have cost.
 
         Args:
-            failed: ids of the agents that fail. None means all agents.
-            protocol: name of a checkpointing protocol. The forced checkpoints in the trace are replaced by those that this protocol would
-                have forced. "none" removes them without replacement.
+            failed: ids of the agents assumed to fail. None means all agents.
+            protocol: name of a checkpointing protocol. In the analysis, the checkpoints that this protocol would have forced replace the
+                forced checkpoints in the trace. The value "none" removes all forced checkpoints.
 
         Raises:
             UsageError: an agent is not in the trace, or the protocol does not exist.
@@ -265,11 +265,11 @@ class Trace:
 
 
 def open_trace(place: str | os.PathLike[str]) -> Trace:
-    """Read a trace from a file, which may be compressed with gzip, or from the folder of a fleet's traces.
+    """Read a trace from a file, optionally compressed with gzip, or from a folder of traces.
 
     Raises:
         UsageError: the trace cannot be opened, or the folder contains no trace.
-        TraceError: the trace cannot be read, or contradicts itself.
+        TraceError: the trace is malformed or contradicts itself.
     """
     path = Path(place)
     if not path.is_dir():

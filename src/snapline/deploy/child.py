@@ -1,26 +1,25 @@
-"""Start a launcher's child processes. Each child has its own session and log file, and never outlives the launcher.
+"""Start a launcher's child processes. Each child has its own session and log file, and is killed if the launcher dies.
 
 Because each child leads its own session, a Ctrl-C at the terminal reaches only the launcher. A signal to the child's process group also
-reaches the processes that the child started. When a child ends, the launcher kills the rest of the child's process group.
-`deploy/parent_watch.py` makes sure that a child dies with its launcher.
+reaches the processes that the child started. When a child exits, the launcher kills the remaining processes in its process group.
+`deploy/parent_watch.py` ensures that a child dies with its launcher.
 
-Starting a child is one short blocking call, so a cancellation cannot leave an unknown process running. If a fork server runs, it forks the
-child. Otherwise the launcher starts a new program, whose exit a pidfd reports. A pidfd requires Linux, but neither a thread nor a signal
-handler.
+Starting a child is one short blocking call, so a cancellation cannot leave an unknown process running. If a fork server is running, it
+forks the child. Otherwise the launcher starts a new program, and a pidfd reports its exit. A pidfd requires Linux, but needs neither a
+thread nor a signal handler.
 
 The fork server
 ---------------
 Imports take most of a process's start time. So a launcher starts one *fork server* (`cli/fork_server.py`) that has already imported
 everything, and sends it requests over a socket pair. Each request carries the file descriptor of the child's log. The server is safe to
-fork because it has a single thread, and has imported gRPC but does not use it.
+fork because it has only one thread, and has imported gRPC without using it.
 
-The server is the parent of the forked children. The children die with the server, and the server dies with its launcher. The server reports
-each exit, but reaps the child only when the launcher commands it. Until then the child's process id is not reused, so a signal never
-reaches another process.
+The forked children die with the server, and the server dies with its launcher. The server reports each exit, but reaps the child only at
+the launcher's command. Until a child is reaped, its process id is not reused, so a signal cannot reach another process by mistake.
 
-The launcher does not depend on the server. The launcher starts the child as a new program in these cases:
+The launcher also works without the server. The launcher starts the child as a new program in these cases:
 
-- The imported code has changed on disk, so the server refuses the request.
+- The imported code has changed on disk, so the server refuses to fork.
 - The command does not run snapline.
 - The child needs an environment variable that is read at program start.
 """
@@ -61,9 +60,9 @@ MESSAGE_BYTES = 1 << 17
 
 
 class StartFork(msgspec.Struct, frozen=True, tag=True):
-    """Start `snapline` with the arguments `words`.
+    """Request to fork a child that runs `snapline` with the arguments `words`.
 
-    `changes` maps each environment variable that differs from the server's to its new value, or to None if the variable is removed.
+    `changes` maps each environment variable that differs from the server's to its new value, or to None to remove the variable.
     """
 
     words: list[str]
@@ -72,13 +71,13 @@ class StartFork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reap(msgspec.Struct, frozen=True, tag=True):
-    """Reap this child, because the launcher has recorded its exit."""
+    """Request to reap this child, after the launcher has recorded its exit."""
 
     pid: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The server has imported everything."""
+    """Message that the server has imported everything."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -88,7 +87,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkRefused(msgspec.Struct, frozen=True, tag=True):
-    """The server did not fork a child, so the launcher must start the child as a new program."""
+    """Reply that the server did not fork a child. The launcher must then start the child as a new program."""
 
     reason: str
 
@@ -107,7 +106,7 @@ SERVER_MESSAGES: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decode
 
 
 def kill_process_group(pid: int) -> None:
-    """Kill the remaining process group of an exited process that has not been reaped yet. The process's children must not outlive it."""
+    """Kill the other processes in the group of an exited process that has not been reaped yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -121,7 +120,8 @@ class ForkedProcess:
     """A child of a fork server.
 
     Attributes:
-        returncode: the exit code, or the negative signal number if a signal killed the process. None while the process runs.
+        returncode: the exit code, or the negative signal number if a signal killed the process. `returncode` is None while the process
+            runs.
     """
 
     def __init__(self, pid: int) -> None:
@@ -137,7 +137,7 @@ class ForkedProcess:
             then()
 
     def end(self, code: int) -> None:
-        """Record the exit code, and call the function that waits for the exit."""
+        """Record the exit code, and run the callback that waits for the exit."""
         self.returncode = code
         os.close(self._pidfd)
         self._on_end()
@@ -171,7 +171,7 @@ class ForkServer:
 
     @classmethod
     async def start(cls, environment: Mapping[str, str]) -> Self | None:
-        """Start a fork server with this environment that dies with this process. Return None if the server does not start."""
+        """Start a fork server with this environment. The server dies with this process. Return None if the server fails to start."""
         begun = take_early_server() or begin(environment)
         server, connection = cls(*begun), begun.connection
         try:
@@ -191,11 +191,11 @@ class ForkServer:
         return server
 
     def fork(self, command: Sequence[str], log: int, environment: Mapping[str, str]) -> ForkedProcess | None:
-        """Fork a child with this environment, whose output goes to the descriptor `log`.
+        """Fork a child with this environment. The child's output goes to the file descriptor `log`.
 
         Return None if the server cannot fork the child. The caller must then start it as a new program.
 
-        The call blocks for some milliseconds instead of awaiting, so a cancellation cannot leave an unknown process running.
+        The call blocks for a few milliseconds instead of awaiting, so a cancellation cannot leave an unknown process running.
         """
         changes = self._changes(environment)
         if not self.is_open or not is_forkable(command) or changes is None:
@@ -215,13 +215,13 @@ class ForkServer:
         return child
 
     def _changes(self, environment: Mapping[str, str]) -> dict[str, str | None] | None:
-        """Return the variables that differ from the server's environment. Return None if one of them is only read at program start."""
+        """Return the variables that differ from the server's environment. Return None if one of them is read only at program start."""
         names = {*environment, *self._environment}
         changes = {x: environment.get(x) for x in names if environment.get(x) != self._environment.get(x)}
         return None if any(name.startswith(STARTUP_VARIABLE_PREFIXES) for name in changes) else changes
 
     def _await_answer(self) -> ServerMessage | None:
-        """Return the server's reply, or None if the server is gone. If it is gone, it leaves no unknown child running."""
+        """Return the server's reply, or None if the server is gone. A server that is gone leaves no unknown child running."""
         while self.is_open:
             readable, _, _ = select.select([self._connection], [], [], REPLY_S)
             if not readable:
@@ -263,7 +263,7 @@ class ForkServer:
             self._on_server_gone()
 
     def _on_server_gone(self) -> None:
-        """Stop listening to the server, which is gone. The kernel kills its children."""
+        """Stop listening to the server after it has exited. The kernel kills the server's children."""
         if self.is_open:
             self.is_open = False
             asyncio.get_running_loop().remove_reader(self._connection)
@@ -272,7 +272,7 @@ class ForkServer:
             self._children.clear()
 
     def close(self) -> None:
-        """End the server and its children. When this call returns, the server has reaped all children that have exited."""
+        """End the server and its children. All children that have exited are reaped before this method returns."""
         limit_s = CLOSE_S if self.is_open else 0.0
         self._on_server_gone()
         self._connection.close()
@@ -295,7 +295,8 @@ class SpawnedProcess:
     """A child process that was started as a new program.
 
     Attributes:
-        returncode: the exit code, or the negative signal number if a signal killed the process. None while the process runs.
+        returncode: the exit code, or the negative signal number if a signal killed the process. `returncode` is None while the process
+            runs.
     """
 
     def __init__(self, command: Sequence[str], log: int, environment: Mapping[str, str]) -> None:
@@ -353,9 +354,9 @@ class Child:
         environment: Mapping[str, str] | None = None,
         forks: ForkServer | None = None,
     ) -> Self:
-        """Start `command` with `environment` added to this process's environment.
+        """Start `command` with this process's environment plus `environment`.
 
-        The first item of `command` is the program's absolute path. The fork server `forks` is used if it can run the command.
+        The first item of `command` is the program's absolute path. Use the fork server `forks` if it can run the command.
 
         Call this in the event loop that will wait for the child.
         """
@@ -368,12 +369,12 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The child's process id, which is also the id of its session and process group."""
+        """The child's process id, which is also its session id and process group id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """The child's exit code, or the negative signal number if a signal killed the child. None while the child runs."""
+        """The child's exit code, or the negative signal number if a signal killed the child, or None while the child runs."""
         return self._process.returncode
 
     def signal(self, number: signal.Signals) -> None:
@@ -383,13 +384,13 @@ class Child:
                 os.killpg(self.pid, number)
 
     async def wait(self) -> int:
-        """Wait until the child exits, and return its exit code. Several tasks may wait at the same time, and each may be cancelled."""
+        """Wait until the child exits, and return its exit code. Several tasks may wait concurrently, and each may be cancelled."""
         await self._has_ended.wait()
         assert self.exit_code is not None
         return self.exit_code
 
     async def stop(self, grace_s: float, before_kill: Callable[[], None] = lambda: None) -> int:
-        """Send SIGTERM to the child, and SIGKILL if it still runs after `grace_s` seconds. Return the exit code.
+        """Send SIGTERM to the child, and SIGKILL if it is still running after `grace_s` seconds. Return the exit code.
 
         `before_kill` is called immediately before the SIGKILL.
         """
@@ -407,7 +408,7 @@ class Child:
         return await self.wait()
 
     def last_line(self) -> str:
-        """Return the last line that the child wrote, or "" if it wrote none. By convention this line states the reason for the exit."""
+        """Return the last line that the child wrote, or "" if it wrote none. By convention this line gives the reason for the exit."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -428,9 +429,9 @@ def describe_exit(code: int) -> str:
 
 
 def _rotate_log(log_path: Path) -> None:
-    """Rename the log file if it exceeds `LOG_BYTES_MAX`, so that the next run starts a new one.
+    """Rename the log file if it exceeds `LOG_BYTES_MAX`, so that the next run starts a new file.
 
-    Overwrite the file of the previous renaming.
+    Overwrite the previously renamed file.
     """
     make_private(log_path.parent)
     if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""The paths and the lock of a local fleet's folder, which is the `--data-dir` of the command line.
+"""Paths and lock of a local fleet's data directory (`--data-dir`).
 
     DIR/store               snapshots
     DIR/coordinator         the coordinator's log; with several replicas: DIR/coordinator/c1, c2 …
@@ -38,17 +38,17 @@ could occupy an ephemeral port while the coordinator is down. If 200 attempts fa
 
 
 def is_same_folder(one: str | Path, other: str | Path) -> bool:
-    """Return whether two paths name the same file or folder. Symbolic links are resolved, and the paths need not exist."""
+    """Return whether two paths name the same file or folder. Symbolic links are resolved. The paths need not exist."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
 def marks_of(data_dir: Path, host: str) -> Path:
-    """Return the path of the file in which a host marks the turn that it is running."""
+    """Return the path of the file in which a host records the turn that it is running."""
     return data_dir / MARKS_FOLDER / f"{host}.marks"
 
 
 class DirectoryInUseError(UsageError):
-    """Another launcher already uses this folder."""
+    """Another launcher is already using this folder."""
 
     exit_code = 11
 
@@ -69,13 +69,13 @@ def lock(data_dir: Path) -> int:
 
 @contextlib.contextmanager
 def folder_of_fork(folder: Path) -> Iterator[Path]:
-    """Yield the path for the store of a fork.
+    """Yield the path of the store for a new fork.
 
-    Until the block ends, no fleet can start in the folder, and no other fork can be created there.
+    Until the block ends, no fleet can start in the folder, and no other fork can be created in it.
 
     Raises:
         UsageError: If the folder belongs to a fleet.
-        DirectoryInUseError: If a fleet runs in the folder, or a fork is being created there.
+        DirectoryInUseError: If a fleet runs in the folder, or another fork is being created in it.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -89,13 +89,13 @@ def folder_of_fork(folder: Path) -> Iterator[Path]:
 
 
 def choose_addresses(data_dir: Path, count: int) -> list[str]:
-    """Return the addresses of the previous run if their ports are free, otherwise new addresses.
+    """Return the coordinators' previous addresses if their ports are free, otherwise new addresses.
 
-    Clients can then continue to use the old addresses.
+    Clients can continue to use addresses that have not changed.
 
     Raises:
-        UsageError: If the fleet in this folder has another number of coordinators. A coordinator that has lost its recorded votes must not
-            vote again.
+        UsageError: If the fleet in this folder has a different number of coordinators. The number must not change, because a coordinator
+            that has lost its recorded votes must not vote again.
     """
     earlier = read_addresses(data_dir)
     if earlier and len(earlier) != count and (data_dir / COORDINATOR_FOLDER).is_dir():
@@ -119,7 +119,7 @@ def choose_addresses(data_dir: Path, count: int) -> list[str]:
 
 
 def write_address(data_dir: Path, address: str) -> None:
-    """Write the coordinator's address, or several addresses separated by commas."""
+    """Write the coordinator's address, or the comma-separated addresses of several coordinators."""
     content = {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": address}
     path = data_dir / ADDRESS_FILE
     scratch = path.with_name(path.name + ".new")
@@ -128,12 +128,14 @@ def write_address(data_dir: Path, address: str) -> None:
 
 
 def read_address(data_dir: Path) -> str | None:
-    """Return the last known address of the folder's coordinator, or None if there is none. Several addresses are separated by commas."""
+    """Return the last known address of the folder's coordinator, or None if no address is known. The addresses of several coordinators are
+    separated by commas."""
     return ",".join(read_addresses(data_dir)) or None
 
 
 def read_addresses(data_dir: Path) -> list[str]:
-    """Return the coordinators' addresses, ordered by name. Return an empty list if the file is missing or contains an invalid address."""
+    """Return the coordinators' addresses, sorted by the coordinators' names. Return an empty list if the file is missing or contains an
+    invalid address."""
     try:
         content = msgspec.json.decode((data_dir / ADDRESS_FILE).read_bytes(), type=dict[str, str])
         addresses = content["address"].split(",")
@@ -149,7 +151,7 @@ def describe_count(count: int) -> str:
 
 
 def is_free(address: str, port: int) -> bool:
-    """Return whether a process can listen on this port at `address`, which is an address of this machine."""
+    """Return whether this port is free at `address`, which is an address of this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

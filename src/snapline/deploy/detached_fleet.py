@@ -1,9 +1,9 @@
-"""Supervise a fleet on other machines or in containers from a background process on this machine.
+"""Supervise a fleet that runs on other machines or in containers, from a background process on this machine.
 
-`snapline up` starts the background process and returns. The process reads `plan.json`, which contains no secrets, in the fleet's local
-folder. The process writes the coordinator's address to the same folder, as a local fleet does. If the process is killed, the fleet keeps
-running, and the next `snapline up` starts a new process that takes the fleet over. The process requires the launcher's programs: `ssh`,
-podman, or Slurm's programs on a machine of the cluster.
+`snapline up` starts the background process and returns. The process reads `plan.json` from the fleet's local folder and writes the
+coordinator's address to the same folder. `plan.json` contains no secrets. If the process is killed, the fleet keeps running. The next
+`snapline up` starts a new background process that takes over the fleet. The process needs the programs that the launcher uses: `ssh`,
+`podman`, or the Slurm programs on a machine of the cluster.
 """
 
 import asyncio
@@ -44,19 +44,18 @@ starts on Ray is supervised by an actor (`deploy/ray_fleet.py`)."""
 
 
 class DetachedPlan(msgspec.Struct, frozen=True):
-    """Plan that says which fleet runs, and where.
+    """Description of the fleet and the place where it runs.
 
     Attributes:
-        place: the kind of place.
-        what: plan of the fleet, its hosts and its coordinators.
+        what: the fleet, its hosts and its coordinators.
         address: address of the Ray cluster.
-        machines: destinations for `ssh`.
-        ssh: the ssh program and its options.
+        machines: host names for `ssh`, one for each machine.
+        ssh: the ssh program with its options.
         sbatch: options for `sbatch`.
-        python: path of the Python interpreter on the machines. If empty, the launcher's default is used.
-        image: image of the containers.
-        code: the remote folder with the fleet's module, or the local folder if the fleet runs in containers.
-        tls: a local folder created by `snapline auth init`, which all nodes share on Slurm. If empty, TLS is off.
+        python: path of the Python interpreter on the machines. If `python` is empty, the launcher uses its default.
+        image: container image.
+        code: the remote folder that contains the fleet's module; for containers, the local folder.
+        tls: a local folder created by `snapline auth init`. On Slurm, all nodes must share this folder. If `tls` is empty, TLS is disabled.
     """
 
     place: DetachedPlace
@@ -72,24 +71,23 @@ class DetachedPlan(msgspec.Struct, frozen=True):
 
 
 def write_plan(folder: Path, plan: DetachedPlan) -> None:
-    """Write the plan for the background process."""
     make_private(folder)
     (folder / ADDRESS_FILE).unlink(missing_ok=True)
     (folder / PLAN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
 
 
 def read_plan(folder: Path) -> DetachedPlan | None:
-    """Return the plan that `write_plan` wrote, or None if the folder has no plan."""
+    """Return the plan written by `write_plan`, or None if the folder contains no plan."""
     if not (folder / PLAN_FILE).exists():
         return None
     return msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=DetachedPlan)
 
 
 def certificates_of(plan: DetachedPlan) -> Mapping[str, bytes]:
-    """Return the certificates of all processes of the fleet, or an empty dict if the fleet uses none.
+    """Return the certificates of all processes of the fleet, or an empty dict if the fleet does not use TLS.
 
     Raises:
-        UsageError: If a certificate is missing. The message explains how to create it.
+        UsageError: If a certificate is missing. The message explains how to create the certificate.
     """
     if not plan.tls:
         return {}
@@ -102,7 +100,7 @@ def certificates_of(plan: DetachedPlan) -> Mapping[str, bytes]:
 
 
 def files_of(plan: DetachedPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
-    """Read and return the current certificate files of one process. The files may have been renewed or added since the last call.
+    """Read the current certificate files of one process. The files may have been renewed or added since the previous call.
 
     Raises:
         ExternalFailureError: If a file is missing. A later attempt to start the process may succeed.
@@ -118,10 +116,10 @@ def files_of(plan: DetachedPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
 
 
 class DetachedLauncher(Launcher, Protocol):
-    """A launcher whose processes keep running when the launcher ends."""
+    """A launcher whose processes keep running after the launcher exits."""
 
     async def sweep(self) -> list[str]:
-        """End everything that earlier launchers of this fleet left behind, and describe what was ended."""
+        """End all processes that earlier launchers of this fleet have left behind, and describe what was ended."""
         ...
 
 
@@ -167,10 +165,10 @@ def launcher_of(plan: DetachedPlan, on_note: Callable[[str], None] = lambda note
 
 
 async def check_place(plan: DetachedPlan) -> None:
-    """Check whether the fleet can run at its place, before anything is started. The check takes seconds.
+    """Check, before starting anything, whether the fleet can run at its place. The check takes several seconds.
 
     Raises:
-        UsageError: If the fleet can never run at the place as requested. The message says what to change.
+        UsageError: If the fleet can never run there with the given options. The message explains what to change.
         ExternalFailureError: If the place does not answer.
     """
     launcher = launcher_of(plan)
@@ -179,13 +177,13 @@ async def check_place(plan: DetachedPlan) -> None:
 
 
 def _folders(store: str) -> list[Path]:
-    """Return a list with the store's local folder, or an empty list for a store in a bucket."""
+    """Return a list that contains the store's local folder. The list is empty if the store is in a bucket."""
     scheme, separator, path = store.rpartition("://")
     return [Path(path)] if path and (not separator or scheme == "file") else []
 
 
 def commands_for(plan: DetachedPlan) -> Commands:
-    """Return the builder of the fleet's command lines. On Slurm, processes read the certificates from a path that all nodes share."""
+    """Return the builder of the fleet's command lines. On Slurm, processes read their certificates from a folder that all nodes share."""
     fleet_plan = plan.what
     if plan.place != "slurm":
         return commands_of(fleet_plan, is_tls=bool(plan.tls))
@@ -214,7 +212,7 @@ def _trust(plan: DetachedPlan, owner: str) -> tuple[str, ...]:
 
 
 def connect(plan: DetachedPlan, address: str, owner: str = LAUNCHER) -> CoordinatorClient:
-    """Return a client of the coordinator that uses the certificate of `owner`."""
+    """Return a coordinator client that uses the certificate of `owner`."""
     if not plan.tls:
         return CoordinatorClient(address, Security.insecure() if plan.what.is_insecure else Security.loopback())
     folder = Path(plan.tls)
@@ -224,10 +222,10 @@ def connect(plan: DetachedPlan, address: str, owner: str = LAUNCHER) -> Coordina
 
 
 async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Callable[[FleetStatus], None]) -> Ending:
-    """Run the fleet of this folder until the fleet ends, and return how it ended. If cancelled, shut the fleet down.
+    """Supervise the fleet of this folder until it ends, and return how it ended. If cancelled, shut the fleet down.
 
     Raises:
-        SnaplineError: If the fleet cannot be supervised, or a part of it could not be shut down.
+        SnaplineError: If the fleet cannot be supervised, or some of its processes could not be shut down.
     """
     plan = read_plan(folder)
     if plan is None:
@@ -261,10 +259,10 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
 async def _renew_certificates_periodically(
     fleet: LaunchedFleet, plan: DetachedPlan, known: Mapping[str, bytes], on_note: Callable[[str], None]
 ) -> None:
-    """Send the certificates in the plan's folder to the processes whenever the files change, until cancelled.
+    """Until cancelled, send the certificates in the plan's folder to the processes whenever the files change.
 
-    The user's renewal replaces the files one after another. A process rejects a set of files that do not match each other, and receives the
-    complete set after the next check. On Slurm the processes read the folder themselves.
+    A renewal by the user replaces one file after another. A process rejects files that do not match each other, and receives the complete
+    set after the next check. On Slurm, the processes read the certificates from the folder instead.
     """
     while plan.tls and plan.place != "slurm":
         await asyncio.sleep(RELOAD_S)

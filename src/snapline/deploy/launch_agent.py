@@ -1,18 +1,18 @@
-"""Run a launch agent, which starts a launcher's processes on another machine as its children and watches them.
+"""Run a launch agent, which starts and watches a launcher's processes on another machine as its children.
 
     python -m snapline.deploy.launch_agent bridge FOLDER     connect the standard streams to FOLDER's launch agent, and start it if
     necessary python -m snapline.deploy.launch_agent serve FOLDER      run the launch agent until a launcher closes it or it has been idle
     for a while
 
-The launcher reaches a launch agent through a program such as `ssh`, which runs a command on another machine. That command is called the
-*bridge*. The launch agent does not depend on a connection. If a connection breaks, the processes keep running, and the next connection from
-any launcher finds them. The children die with the launch agent (`deploy/parent_watch.py`). A launch agent exits when it has neither
-children nor connections for a while.
+The launcher connects to a launch agent through a program, such as `ssh`, that runs the *bridge* command on another machine. The launch
+agent keeps running without a connection. If a connection breaks, the processes keep running, and any launcher finds them when it connects
+again. The processes die with the launch agent (`deploy/parent_watch.py`). A launch agent exits after it has had neither child processes nor
+connections for some time.
 
-The last launcher that opened a launch agent *holds* it. The launch agent rejects commands from earlier launchers. So two launchers never
-control the same processes, and a command that was sent before a close cannot start a process after the close.
+The launcher that opened a launch agent most recently *holds* it. The launch agent rejects commands from all other launchers. So two
+launchers never control the same processes, and a delayed command cannot start a process after the launch agent was closed.
 
-The socket and the processes' keys are in a memory-backed folder (`runtime_folder`) that only its user can read.
+The socket and the processes' keys are in a memory-backed folder (`runtime_folder`) that only the current user can read.
 """
 
 import argparse
@@ -78,7 +78,8 @@ SOCKET, KEYS = "post.sock", "keys"
 
 
 def runtime_folder(key: str) -> Path:
-    """Return the folder for the socket and the keys of this key's launch agent. The folder is in memory if Linux has such a file system.
+    """Return the folder that contains the socket and the keys of the launch agent for this `key`. The folder is in memory if the machine
+    has a memory-backed file system.
 
     Raises:
         UsageError: If the parent folder belongs to another user, or other users can access it.
@@ -96,7 +97,6 @@ class LaunchAgent:
     """Server that starts and watches one launcher's processes on this machine."""
 
     def __init__(self, runtime: Path, data_dir: Path) -> None:
-        """Create the launch agent. `data_dir` is the folder for logs."""
         self._runtime = runtime
         self._launcher = LocalLauncher(data_dir)
         self._holder = ""
@@ -109,7 +109,8 @@ class LaunchAgent:
         self._is_over = asyncio.Event()
 
     async def serve(self, idle_s: float) -> None:
-        """Listen until a launcher closes the launch agent or it is idle for `idle_s`. Then end all processes and remove all files."""
+        """Serve requests until a launcher closes the launch agent or it has been idle for `idle_s`. Afterwards, end all processes and
+        remove all files."""
         make_private(self._runtime)
         shutil.rmtree(self._runtime / KEYS, ignore_errors=True)  # keys that a killed launch agent left behind
         (self._runtime / SOCKET).unlink(missing_ok=True)
@@ -135,14 +136,15 @@ class LaunchAgent:
             shutil.rmtree(self._runtime, ignore_errors=True)
 
     def end(self) -> None:
-        """Exit, and end all processes on this machine, although the launcher has not commanded it."""
+        """End all processes on this machine and exit, although no launcher has commanded it."""
         self._evicted |= set(self._latest.values())
         self._is_over.set()
 
     async def shut_down(self) -> bool:
-        """Run all shutdown commands concurrently, and end each command's process afterwards. Slurm's time limit is near.
+        """Run all shutdown commands concurrently. After each command, end the process to which it belongs. The launch agent calls this when
+        Slurm's time limit is near.
 
-        Return False if there are no shutdown commands.
+        Return False if no shutdown commands are registered.
         """
         await asyncio.gather(
             *(self._shut_down_process(name, command) for name, command in self._shutdown_commands.items())
@@ -195,7 +197,7 @@ class LaunchAgent:
             self._is_over.set()
 
     async def answer(self, request: LaunchAgentRequest) -> LaunchAgentReply:
-        """Carry out the request and return the reply. Return a fault if the sender does not hold this launch agent or the request fails."""
+        """Execute the request and return the reply. Return a fault if the sender does not hold this launch agent or the request fails."""
         if request.word == "hold":
             self._holder = request.holder
         if request.holder != self._holder:
@@ -239,9 +241,9 @@ class LaunchAgent:
         return LaunchAgentReply(request.id)
 
     def _exit_to_report(self, handle: Handle, found: Exit | None) -> Exit | None:
-        """Return the exit to report to the launcher.
+        """Return the exit that is reported to the launcher.
 
-        If this launch agent ended the host itself, the exit code is hidden. Such a host exits with 0, which would mean that the fleet has
+        If this launch agent itself ended the host, hide the exit code. The exit code is 0 in this case, which would mean that the fleet has
         ended.
         """
         if found is None or handle not in self._evicted:
@@ -249,7 +251,7 @@ class LaunchAgent:
         return Exit(None, "ended by its place", found.last_words, found.log)
 
     async def _start(self, spec: ProcessSpec, files: Mapping[str, bytes], shutdown: tuple[str, ...]) -> Handle:
-        """Start a process and return its handle. A request that is repeated because its reply was lost does not start a second process."""
+        """Start a process and return its handle. If the request is repeated because the reply was lost, no second process is started."""
         latest = self._latest.get(spec.name)
         if latest is not None and latest.instance == spec.instance:
             return latest
@@ -292,8 +294,8 @@ def serve(
 ) -> None:
     """Run the launch agent until it ends.
 
-    SIGTERM ends the launch agent cleanly. SIGUSR1 runs the shutdown commands. If there are any, the launch agent then ends, unless
-    `on_time_limit` returns True.
+    SIGTERM shuts the launch agent down cleanly. SIGUSR1 runs the shutdown commands. If there were shutdown commands, the launch agent then
+    exits, unless `on_time_limit` returns True.
     """
 
     async def run() -> None:
@@ -314,7 +316,7 @@ def serve(
 
 
 def bridge(key: str, data_dir: Path, code: str, *, must_run: bool) -> None:
-    """Connect the standard streams to the launch agent. If it does not run, start it, or fail if `must_run` is set."""
+    """Connect the standard streams to the launch agent. If the launch agent is not running, start it, or fail if `must_run` is set."""
     import snapline
 
     runtime = runtime_folder(key)
@@ -394,7 +396,7 @@ def _await_launch_agent(started: "subprocess.Popen[bytes]", runtime: Path, logs:
 
 
 def main() -> None:
-    """Run the bridge or the launch agent, as the arguments say."""
+    """Run the bridge or the launch agent, depending on the command-line arguments."""
     parser = argparse.ArgumentParser(prog="python -m snapline.deploy.launch_agent")
     parser.add_argument("what", choices=("bridge", "serve"))
     parser.add_argument("key")

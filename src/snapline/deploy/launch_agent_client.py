@@ -1,13 +1,13 @@
-"""Send a launcher's requests to one launch agent.
+"""Client for sending a launcher's requests to one launch agent.
 
-This module defines the messages, a single connection, and a client that reconnects as often as necessary.
+This module defines the messages, a single connection, and a client that reconnects whenever necessary.
 
-Each message is one line of JSON. The launch agent's first message is a greeting. A login shell may print anything before the greeting, so
-the launcher skips all other lines. A connection uses the standard streams of a program such as `ssh`.
+Each message is one line of JSON. The launch agent's first message is a greeting. A login shell may print other lines before the greeting,
+so the launcher skips them. A connection uses the standard streams of a program such as `ssh`.
 
-A broken connection does not show that the processes have ended, so the client reconnects and resends its requests. Every request to a
-launch agent can be repeated safely. The client waits for an exit until the launch agent reports it, or until a failed connection shows that
-the launch agent is permanently gone.
+A broken connection does not mean that the processes have ended, so the client reconnects and resends its requests. Every request to a
+launch agent can be repeated safely. The client waits for a process's exit until the launch agent reports the exit, or until a failed
+connection shows that the launch agent has exited.
 """
 
 import asyncio
@@ -42,8 +42,7 @@ class LaunchAgentGreeting(msgspec.Struct, frozen=True):
     """The first line that a launch agent sends.
 
     Attributes:
-        snapline: version of snapline.
-        address: the address at which the caller reached the machine, or an empty string if the launch agent does not know it.
+        address: the address at which the caller reached the machine, or an empty string if this is unknown.
     """
 
     snapline: str
@@ -54,15 +53,13 @@ class LaunchAgentRequest(msgspec.Struct, frozen=True):
     """A launcher's request to a launch agent.
 
     Attributes:
-        holder: id of the launcher that sends it.
-        word: the command.
+        holder: id of the launcher that sends the request.
         id: sequence number of the request on this connection.
-        name, address: name and address of the coordinator for which a port is requested.
-        spec: the process to start.
-        handle: the process to which the command applies.
-        files: content of each certificate and key by file name.
-        shutdown: command that runs before the process is ended because of Slurm's time limit.
-        grace_s: time in seconds between SIGTERM and SIGKILL. Only `stop` uses it.
+        name, address: name and address of the coordinator that needs a port.
+        handle: the process to which the request applies.
+        files: certificates and keys, as a mapping from file name to content.
+        shutdown: command to run before the process is ended because of Slurm's time limit.
+        grace_s: seconds between SIGTERM and SIGKILL. Used only by `stop`.
     """
 
     holder: str
@@ -101,15 +98,14 @@ END_S = 5.0
 
 
 class ConnectionLostError(ExternalFailureError):
-    """The connection to a launch agent was lost. The request may or may not have been carried out."""
+    """The connection to a launch agent was lost. The request may or may not have been executed."""
 
 
 class LaunchAgentMissingError(ExternalFailureError):
-    """The connecting program exited before a launch agent answered.
+    """The connecting program exited before a launch agent replied.
 
     Attributes:
-        code: the program's exit code.
-        said: the end of the program's stderr.
+        said: the last output on the program's stderr.
     """
 
     def __init__(self, code: int, said: str) -> None:
@@ -119,11 +115,7 @@ class LaunchAgentMissingError(ExternalFailureError):
 
 
 class LaunchAgentConnection:
-    """One connection to a launch agent.
-
-    Attributes:
-        greeting: the launch agent's first message.
-    """
+    """One connection to a launch agent."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.greeting = LaunchAgentGreeting("", "")
@@ -136,11 +128,11 @@ class LaunchAgentConnection:
 
     @classmethod
     async def open(cls, command: Sequence[str]) -> Self:
-        """Run the connecting program `command`, wait for the launch agent's greeting, and return the connection.
+        """Run the program `command`, wait for the launch agent's greeting, and return the connection.
 
         Raises:
-            LaunchAgentMissingError: If the program exited before a greeting arrived.
-            ExternalFailureError: If the program cannot be run, or the launch agent has another version of snapline.
+            LaunchAgentMissingError: If the program exited before it received a greeting.
+            ExternalFailureError: If the program cannot be run, or the launch agent runs another version of snapline.
         """
         try:
             process = await asyncio.create_subprocess_exec(
@@ -165,7 +157,7 @@ class LaunchAgentConnection:
         """Send the request, and return the reply.
 
         Raises:
-            ConnectionLostError: If the connection is closed or breaks.
+            ConnectionLostError: If the connection is closed or lost.
         """
         if self._reading is None or self._reading.done():
             raise ConnectionLostError("the connection is closed")
@@ -182,7 +174,7 @@ class LaunchAgentConnection:
             self._waiting.pop(number, None)
 
     async def close(self) -> None:
-        """Close the connection by ending the program."""
+        """Close the connection by terminating the program."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -257,24 +249,23 @@ Dial = Callable[[], Awaitable[LaunchAgentConnection]]
 
 
 class LaunchAgentGoneError(ExternalFailureError):
-    """The launch agent has exited, and its processes have ended with it."""
+    """The launch agent has exited, and its processes have exited with it."""
 
 
 class ReplacedError(UsageError):
-    """Another launcher has taken the launch agent over."""
+    """Another launcher has taken over the launch agent."""
 
 
 class LaunchAgentClient:
     """A launcher's client of one launch agent.
 
     Attributes:
-        where: the launcher's name for the machine.
-        address: the machine's address from the greeting, or an empty string before the first connection.
-        is_replaced: whether another launcher has taken the launch agent over.
+        address: the machine's address from the greeting; empty before the first connection.
+        is_replaced: whether another launcher has taken over the launch agent.
     """
 
     def __init__(self, where: str, holder: str, dial: Dial, on_note: Callable[[str], None] = lambda note: None) -> None:
-        """Create the client. `dial` opens a connection, or raises LaunchAgentGoneError if the launch agent is permanently gone."""
+        """Create a client. `dial` opens a connection, or raises LaunchAgentGoneError if the launch agent has exited permanently."""
         self.where = where
         self.address = ""
         self.is_replaced = False
@@ -286,7 +277,7 @@ class LaunchAgentClient:
         self._is_held = self._is_closed = False
 
     async def hold(self) -> None:
-        """Take over the launch agent for this launcher. Unlike other methods, this method does not retry a failed connection.
+        """Take over the launch agent for this launcher. Unlike the other methods, this method does not retry a failed connection.
 
         Raises:
             SnaplineError: If the launch agent cannot be reached.
@@ -297,13 +288,14 @@ class LaunchAgentClient:
         await self._call(LaunchAgentRequest(self._holder, "hold"))
 
     async def port(self, name: str, address: str) -> int:
-        """Return a free port on the launch agent's machine for this coordinator. Repeated calls return the same port."""
+        """Return a free port for this coordinator on the launch agent's machine. Repeated calls for the same coordinator return the same
+        port."""
         return (await self._call(LaunchAgentRequest(self._holder, "port", name=name, address=address))).port
 
     async def start(self, spec: ProcessSpec, files: Mapping[str, bytes], shutdown: tuple[str, ...] = ()) -> Handle:
-        """Same as `Launcher.start`, but also register the command `shutdown`.
+        """Same as `Launcher.start`, but also register `shutdown` as the process's shutdown command.
 
-        This command runs before the process is ended because of Slurm's time limit.
+        The launch agent runs this command before it ends the process because of Slurm's time limit.
         """
         request = LaunchAgentRequest(self._holder, "start", spec=spec, files=dict(files), shutdown=shutdown)
         handle = (await self._call(request)).handle
@@ -338,7 +330,7 @@ class LaunchAgentClient:
         await self._send("thaw", handle)
 
     async def close(self) -> None:
-        """End the launch agent and its processes. Leave them running if this launcher never held the launch agent or no longer holds it.
+        """End the launch agent and its processes. If this launcher does not hold the launch agent, leave the processes running.
 
         Raises:
             ExternalFailureError: If the launch agent cannot be reached.
@@ -400,7 +392,7 @@ class LaunchAgentClient:
             await line.close()
 
     async def _connected(self) -> LaunchAgentConnection:
-        """Return the open connection, after reconnecting as often as necessary."""
+        """Return the open connection. Reconnect as often as necessary."""
         async with self._dial_lock:
             pause_s = PAUSE_S
             while self._line is None:
@@ -428,5 +420,5 @@ class LaunchAgentClient:
 
 
 def _as_local(handle: Handle) -> Handle:
-    """Return the handle under which the launch agent's local launcher knows the process."""
+    """Return the handle that the launch agent's local launcher uses for the process."""
     return msgspec.structs.replace(handle, where=HERE)

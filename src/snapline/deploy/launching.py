@@ -1,14 +1,14 @@
-"""Define the launcher interface, and build the command lines of the processes that launchers start.
+"""Interface of launchers, and the command lines of the processes that they start.
 
-A launcher starts and ends a fleet's processes at a place, and observes their exits. A *place* is somewhere that processes can run, such as
-this machine, a Ray cluster or a batch system. A launcher makes no decisions. For every launcher, `deploy/supervisor.py` decides which
-processes to start and restart, and when the fleet has ended. The coordinator decides about the fleet's state, and does not depend on the
-launcher.
+A launcher starts and ends a fleet's processes at a place, and detects when they exit. A *place* is somewhere that processes can run, such
+as this machine, a Ray cluster or a batch system. A launcher makes no decisions about the fleet. `deploy/supervisor.py` decides which
+processes to start or restart, and when the fleet has ended. The coordinator makes all decisions about the fleet's state, and does not
+depend on the launcher.
 
-A launcher's report of a lost host (`ReportHostExit`) is only a hint for the coordinator's failure detector. Without the report, the
-coordinator detects the loss a second or two later, when the host's stream breaks. Launchers do not assign incarnations or host generations.
-The coordinator assigns them through Raft when the process registers. `instance` only identifies one run of a process, so that a report of
-its exit is not applied to the next run.
+If a launcher reports a lost host (`ReportHostExit`), the coordinator's failure detector uses the report only as a hint. Without the report,
+the coordinator detects the loss a second or two later, when its connection to the host breaks. When a process registers, the coordinator
+assigns its incarnation or host generation through Raft. Launchers do not assign incarnations or host generations. `instance` only
+identifies one run of a process, so that an exit report is not applied to a later run.
 
 `snapline.deploy.conformance` tests built-in and third-party launchers.
 """
@@ -27,13 +27,13 @@ Kind = Literal["coordinator", "host"]
 
 
 class ProcessSpec(msgspec.Struct, frozen=True):
-    """Description of a process to start.
+    """Specification of a process to start.
 
     Attributes:
-        name: such as `h1`, `c1` or `coordinator`. The launcher runs at most one process per name at a time.
-        kind: host or coordinator. Launchers spread the processes of each kind over their machines.
-        instance: identifies this run of the process.
-        command: program and arguments. A launcher for other machines replaces the program with the Python interpreter of those machines.
+        name: name of the process, such as `h1`, `c1` or `coordinator`. The launcher runs at most one process with a given name at a time.
+        kind: host or coordinator. Launchers spread the processes of each kind over the available machines.
+        instance: id of this run of the process.
+        On other machines, a launcher replaces the program with the path of the Python interpreter there.
     """
 
     name: str
@@ -46,9 +46,10 @@ class Handle(msgspec.Struct, frozen=True):
     """Identifies a process that a launcher has started.
 
     Attributes:
-        name, instance: from the process's spec. The instance differs if the place has restarted the process without the launcher.
+        name, instance: same as in the process's spec. The instance differs from the spec if the place has restarted the process without the
+            launcher.
         where: the launcher's name for the machine or node.
-        pid: the process id on that machine.
+        pid: the process id on its machine.
     """
 
     name: str
@@ -58,22 +59,22 @@ class Handle(msgspec.Struct, frozen=True):
 
 
 class Launcher(Protocol):
-    """Starts, ends and watches processes. Use a launcher from a single event loop, where its methods may run concurrently."""
+    """Starts, ends and watches processes. Use a launcher only in one event loop. Several methods of a launcher may run concurrently."""
 
     @property
     def where(self) -> str:
-        """Description of the place for messages, such as a folder or a cluster."""
+        """Description of the place for messages, for example a folder or cluster name."""
         ...
 
     @property
     def logs(self) -> str:
-        """Location of the logs, for messages."""
+        """Location of the log files, for messages."""
         ...
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Reserve the place for this fleet. Return the HOST:PORT address at which each coordinator must listen, by name.
+        """Reserve the place for this fleet. Map the name of each coordinator to the HOST:PORT address at which the coordinator must listen.
 
-        A fleet that ran at this place before gets its previous addresses again if they are free.
+        A fleet that has run at this place before gets its previous addresses again if they are free.
 
         Raises:
             UsageError: If another launcher uses the place, or the place belongs to another fleet.
@@ -81,42 +82,42 @@ class Launcher(Protocol):
         ...
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Start a process, and return its handle as soon as the process runs. Do not wait until the fleet has formed.
+        """Start a process. Return its handle as soon as the process runs. Do not wait until the fleet is ready.
 
-        If a process of this name already runs, return that process's handle. If the call is cancelled, the process may have been started,
-        and `close` ends it.
+        If a process with this name is already running, return its handle. If the call is cancelled, the process may already have been
+        started. `close` then ends it.
 
         Raises:
-            ExternalFailureError: If the process currently cannot be started. A later call may succeed.
+            ExternalFailureError: If the process cannot be started at present. A later call may succeed.
         """
         ...
 
     async def watch(self, handle: Handle) -> Exit:
-        """Wait until the process has exited or the launcher has permanently lost it, and return its exit.
+        """Wait until the process has exited or the launcher has lost it permanently, and return its exit.
 
-        Several tasks may wait at the same time.
+        Several tasks may wait concurrently.
         """
         ...
 
     async def status(self, handle: Handle) -> Exit | None:
-        """Return the process's exit, or None while the process runs."""
+        """Return the process's exit, or None if the process is still running."""
         ...
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
-        """Send SIGTERM to the process, and SIGKILL if it still runs after `grace_s` seconds. Return its exit.
+        """Send SIGTERM to the process, and SIGKILL if it is still running after `grace_s` seconds. Return its exit.
 
         Do nothing if the process has already exited.
         """
         ...
 
     async def kill(self, handle: Handle) -> None:
-        """Send SIGKILL to the process. `watch` reports the exit. Do nothing if the process has already exited."""
+        """Send SIGKILL to the process. `watch` reports the exit."""
         ...
 
     async def freeze(self, handle: Handle) -> None:
         """Freeze the process with SIGSTOP until `thaw` is called or the process is killed. Only tests use this method.
 
-        The frozen process behaves as if its machine were overloaded.
+        To the coordinator, a frozen process looks like a process on an overloaded machine.
         """
         ...
 
@@ -138,7 +139,7 @@ than waiting."""
 
 
 class Commands(Protocol):
-    """Builds the command lines of child processes. Tests substitute other programs."""
+    """Builder of the command lines of child processes. Tests replace this builder to run other programs."""
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
         """Return the command line of coordinator replica `name`, which listens at `address`.
@@ -148,7 +149,8 @@ class Commands(Protocol):
         ...
 
     def host(self, address: str, host: str, instance: str) -> list[str]:
-        """Return the command line of a host that joins the coordinator at `address`. Addresses of several replicas are separated by commas.
+        """Return the command line of a host that joins the coordinator at `address`. The addresses of several coordinator replicas are
+        separated by commas.
 
         `instance` identifies this run of the host.
         """
@@ -156,7 +158,7 @@ class Commands(Protocol):
 
 
 class SnaplineCommands:
-    """Builds the command lines of snapline's own processes, which keep all files in one folder."""
+    """Builder of the command lines of snapline's own processes, which keep all files in one folder."""
 
     def __init__(
         self,
@@ -180,17 +182,16 @@ class SnaplineCommands:
         Args:
             data_dir: folder for the files of all processes.
             fleet: `MODULE:FLEET`.
-            hosts: number of hosts.
-            arguments: arguments for a FLEET that is a function.
-            on_failure: whether a lost host's agents "move" to other hosts or wait for a "restart".
-            trace_every: N traces every N-th message of each channel, and 0 disables tracing.
-            store: URL or path of the store. If empty, the store is a folder in `data_dir`.
+            arguments: arguments to pass if FLEET is a function.
+            on_failure: whether agents of a lost host "move" to other hosts or wait for a "restart".
+            trace_every: if N, trace every N-th message of each channel; 0 disables tracing.
+            store: URL or path of the store. If `store` is empty, the store is a folder in `data_dir`.
             listen: address where hosts listen.
-            metrics: address at which each process serves metrics. If empty, processes serve no metrics.
+            metrics: address at which each process serves metrics; empty to serve no metrics.
             log: `--log-…` and `--otel` options.
-            last_snapshot_s: time limit in seconds for the last snapshot when a process is stopped.
-            begin_anew: whether coordinators get `--begin-anew`.
-            trust: function that returns the `--tls-…` or `--insecure` options of a process.
+            last_snapshot_s: time limit in seconds for the last snapshot of a process that is being stopped.
+            begin_anew: whether to pass `--begin-anew` to the coordinators.
+            trust: function that returns the `--tls-…` or `--insecure` options for a process.
         """
         self._data_dir = data_dir
         self._store = store or str(data_dir / STORE_FOLDER)

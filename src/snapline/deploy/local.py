@@ -1,9 +1,9 @@
-"""Run a whole fleet on this machine. Start, watch and restart one, three or five coordinator processes and N host processes.
+"""Run a whole fleet on this machine, with N host processes and one, three or five coordinator processes.
 
-`LocalLauncher` starts the processes as its children (`deploy/child.py`), and `deploy/supervisor.py` decides about restarts. A coordinator
-keeps its port across restarts. A fleet writes only to its own folder (`deploy/data_directory.py`). A fleet that starts again in the same
-folder, with the same number of coordinators, continues from its last complete epoch. All processes die with the launcher, even if the
-launcher is killed (`deploy/parent_watch.py`).
+`LocalLauncher` starts the processes as its children (`deploy/child.py`), and `deploy/supervisor.py` restarts them. A coordinator keeps its
+port when it is restarted. A fleet writes only to its own folder (`deploy/data_directory.py`). If a fleet restarts in the same folder with
+the same number of coordinators, it continues from its last complete epoch. All processes die with the launcher, even if the launcher is
+killed (`deploy/parent_watch.py`).
 """
 
 import asyncio
@@ -28,10 +28,10 @@ HERE = "this machine"
 
 
 class LocalLauncher:
-    """Starts processes as children of this process. `data_dir` contains the logs and the coordinators' addresses."""
+    """Launcher that starts processes as children of this process. `data_dir` contains the logs and the coordinators' addresses."""
 
     def __init__(self, data_dir: Path, *, environment: Mapping[str, str] | None = None) -> None:
-        """Create the launcher. `environment` is added to the environment of the children."""
+        """Create a launcher whose children get this process's environment plus `environment`."""
         self._data_dir = data_dir
         self._environment = dict(environment or {})
         self._children: dict[str, tuple[Handle, Child]] = {}  # by name; only the latest run
@@ -51,8 +51,8 @@ class LocalLauncher:
         """Lock the folder, and choose the coordinators' ports. Reuse the ports of the previous run if they are free.
 
         Raises:
-            DirectoryInUseError: If another launcher already uses this folder.
-            UsageError: If the fleet in this folder has another number of coordinators.
+            DirectoryInUseError: If another launcher is already using this folder.
+            UsageError: If the fleet in this folder has a different number of coordinators.
         """
         make_private(self._data_dir)
         self._lock_fd = lock(self._data_dir)
@@ -61,7 +61,7 @@ class LocalLauncher:
     async def start(self, spec: ProcessSpec) -> Handle:
         """Start a process and return its handle.
 
-        The method awaits only in its first line, so a cancellation cannot leave an unknown process running.
+        Only the first line of this method awaits, so a cancellation cannot leave an unknown process running.
         """
         forks = await self._forks_for(spec.command)
         if spec.name in self._children:
@@ -75,9 +75,9 @@ class LocalLauncher:
         return handle
 
     async def _forks_for(self, command: Sequence[str]) -> ForkServer | None:
-        """Return the fork server, or None if a fork server cannot run this command.
+        """Return the fork server, or None if it cannot run this command.
 
-        Start the server on first use, and again if it was killed.
+        Start the server on first use, and start it again if it was killed.
         """
         if not is_forkable(command):
             return None
@@ -135,7 +135,8 @@ class LocalLauncher:
         return Exit(child.exit_code, text, child.last_line(), str(child.log_path), died_in)
 
     def _died_in(self, name: str) -> tuple[TurnDeath, ...]:
-        """Return the turns that the host's last run marked as running. Return an empty tuple if there are no marks."""
+        """Return the turns that the host was running when its last run ended, according to its turn marks. Return an empty tuple if there
+        are no turn marks."""
         path = marks_of(self._data_dir, name)
         if not path.exists():
             return ()
@@ -145,7 +146,7 @@ class LocalLauncher:
         return died_in if instance == self._children[name][0].instance else ()
 
     def _forget_marks(self, handle: Handle) -> None:
-        """Remove the turn marks of a process that the launcher kills, because no turn caused its exit."""
+        """Remove the turn marks of a process that the launcher kills, because no turn has caused its exit."""
         if self._child(handle) is not None:
             marks_of(self._data_dir, handle.name).unlink(missing_ok=True)
 
@@ -155,7 +156,7 @@ class LocalLauncher:
             child.signal(number)
 
     def _child(self, handle: Handle) -> Child | None:
-        """Return the child of this handle, or None if a later run has replaced it."""
+        """Return the child of this handle, or None if it was replaced by a later run."""
         latest, child = self._children.get(handle.name, (None, None))
         return child if latest == handle else None
 
@@ -184,26 +185,29 @@ class LocalFleet(LaunchedFleet):
         last_snapshot_s: float = 0.0,
         begin_anew: bool = False,
     ) -> None:
-        """Describe the fleet. `start()` starts it.
+        """Describe the fleet, which `start()` then starts.
 
         Args:
-            commands: builder of the children's command lines. The default runs snapline's own processes.
-            data_dir: folder for everything that the fleet writes. The folder is created if missing.
+            commands: builder of the children's command lines; by default, of snapline's own processes.
+            data_dir: folder for all files of the fleet, which is created if missing.
             fleet: `MODULE:FLEET`.
-            hosts: number of host processes, named `h1` to `hN`.
-            coordinators: 1, 3 or 5. A single coordinator is named `coordinator`, and several replicas are named `c1`, `c2` …
-            arguments: arguments for a FLEET that is a function.
-            on_failure: whether a dead host's agents wait for a "restart" or "move" to other hosts.
-            trace_every: N traces every N-th message of each channel to `DIR/traces`, and 0 disables tracing.
-            store: URL or path of the checkpoint store. If empty, the store is `DIR/store`.
-            metrics: address with port 0 at which each process serves metrics. `DIR/metrics` contains the actual addresses. If empty,
-                processes serve no metrics.
-            log: `--log-format`, `--log-level` and `--otel` options of each process. By default the environment sets them, or else logs are
-            text at level info. environment: variables added to the children's environment. connect: function that creates a client for the
-            coordinator's comma-separated addresses. The default is `CoordinatorClient`. on_note: called with a sentence whenever the
-            launcher does something. on_status: called with every status that is read from the coordinator. last_snapshot_s: time limit in
-            seconds for the last snapshot that `stop` takes. If 0, `stop` takes no snapshot. begin_anew: whether the fleet starts from its
-            initial states if all of its snapshots are damaged.
+            hosts: number of hosts, which are named `h1` to `hN`.
+            coordinators: 1, 3 or 5. A single coordinator is named `coordinator`. Replicas are named `c1`, `c2` and so on.
+            arguments: arguments to pass if FLEET is a function.
+            on_failure: whether agents of a lost host wait for a "restart" or "move" to other hosts.
+            trace_every: if N, trace every N-th message of each channel to `DIR/traces`; 0 disables tracing.
+            store: URL or path of the checkpoint store. If `store` is empty, the store is `DIR/store`.
+            metrics: address, with port 0, at which each process serves metrics; empty to serve no metrics. `DIR/metrics` then contains the
+                actual addresses.
+            log: `--log-format`, `--log-level` and `--otel` options of each process. The defaults come from the environment; without them,
+                logs are text at level info.
+            environment: variables added to the children's environment.
+            connect: function that creates a client for the coordinators' comma-separated addresses; by default `CoordinatorClient`.
+            on_note: called with a sentence for each action of the launcher.
+            on_status: called with every status that is read from the coordinator.
+            last_snapshot_s: time limit in seconds for the last snapshot that `stop` takes. If `last_snapshot_s` is 0, `stop` takes no
+                snapshot.
+            begin_anew: whether the fleet starts from its initial states if all of its snapshots are damaged.
         """
         self.data_dir = data_dir
         default_commands = SnaplineCommands(

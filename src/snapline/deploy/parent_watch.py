@@ -1,10 +1,10 @@
-"""Run a command that the kernel kills as soon as its launcher dies.
+"""Run a command so that the kernel kills it as soon as its launcher dies.
 
 Usage: `python -I -S parent_watch.py LAUNCHER_PID PROGRAM ARGUMENT…`. This program asks Linux to send it a SIGKILL when its parent dies
-(PR_SET_PDEATHSIG), and then executes PROGRAM. The request survives `execv`. This program is not a function that runs between fork and exec,
-because the launcher has gRPC's threads. After a fork of a process with threads, only async-signal-safe code may run.
+(PR_SET_PDEATHSIG), and then executes PROGRAM. The setting survives `execv`. This is a separate program, because a launcher has gRPC's
+threads. After a fork of a process with threads, only async-signal-safe code may run.
 
-The kernel watches the *thread* that started the child, so start children from a thread that lives as long as the launcher.
+The kernel watches the *thread* that started the child. So start children from a thread that lives as long as the launcher.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def tie_to(parent: int) -> None:
-    """Make this process die when its parent process `parent` dies."""
+    """Arrange for this process to be killed when its parent process `parent` dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the request, so the kernel will send no signal

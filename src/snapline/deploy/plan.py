@@ -1,4 +1,4 @@
-"""Plan a fleet on other machines for any launcher. Define its processes, certificates and command lines."""
+"""Plan of a fleet on other machines, for any launcher. The plan defines the fleet's processes, certificates and command lines."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,19 +29,21 @@ class FleetPlan(msgspec.Struct, frozen=True):
     """Plan of a fleet and its processes.
 
     Attributes:
-        name: name of the fleet at its place.
-        fleet, arguments: `MODULE:FLEET`, and the arguments for a FLEET that is a function.
-        data_dir: path on every node for logs and the coordinators' files. The path need not be shared.
-        hosts, coordinators: numbers of processes.
-        store: URL, or a path that all nodes share. If empty, the store is the folder `store` in `data_dir`, which must then be shared.
-        node: resources that each host reserves on its node. Only Ray uses them.
-        on_failure: whether a lost host's agents move immediately or first wait a while for the host. The host is restarted in both cases.
-        is_insecure: whether the user allows plaintext between nodes.
+        name: name of the fleet, which is unique at its place.
+        fleet, arguments: `MODULE:FLEET`, and the arguments to pass if FLEET is a function.
+        data_dir: path, on every node, of the folder for logs and the coordinators' files. The nodes need not share this folder.
+        store: URL of the store, or a path that all nodes share. If `store` is empty, the store is the folder `store` in `data_dir`, and all
+            nodes must share `data_dir`.
+        node: resources to reserve for each host on its node. Used only on Ray.
+        on_failure: whether agents of a lost host move to other hosts immediately, or first wait for the host to return. The lost host is
+            restarted in either case.
+        is_insecure: whether plaintext between nodes is allowed.
         domain: trust domain of the certificates.
-        log: command-line options of each process for logs and OpenTelemetry.
-        last_snapshot_s: time limit in seconds for the last snapshot when the fleet is shut down. If 0, no snapshot is taken.
+        log: command-line options for logs and OpenTelemetry, for each process.
+        last_snapshot_s: time limit in seconds for the last snapshot when the fleet is shut down. If `last_snapshot_s` is 0, no last
+            snapshot is taken.
         begin_anew: whether the fleet starts from its initial states if all of its snapshots are damaged.
-        has_metrics: whether each process serves metrics at a port of its own. `metrics/` in `data_dir` contains the addresses.
+        has_metrics: whether each process serves metrics on its own port. The folder `metrics/` in `data_dir` contains the addresses.
     """
 
     name: str
@@ -62,7 +64,8 @@ class FleetPlan(msgspec.Struct, frozen=True):
 
 
 def check_exposure(address: str) -> None:
-    """Refuse to run processes without certificates if other machines can reach them. Do not call this function if `--insecure` is given.
+    """Refuse to run processes without certificates if other machines can reach the processes. Callers skip this check if `--insecure` is
+    given.
 
     Args:
         address: address of a process on another machine, or an empty string if all processes run on this machine.
@@ -78,10 +81,10 @@ def check_exposure(address: str) -> None:
 
 
 def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, bytes]:
-    """Return the processes' certificate files from a folder created by `snapline auth init`, without the certificate authority's key.
+    """Return the processes' certificate files from a folder created by `snapline auth init`. Omit the certificate authority's key.
 
     Raises:
-        UsageError: If a file is missing. The message explains how to create it.
+        UsageError: If a file is missing. The message explains how to create the file.
     """
     owners = [("host", f"h{number}") for number in range(1, hosts + 1)]
     owners += [("coordinator", f"c{number}") for number in range(1, coordinators + 1)]
@@ -89,7 +92,7 @@ def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, 
 
 
 def read_owner_files(folder: Path, owners: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-    """Return the certificates and keys of these roles and names, and the certificate authority's certificate.
+    """Return the certificates and keys of the given roles and names, and the certificate authority's certificate.
 
     Raises the same errors as `read_certificates`.
     """
@@ -108,9 +111,9 @@ def read_owner_files(folder: Path, owners: Iterable[tuple[str, str]]) -> dict[st
 
 
 def own_files(certificates: Mapping[str, bytes], role: str, name: str) -> dict[str, bytes]:
-    """Return the certificates that one process needs: its own, and the certificate authority's.
+    """Return the certificates that one process needs: its own certificate and the certificate authority's.
 
-    Return an empty dict without certificates.
+    Return an empty dict if the fleet does not use certificates.
     """
     if not certificates:
         return {}
@@ -123,7 +126,7 @@ def own_files(certificates: Mapping[str, bytes], role: str, name: str) -> dict[s
 
 
 def commands_of(plan: FleetPlan, *, is_tls: bool) -> SnaplineCommands:
-    """Return the builder of the command lines of the plan's processes. The command lines contain placeholders that each node fills in."""
+    """Return the builder of the command lines of the plan's processes. The command lines contain placeholders that each node replaces."""
     files = (
         "--tls-cert",
         f"{PRIVATE}/own.crt",

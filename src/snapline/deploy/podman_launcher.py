@@ -1,17 +1,17 @@
 """Run a fleet's processes in podman containers on this machine.
 
-Each host and coordinator has its own container, with a name such as FLEET-h1 or FLEET-c1.
+Each host and coordinator runs in its own container, with a name such as FLEET-h1 or FLEET-c1.
 
-Containers survive their launcher. A new launcher finds the containers by name and takes them over, and `close` removes them all.
-Containers:
+The containers keep running after their launcher exits. A new launcher finds the containers by name and takes them over. `close` removes all
+containers. Each container:
 
-- use the machine's network, and listen on loopback;
-- mount the fleet's data and code as volumes, at the same paths as on the machine;
-- receive certificates as podman secrets;
-- run as the user who starts the fleet, without capabilities and on a read-only file system.
+- uses the machine's network and listens on the loopback interface;
+- mounts the fleet's data and code as volumes, at the same paths as on the machine;
+- receives certificates as podman secrets;
+- runs without capabilities, on a read-only file system, as the user who starts the fleet.
 
-The first process of a container is a small init program (`--init`), because a first process without a SIGTERM handler would ignore the
-signal.
+The first process of a container is a small init program (`--init`). If the first process were a program without a SIGTERM handler, it would
+ignore SIGTERM.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ FLEET_LABEL, FOLDER_LABEL, INSTANCE_LABEL = "snapline.fleet", "snapline.folder",
 
 
 class ContainerState(msgspec.Struct, rename="pascal", frozen=True):
-    """State of one container, as `podman container inspect` reports it."""
+    """State of a container in the output of `podman container inspect`."""
 
     status: str
     pid: int
@@ -46,7 +46,7 @@ class ContainerState(msgspec.Struct, rename="pascal", frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Return whether the container will never run again. A container in state "created" was left behind by a failed start."""
+        """Return whether the container will never run again. A container in the state "created" was left behind by a failed start."""
         return self.status not in ("running", "paused", "stopping")
 
 
@@ -55,7 +55,7 @@ class _Configuration(msgspec.Struct, rename="pascal", frozen=True):
 
 
 class Container(msgspec.Struct, rename="pascal", frozen=True):
-    """One container, as `podman container inspect` reports it."""
+    """A container in the output of `podman container inspect`."""
 
     id: str
     name: str
@@ -77,7 +77,7 @@ async def podman(
     """Run podman and return its output.
 
     Raises:
-        PodmanError: If podman failed, or took longer than `limit_s`.
+        PodmanError: If podman failed or took longer than `limit_s`.
         UsageError: If podman is not installed.
     """
     code, out, err = await _run(program, arguments, given, limit_s)
@@ -88,7 +88,7 @@ async def podman(
 
 
 async def last_line(program: Sequence[str], name: str) -> str:
-    """Return the last line that a container wrote to stdout or stderr, or `""` if it wrote none or podman fails."""
+    """Return the last line that a container wrote to stdout or stderr. Return `""` if there is none or podman fails."""
     code, out, err = await _run(program, ("logs", "--tail", "1", name), None, CALL_S)
     return "" if code else f"{out}{err}".strip()
 
@@ -127,7 +127,7 @@ async def inspect(program: Sequence[str], name: str) -> Container | None:
     """Return the container with this name or id, or None if it does not exist.
 
     Raises:
-        PodmanError: If podman does not work.
+        PodmanError: If the command fails.
     """
     try:
         output = await podman(program, "container", "inspect", name)
@@ -139,7 +139,7 @@ async def inspect(program: Sequence[str], name: str) -> Container | None:
 
 
 async def containers_of(program: Sequence[str], fleet: str) -> list[Container]:
-    """Return all containers of this fleet, including those that do not run."""
+    """Return all containers of this fleet, including containers that are not running."""
     listed = await podman(program, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={FLEET_LABEL}={fleet}")
     inspected = await asyncio.gather(*(inspect(program, container) for container in listed.split()))
     return [container for container in inspected if container is not None]
@@ -169,7 +169,7 @@ SIGNALLED = 128
 
 
 class PodmanLauncher:
-    """Runs the processes of one fleet in podman containers."""
+    """Launcher that runs the processes of one fleet in podman containers."""
 
     def __init__(
         self,
@@ -182,16 +182,16 @@ class PodmanLauncher:
         files: Files = lambda kind, name: {},
         program: Sequence[str] = ("podman",),
     ) -> None:
-        """Describe where to run the fleet. `open` reserves the place.
+        """Describe the fleet and its containers.
 
         Args:
-            fleet: name of the fleet, which the names of containers and secrets contain.
+            fleet: name of the fleet, which is part of the names of all containers and secrets.
             data_dir: folder for the coordinators' files and logs. The folder is mounted as a volume at the same path.
-            image: image that contains snapline and the agents' dependencies.
-            folder: folder with the fleet's code. The folder is mounted as a read-only volume, and is the processes' working directory.
-            volumes: other folders that the processes need, such as the store's folder.
-            files: certificates and keys of each process, which containers receive as podman secrets.
-            program: the podman program, with options if necessary.
+            image: container image with snapline and the agents' dependencies.
+            folder: folder that contains the fleet's code. The folder is mounted read-only, and is the working directory of the processes.
+            volumes: additional folders that the processes need, such as the store's folder.
+            files: certificates and keys of each process, delivered to the containers as podman secrets.
+            program: the podman program, with options if needed.
         """
         self._fleet = fleet
         self._data_dir = data_dir.absolute()
@@ -212,11 +212,12 @@ class PodmanLauncher:
         return str(self._data_dir / LOGS_FOLDER)
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Lock the folder, and choose the coordinators' ports. Reuse the previous run's ports if they are free or its containers still run.
+        """Lock the folder, and choose the coordinators' ports. Reuse the ports of the previous run if they are free or its containers are
+        still running.
 
         Raises:
-            DirectoryInUseError: If another launcher already uses this folder.
-            UsageError: If a fleet of this name has another folder, this folder has another number of coordinators, or podman is missing.
+            DirectoryInUseError: If another launcher is already using this folder.
+            UsageError: If the fleet's name is used with another folder, the number of coordinators has changed, or podman is missing.
         """
         for path in self._volumes:
             make_private(path)
@@ -234,7 +235,7 @@ class PodmanLauncher:
         return dict(zip(coordinators, choose_addresses(self._data_dir, len(coordinators)), strict=True))
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Start a process and return its handle. A cancelled start continues in the background, so that `close` finds its container."""
+        """If this call is cancelled, the start continues in the background, so that `close` finds the container."""
         task = asyncio.create_task(self._start(spec))
         self._starting.add(task)
         task.add_done_callback(self._started)
@@ -271,7 +272,7 @@ class PodmanLauncher:
         await self._run_quietly("unpause", handle)
 
     async def close(self) -> None:
-        """Remove all containers of this fleet, including those that an earlier launcher left behind, and unlock the folder."""
+        """Remove all containers of this fleet, including those of earlier launchers, and unlock the folder."""
         await asyncio.gather(*self._starting, return_exceptions=True)
         await self.sweep()
         if self._lock_fd is not None:
@@ -279,9 +280,9 @@ class PodmanLauncher:
             self._lock_fd = None
 
     async def sweep(self) -> list[str]:
-        """Remove this fleet's containers and secrets, whichever launcher created them. Return the containers' names.
+        """Remove this fleet's containers and secrets, including those of earlier launchers. Return the names of the removed containers.
 
-        If a fleet of the same name has containers in another folder, keep these containers and all secrets.
+        If containers with the fleet's name belong to another folder, keep these containers and all secrets.
         """
         containers = await containers_of(self._program, self._fleet)
         ours = [container for container in containers if is_same_folder(container.label(FOLDER_LABEL), self._data_dir)]
@@ -339,7 +340,8 @@ class PodmanLauncher:
         return [*arguments, "--entrypoint", "python3", self._image, *command]
 
     async def _keep_secrets(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Replace the process's secrets with the current files, because certificates may have been renewed since the last start."""
+        """Replace the process's secrets by the current certificate files, because certificates may have been renewed since the last
+        start."""
         for file, content in files.items():
             secret = f"{self._fleet}.{name}.{file}"
             with contextlib.suppress(PodmanError):  # the secret does not exist yet

@@ -1,6 +1,6 @@
-"""Connect to a Ray cluster, which requires the extra `snapline[ray]`. Only this module uses Ray, which it imports on first use.
+"""Connection to a Ray cluster, which requires the extra `snapline[ray]`. Only this module uses Ray, which it imports on first use.
 
-Ray's types exist only if Ray is installed, so this module declares Ray's objects as `Any`.
+Ray's types exist only if Ray is installed, so this module annotates Ray's objects as `Any`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ NAMESPACE_PREFIX = "snapline-"
 
 
 class WorkerLostError(ExternalFailureError):
-    """Ray has reported that an actor or its node is gone or unreachable."""
+    """Ray has reported that an actor or its node has died or is unreachable."""
 
 
 def load_ray() -> Any:
@@ -46,19 +46,19 @@ def load_ray() -> Any:
 
 
 class RayCluster:
-    """A connection to a Ray cluster that uses one fleet's namespace."""
+    """A connection to a Ray cluster, in the namespace of one fleet."""
 
     def __init__(self, fleet: str, address: str, runtime: Mapping[str, object] | None = None) -> None:
-        """Connect to the cluster, or use this process's existing connection.
+        """Connect to the cluster, or reuse this process's existing connection.
 
         Args:
-            fleet: name of the fleet on this cluster. The namespace of the fleet's actors contains this name.
-            address: HOST:PORT, or "auto" to use RAY_ADDRESS or this machine's cluster.
-            runtime: Ray's runtime environment for all actors. For example, it names the folder with the fleet's code.
+            fleet: name of the fleet on this cluster. The name is part of the namespace of the fleet's actors.
+            address: HOST:PORT, or "auto" for the cluster in RAY_ADDRESS or else on this machine.
+            runtime: Ray's runtime environment for all actors, including the folder that contains the fleet's code.
 
         Raises:
-            UsageError: If Ray is not installed, or there is no cluster on this machine.
-            ExternalFailureError: If no cluster answers at `address` within some seconds.
+            UsageError: If Ray is not installed, or no cluster runs on this machine.
+            ExternalFailureError: If no cluster replies at `address` within a few seconds.
         """
         self.namespace = NAMESPACE_PREFIX + fleet
         self._ray = load_ray()
@@ -78,7 +78,7 @@ class RayCluster:
                 raise UsageError(f"no Ray cluster answers at {address}: `ray start --head` makes one") from error
 
     def nodes_for(self, node: Mapping[str, float]) -> list[str]:
-        """Return the addresses of the nodes that have the resources in `node`, even if these resources are in use."""
+        """Return the addresses of all nodes that have the resources in `node`, even if these resources are in use."""
         return [
             str(ray_node["NodeManagerAddress"])
             for ray_node in self._ray.nodes()
@@ -87,10 +87,10 @@ class RayCluster:
         ]
 
     async def spread(self, count: int, node: Mapping[str, float]) -> None:
-        """Reserve the resources in `node` on each of `count` nodes. If the fleet already has a reservation, keep it unchanged.
+        """Reserve the resources in `node` on each of `count` nodes. If the fleet already has a reservation, do not change it.
 
         Raises:
-            ExternalFailureError: If these resources are free on fewer than `count` nodes.
+            ExternalFailureError: If fewer than `count` nodes have these resources free.
         """
         util = import_module("ray.util")
         try:
@@ -116,14 +116,14 @@ class RayCluster:
             ) from None
 
     def actor(self, name: str) -> Any | None:
-        """Return the fleet's actor with this name, or None if there is no such actor."""
+        """Return the fleet's actor with this name, or None if it does not exist."""
         try:
             return self._ray.get_actor(name, namespace=self.namespace)
         except ValueError:
             return None
 
     def names(self) -> list[str]:
-        """Return the sorted names of all actors of the fleet."""
+        """Return the names of all actors of the fleet, sorted."""
         actors = import_module("ray.util").list_named_actors(all_namespaces=True)
         return sorted(str(actor["name"]) for actor in actors if actor["namespace"] == self.namespace)
 
@@ -137,15 +137,13 @@ class RayCluster:
     ) -> Any:
         """Create a detached actor and return its handle.
 
-        The actor survives this process. If the actor or its node dies, Ray restarts the actor on any suitable node, but never repeats
-        calls.
+        The actor continues to exist after this process exits. If the actor or its node dies, Ray restarts the actor on any suitable node,
+        but does not repeat its calls.
 
         Args:
-            kind: the actor's class.
             name: the actor's name in the fleet's namespace.
-            bundle: number of the reserved node to run on, or None for any node.
-            arguments: arguments for the actor's constructor.
-            runtime: the actor's runtime environment, or None for this process's.
+            bundle: index of the reserved node for the actor, or None for any node.
+            runtime: the actor's runtime environment, or None for the environment of this process.
         """
         options: dict[str, Any] = {
             "name": name,
@@ -170,11 +168,11 @@ class RayCluster:
             ray_logger.removeFilter(_is_unrelated_warning)
 
     def end_actor(self, actor: Any) -> None:
-        """End an actor permanently, so that Ray does not restart it."""
+        """End an actor permanently, without a restart by Ray."""
         self._ray.kill(actor, no_restart=True)
 
     def leave(self, *, is_over: bool) -> None:
-        """Disconnect from the cluster. If `is_over` is set, also release the fleet's reserved nodes."""
+        """Disconnect from the cluster. If `is_over` is set, also release the nodes that are reserved for the fleet."""
         if is_over:
             util = import_module("ray.util")
             with contextlib.suppress(ValueError):  # no reservation exists
@@ -184,26 +182,26 @@ class RayCluster:
 
 
 def _is_unrelated_warning(record: logging.LogRecord) -> bool:
-    """Suppress Ray's warning that an actor ends with its placement group, because here both end together on purpose."""
+    """Suppress Ray's warning that an actor ends together with its placement group, which is intended."""
     return "placement group is not recommended" not in record.getMessage()
 
 
 def node_here() -> tuple[str, str]:
-    """Return the id and address of the node on which the calling actor runs."""
+    """Return the id and address of the node on which the calling actor is running."""
     context = import_module("ray").get_runtime_context()
     return str(context.get_node_id()), str(import_module("ray.util").get_node_ip_address())
 
 
 def runtime_here() -> dict[str, Any]:
-    """Return the calling actor's runtime environment. For example, it names Ray's copy of the folder with the fleet's code."""
+    """Return the calling actor's runtime environment, including Ray's copy of the folder that contains the fleet's code."""
     return dict(import_module("ray").get_runtime_context().runtime_env)
 
 
 async def answer(reference: Any) -> Any:
-    """Wait for the result of a call to an actor, and return the result.
+    """Wait for the result of an actor call, and return it.
 
     Raises:
-        WorkerLostError: If the actor is gone or unreachable. The call may or may not have run.
+        WorkerLostError: If the actor has died or is unreachable. The call may or may not have been executed.
     """
     errors = import_module("ray.exceptions")
     try:

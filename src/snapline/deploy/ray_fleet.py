@@ -1,26 +1,26 @@
-"""Run a fleet on a Ray cluster. The fleet keeps running after the program that started it has exited.
+"""Launcher and supervisor for a fleet on a Ray cluster. The fleet keeps running after the program that started the fleet has exited.
 
-A *supervisor* actor runs the same `LaunchedFleet` as `snapline run`, but with the Ray launcher. If the actor dies, Ray restarts it with the
-same plan on any node. The restarted actor finds the workers and running processes by name, and takes them over. In the meantime no dead
-process is restarted, and the coordinator detects lost hosts only by missing heartbeats.
+A *supervisor* actor runs the same `LaunchedFleet` as `snapline run`, but with the Ray launcher. If the supervisor actor dies, Ray restarts
+it with the same plan on any node. The restarted supervisor finds the workers and running processes by name and takes them over. Until the
+restart, dead processes are not restarted, and the coordinator detects lost hosts only by missing heartbeats.
 
-Ray restarts a supervisor with its original certificates, so renewed certificates require a new supervisor (`renew`). The new supervisor
-starts every process again by name. Since the processes already run, their workers only store the new files.
+Ray restarts a supervisor with its original certificates. So renewing certificates requires a new supervisor (`renew`). The new supervisor
+starts every process again under the same name. The processes are already running, so their workers only store the new files.
 
-**The launcher** runs each process of the fleet with a worker actor (`NodeWorker`). Two hosts never share a node, and neither do two
-coordinators. A worker starts its process as a child on the worker's node, and watches it. The process dies with the worker, however the
-worker ends (`deploy/parent_watch.py`). A worker starts a process only when the launcher asks it to. So a worker that Ray has restarted, on
-the same or another node, has no process at first. When the launcher starts the process again, the process registers with the coordinator,
-which assigns its agents. So Ray's restart of an actor never replaces a recovery. The worker fills in two placeholders in a command line:
-`@node` is the node's address, and `@private/NAME` is a certificate or key file.
+**The launcher** runs each process of the fleet with a worker actor (`NodeWorker`). Two hosts never share a node, and two coordinators never
+share a node. A worker starts its process as a child on its own node, and watches the process. If the worker ends for any reason, the
+process dies with it (`deploy/parent_watch.py`). A worker starts a process only at the launcher's request. So after Ray has restarted a
+worker, on the same or another node, the worker has no process. The launcher then starts the process again, and the process registers with
+the coordinator, which assigns agents to it. So a restart by Ray never replaces a recovery. A worker replaces two placeholders in command
+lines: `@node` by the node's address, and `@private/NAME` by the path of a certificate or key.
 
-When Ray reports that an actor or a node is gone, the supervisor reports the loss of the actor's process to the coordinator. Missing
-heartbeats may reveal the loss earlier. Ray's report may be wrong, because an actor and its process may still run on a node that Ray has
-given up. Such a process is harmless: its host has been replaced, so its messages are rejected (G9).
+When Ray reports that an actor or node has died, the supervisor reports the loss of the actor's process to the coordinator. The coordinator
+may detect the loss earlier by missing heartbeats. Ray's report may be wrong. The actor and its process may still be running on a node that
+Ray has given up. This process is harmless, because its host has been replaced and its messages are rejected (G9).
 
-A start waits for its worker without a time limit, because the cluster may get another node later. Meanwhile the fleet continues with its
-remaining hosts. A coordinator keeps its first address, so its worker can move only to a node with the same address. On any other node the
-coordinator cannot listen. The supervisor then gives up on it, and the majority continues without it.
+To start a process, the launcher waits for its worker without a time limit, because the cluster may get another node later. While the
+launcher waits, the fleet continues on the remaining hosts. A coordinator keeps its first address, so it can listen only on a node with this
+address. If its worker moves to any other node, the supervisor gives up on this coordinator, and the majority continues without it.
 """
 
 import asyncio
@@ -66,17 +66,18 @@ from snapline.security.transport import is_loopback
 
 
 class PrivateFiles:
-    """Certificates and keys for the processes that this process starts.
+    """Certificates and keys for the processes that the current process starts.
 
-    The files are in memory, and only this process's user can read them. The files disappear when this process exits, even if its node is
-    killed.
+    The files are kept in memory and readable only by the user of the current process. The files disappear when the current process exits,
+    even if it is killed with its node.
     """
 
     def __init__(self) -> None:
         self._descriptors: dict[str, int] = {}
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Store these files, and replace existing files of the same names atomically. A reader sees either the old file or the new file."""
+        """Store these files, and atomically replace existing files with the same names. A reader sees either the old or the new content of
+        a file."""
         for name, content in files.items():
             descriptor = os.memfd_create(name)
             with open(descriptor, "wb", closefd=False) as file:
@@ -88,11 +89,11 @@ class PrivateFiles:
                 self._descriptors[name] = descriptor
 
     def path(self, name: str) -> Path:
-        """Return the path at which this user's processes can read the file. The path is valid while this process runs."""
+        """Return a path at which other processes of the same user can read the file. The path is valid while this process runs."""
         return Path(f"/proc/{os.getpid()}/fd/{self._descriptors[name]}")
 
     def fill_in(self, word: str) -> str:
-        """Replace a word of the form `@private/NAME` with the path of that file. Return any other word unchanged."""
+        """If `word` has the form `@private/NAME`, return the path of that file. Return any other word unchanged."""
         name = word.removeprefix(f"{PRIVATE}/")
         return str(self.path(name)) if name in self._descriptors and name != word else word
 
@@ -104,20 +105,20 @@ class PrivateFiles:
 
 
 class NodeWorker:
-    """Ray actor that runs the process with one name on one node.
+    """Ray actor that runs one process, identified by its name, on one node.
 
-    The launcher calls its methods through Ray, and passes structs as bytes.
+    The launcher calls this actor's methods through Ray and passes structs as bytes.
     """
 
     def __init__(self, data_dir: str) -> None:
-        """Create the worker. The worker looks up its own node, because Ray may restart it on another node with the same arguments."""
+        """Look up the worker's own node, because Ray may restart the worker on another node with the same arguments."""
         self._launcher = LocalLauncher(Path(data_dir))
         self._node_id, self._node_address = node_here()
         self._coordinator_address = ""
         self._private = PrivateFiles()
 
     async def address(self) -> str:
-        """Return a free address on this node for a coordinator. Repeated calls return the same address."""
+        """Return a free address on this node for a coordinator. Repeated calls for the same coordinator return the same address."""
         if not self._coordinator_address:
             attempts = random.sample(PORTS, PORT_ATTEMPTS_MAX)
             port = next((port for port in attempts if is_free(self._node_address, port)), None)
@@ -129,7 +130,7 @@ class NodeWorker:
         return self._coordinator_address
 
     async def start(self, spec: bytes, files: Mapping[str, bytes]) -> bytes:
-        """Same as `Launcher.start`, but first store `files`, even if the process already runs, so that it receives renewed certificates."""
+        """Same as `Launcher.start`, but first store `files`. A process that is already running thus receives renewed certificates."""
         wanted = msgspec.msgpack.decode(spec, type=ProcessSpec)
         if files:
             await asyncio.to_thread(self._private.write, files)
@@ -157,17 +158,17 @@ class NodeWorker:
         await self._launcher.thaw(self._handle(handle))
 
     async def close(self) -> None:
-        """End the processes and remove the files of this worker. Ray can then kill the actor safely."""
+        """End the worker's processes and remove its files. Ray can then kill this actor safely."""
         await self._launcher.close()
         await asyncio.to_thread(self._private.remove)
 
     def _handle(self, handle: bytes) -> Handle:
-        """Return the handle under which this worker's local launcher knows the process."""
+        """Return the handle that this worker's local launcher uses for the process."""
         return msgspec.structs.replace(msgspec.msgpack.decode(handle, type=Handle), where=HERE)
 
 
 def exit_from(encoded: bytes) -> Exit | None:
-    """Decode the reply of a worker's `watch`, `status` or `stop`."""
+    """Decode the reply of a worker's method `watch`, `status` or `stop`."""
     return msgspec.msgpack.decode(encoded, type=Exit | None)
 
 
@@ -186,7 +187,7 @@ NODE_NEEDS = {"CPU": 1.0}
 
 
 class RayLauncher:
-    """Runs the processes of one fleet on a Ray cluster."""
+    """Launcher that runs the processes of one fleet on a Ray cluster."""
 
     def __init__(
         self,
@@ -197,14 +198,14 @@ class RayLauncher:
         node: Mapping[str, float] | None = None,
         files: Files = lambda kind, name: {},
     ) -> None:
-        """Describe where to run the fleet. `open` reserves the place.
+        """Describe the fleet and its cluster.
 
         Args:
             cluster: connection to the Ray cluster. Closing the launcher closes the connection.
-            data_dir: path on every node for logs and the coordinators' files. The path need not be shared.
+            data_dir: path, on every node, of the folder for logs and the coordinators' files. The nodes need not share this folder.
             hosts: smallest number of nodes to reserve. More nodes are reserved if there are more coordinators.
-            node: Ray resources that each host reserves on its node.
-            files: certificates and keys of each process, which only the process's user can read.
+            node: Ray resources to reserve for each host on its node.
+            files: certificates and keys of each process, readable only by the user of the process.
         """
         self._cluster = cluster
         self._data_dir = data_dir
@@ -222,7 +223,7 @@ class RayLauncher:
         return f"{self._data_dir}/logs on its nodes"
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Reserve nodes, and get an address for each coordinator from its worker.
+        """Reserve nodes, and request an address for each coordinator from its worker.
 
         Raises:
             ExternalFailureError: If the cluster has too few free nodes.
@@ -256,12 +257,12 @@ class RayLauncher:
         await self._tell(handle, "thaw")
 
     async def close(self) -> None:
-        """End all workers of this fleet, including those that an earlier launcher left behind, and disconnect from the cluster."""
+        """End all workers of this fleet, including those of earlier launchers, and disconnect from the cluster."""
         await self.sweep()
         self._cluster.leave(is_over=True)
 
     async def sweep(self) -> list[str]:
-        """End this fleet's workers, whichever launcher created them. Return the names of their processes."""
+        """End this fleet's workers, including those of earlier launchers. Return the names of the workers' processes."""
         workers = {name: self._cluster.actor(name) for name in self._cluster.names() if name != SUPERVISOR_NAME}
         await asyncio.gather(*(self._end(worker) for worker in workers.values() if worker is not None))
         self._workers.clear()
@@ -278,7 +279,8 @@ class RayLauncher:
         self._cluster.end_actor(worker)
 
     async def _exit(self, handle: Handle, word: str, *arguments: object) -> Exit | None:
-        """Ask the worker how its process ended. If the worker is gone, the process is also gone, so return an exit that says so."""
+        """Ask the worker for the exit of its process. If the worker has died, so has its process. In this case, return an exit that says
+        so."""
         try:
             worker = self._worker(handle.name)
             return exit_from(await answer(getattr(worker, word).remote(msgspec.msgpack.encode(handle), *arguments)))
@@ -286,7 +288,7 @@ class RayLauncher:
             return Exit(None, str(error), log=self.logs)
 
     async def _ask(self, name: str, word: str, *arguments: object) -> Any:
-        """Call a worker's method and return the reply. Wait for the worker without a time limit."""
+        """Call a method of the worker and return the reply. Wait without a time limit until the worker exists."""
         while True:
             try:
                 return await answer(getattr(self._worker(name), word).remote(*arguments))
@@ -303,7 +305,8 @@ class RayLauncher:
         return self._workers[name]
 
     def _bundle(self, name: str) -> int:
-        """Return the number of the process's reserved node. h1 and c1 run on the first node, h2 and c2 on the second, and so on."""
+        """Return the index of the node that is reserved for the process. The processes h1 and c1 run on the first node, h2 and c2 on the
+        second, and so on."""
         number = re.search(r"\d+", name)
         return (int(number[0]) - 1 if number else 0) % self._places
 
@@ -322,12 +325,12 @@ class SupervisorStatus(msgspec.Struct, frozen=True):
     """A fleet's status, as reported by its supervisor.
 
     Attributes:
-        address: address of the coordinator. Addresses of several replicas are separated by commas.
-        phase: phase of the fleet in the coordinator's last reply, or `starting` before the first reply.
-        nodes: Ray's node id by process name.
-        notes: the supervisor's newest notes, ordered from old to new.
-        outcome: how the fleet ended, or an empty string while the fleet runs. If it is `given up`, `exit_code` is the exit code of the
-            corresponding error.
+        address: address of the coordinator. The addresses of several replicas are separated by commas.
+        phase: phase of the fleet in the coordinator's latest reply, or `starting` before the first reply.
+        nodes: maps the name of each process to the id of its Ray node.
+        notes: the supervisor's latest notes, oldest first.
+        outcome: how the fleet ended, or an empty string if the fleet is still running. If `outcome` is `given up`, `exit_code` is the exit
+            code of the error.
     """
 
     address: str = ""
@@ -342,7 +345,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True):
 
 
 class RaySupervisor:
-    """Actor that supervises a fleet. The actor works in its own thread, so that it starts working after a restart without being called."""
+    """Actor that supervises a fleet. The actor works in its own thread, so that it continues after a restart without being called."""
 
     def __init__(self, plan: bytes, certificates: Mapping[str, bytes]) -> None:
         self._plan = msgspec.msgpack.decode(plan, type=FleetPlan)
@@ -367,11 +370,11 @@ class RaySupervisor:
         return msgspec.msgpack.encode(msgspec.structs.replace(self._status, notes=notes, nodes=nodes))
 
     def making(self) -> tuple[bytes, bool, dict[str, Any]]:
-        """Return the encoded plan, whether the fleet has certificates, and the actor's runtime environment."""
+        """Return the encoded plan, whether the fleet uses certificates, and the actor's runtime environment."""
         return msgspec.msgpack.encode(self._plan), bool(self._certificates), runtime_here()
 
     def stop(self) -> None:
-        """End all processes of the fleet, and return when they have ended. This actor keeps running."""
+        """End all processes of the fleet, and return after they have ended."""
         self._loop.call_soon_threadsafe(self._stop_requested.set)
         self._thread.join()
 
@@ -459,13 +462,13 @@ async def up(
     timeout_s: float,
     on_note: Callable[[str], None],
 ) -> SupervisorStatus:
-    """Start a fleet. Wait until all of its hosts have joined, and return the status.
+    """Start a fleet. Wait until all of the fleet's hosts have joined, and return the fleet's status.
 
     Raises:
-        UsageError: If a fleet of this name already runs, or the fleet would use plaintext between nodes.
-        ExternalFailureError: If the cluster has too few nodes.
-        SnaplineError: If the supervisor gives up. The fleet is then shut down.
-        UnknownOutcomeError: If not all hosts have joined after `timeout_s` seconds. The fleet continues to start.
+        UsageError: If a fleet of this name is already running, or plaintext between nodes would be needed but is not allowed.
+        ExternalFailureError: If the cluster does not have enough nodes.
+        SnaplineError: If the supervisor gives up, in which case the fleet has been shut down.
+        UnknownOutcomeError: If some hosts have not joined after `timeout_s` seconds. The fleet keeps starting.
     """
     if cluster.names():
         raise UsageError(f"a fleet named {plan.name} is on this cluster: `snapline down` first, or give another --name")
@@ -499,10 +502,10 @@ async def up(
 
 
 async def standing(cluster: RayCluster, name: str) -> SupervisorStatus:
-    """Return the status of a fleet. If Ray is restarting the fleet's supervisor, wait for it.
+    """Return the status of a fleet. If Ray is restarting the fleet's supervisor, wait for the supervisor.
 
     Raises:
-        NotFoundError: If no fleet of this name is on the cluster.
+        NotFoundError: If the cluster has no fleet of this name.
     """
     while True:
         supervisor = cluster.actor(SUPERVISOR_NAME)
@@ -515,15 +518,15 @@ async def standing(cluster: RayCluster, name: str) -> SupervisorStatus:
 
 
 async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: float) -> SupervisorStatus:
-    """Send a running fleet the current certificates in `folder`. Wait until every process has its own certificate, and return the status.
+    """Send the current certificates in `folder` to a running fleet. Wait until every process has received its certificate, and return the
+    status.
 
-    Processes re-read their certificate files every few seconds, so they do not restart.
+    Processes are not restarted, because they re-read their certificate files every few seconds.
 
     Raises:
-        NotFoundError: If no fleet of this name is on the cluster.
-        UsageError: If the fleet has no certificates, or `folder` lacks one that it needs.
-        UnknownOutcomeError: If some processes do not run after `timeout_s` seconds. These processes receive their certificates when they
-            start.
+        NotFoundError: If the cluster has no fleet of this name.
+        UsageError: If the fleet does not use certificates, or `folder` lacks a certificate that the fleet needs.
+        UnknownOutcomeError: If some processes are not running after `timeout_s` seconds.
     """
     supervisor = cluster.actor(SUPERVISOR_NAME)
     if supervisor is None:
@@ -565,7 +568,7 @@ def _make_supervisor(
 async def check_folder(cluster: RayCluster, name: str, data_dir: str) -> None:
     """Check that the fleet of this name belongs to this folder.
 
-    If the fleet has no reachable supervisor, its plan is unavailable and the check passes.
+    If the fleet has no reachable supervisor, its plan is unavailable, so the check passes.
 
     Raises:
         NotFoundError: If the fleet belongs to another folder.
@@ -588,10 +591,10 @@ def _error_of(last: SupervisorStatus) -> SnaplineError:
 
 
 async def down(cluster: RayCluster, name: str) -> None:
-    """Shut a fleet down. End its processes and actors, and release its reserved nodes, but keep its files.
+    """Shut down a fleet. End its processes and actors and release its reserved nodes, but keep its files.
 
     Raises:
-        NotFoundError: If no fleet of this name is on the cluster.
+        NotFoundError: If the cluster has no fleet of this name.
     """
     if not cluster.names():
         raise NotFoundError(f"no fleet named {name} is on this cluster")

@@ -1,16 +1,16 @@
-"""Run a whole fleet with the given launcher. Start, watch and restart one, three or five coordinator processes and N host processes.
+"""Run a whole fleet with any launcher. The fleet has N host processes and one, three or five coordinator processes.
 
-This module is the driver of the core in `deploy/supervisor.py`. The driver carries out the supervisor's commands through a `Launcher`, and
-reads the fleet's status from the coordinator. The driver reports a dead host to the coordinator immediately, before the host's broken
-stream shows the loss. The report is only a hint for the failure detector, and the coordinator decides.
+This module is the driver of the supervisor core in `deploy/supervisor.py`. The driver executes the supervisor's commands through a
+`Launcher`, and reads the fleet's status from the coordinator. When a host's process exits, the driver reports it to the coordinator
+immediately, before the coordinator notices the broken connection. The report is only a hint for the coordinator's failure detector.
 
-A file in the fleet's folder contains the target number of hosts, which the supervising process applies (`follow`). The file exists only
-while the supervising process runs. The next start of the fleet writes it again.
+A file in the fleet's folder contains the target number of hosts. The supervising process reads this file (`follow`). The file exists only
+while this process runs, and is written again at the next start of the fleet.
 
-Time limits use `asyncio.timeout`, because `asyncio.wait_for` in Python 3.11 swallows a cancellation that coincides with the end of the
-call. A watcher task that survived `stop()` would start processes that nobody ends.
+Time limits use `asyncio.timeout`, because `asyncio.wait_for` in Python 3.11 swallows a cancellation that arrives just as the awaited call
+ends. A watcher task that survived `stop()` would then start processes that are never ended.
 
-The caller must use one event loop, in a thread that lives as long as the fleet, and must end the fleet with `stop()` or `async with`.
+Use a fleet in one event loop, in a thread that lives as long as the fleet. End the fleet with `stop()` or `async with`.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ from snapline.messages.status import HOSTS_MAX, FleetStatus
 
 
 class CoordinatorReader(Protocol):
-    """The methods of `CoordinatorClient` that a running fleet uses."""
+    """The methods of `CoordinatorClient` that a running fleet calls."""
 
     def status(self, *, unconfirmed: bool = False) -> Awaitable[FleetStatus]: ...
     def report_host_exit(
@@ -114,19 +114,18 @@ class LaunchedFleet:
         on_status: Callable[[FleetStatus], None] = lambda status: None,
         last_snapshot_s: float = 0.0,
     ) -> None:
-        """Describe the fleet. `start()` starts it.
+        """Describe the fleet, which `start()` then starts.
 
         Args:
-            launcher: starts the processes. The fleet closes the launcher when the fleet stops.
-            commands: builds the processes' command lines.
-            hosts: number of host processes, named `h1` to `hN`.
-            coordinators: 1, 3 or 5. A single coordinator is named `coordinator`, and several replicas are named `c1`, `c2` …
-            on_failure: whether a dead host's agents wait for a "restart" or "move" to other hosts.
-            connect: function that creates a client for the coordinator's comma-separated addresses. The default is `CoordinatorClient`.
+            launcher: launcher of the processes. When the fleet stops, it closes the launcher.
+            hosts: number of hosts, which are named `h1` to `hN`.
+            coordinators: 1, 3 or 5. A single coordinator is named `coordinator`. Replicas are named `c1`, `c2` and so on.
+            on_failure: whether agents of a lost host wait for a "restart" or "move" to other hosts.
+            connect: function that creates a client for the coordinators' comma-separated addresses; by default `CoordinatorClient`.
             on_note: called with a sentence whenever the fleet's processes change.
             on_status: called with every status that is read from the coordinator.
-            last_snapshot_s: time limit in seconds for the last snapshot that `stop` takes, same as in `commands`. If 0, `stop` takes no
-                snapshot.
+            last_snapshot_s: time limit in seconds for the last snapshot that `stop` takes; must be the same as in `commands`. If
+                `last_snapshot_s` is 0, `stop` takes no snapshot.
         """
         self.hosts = host_names(hosts)
         if coordinators not in COORDINATORS:
@@ -165,10 +164,10 @@ class LaunchedFleet:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start all processes. Return immediately, before the fleet has formed.
+        """Start all processes. Return immediately, before the fleet is ready.
 
         Raises:
-            UsageError: If the launcher's place is in use, or the fleet at that place has another number of coordinators.
+            UsageError: If the launcher's place is in use, or the fleet there has a different number of coordinators.
         """
         assert self._ended is None, "start() runs once"
         self._addresses = await self._launcher.open(self.coordinators)
@@ -179,11 +178,11 @@ class LaunchedFleet:
         self._spawn(self._poll(), "poll")
 
     async def wait(self, timeout_s: float | None = None) -> Ending:
-        """Wait until the fleet and its host processes have ended, and return how the fleet ended.
+        """Wait until the fleet and all its host processes have ended, and return how the fleet ended.
 
         Raises:
-            UnknownOutcomeError: If the fleet still runs after `timeout_s` seconds.
-            SnaplineError: If the supervisor gave up on a process. The message contains the last line of the process's output.
+            UnknownOutcomeError: If the fleet is still running after `timeout_s` seconds.
+            SnaplineError: If the supervisor has given up on a process. The message contains the last line of the process's output.
         """
         assert self._ended is not None, "start() first"
         try:
@@ -202,9 +201,11 @@ class LaunchedFleet:
         return ending
 
     async def stop(self) -> None:
-        """End every process. If `last_snapshot_s` is set, a running fleet first takes a last snapshot. A cancellation skips this snapshot.
+        """End all processes. If `last_snapshot_s` is not 0 and the fleet is running, the fleet first takes a last snapshot. A cancellation
+        skips the last snapshot.
 
-        The coordinators end before the hosts, so that they do not mistake the hosts' exits for failures and start a recovery.
+        The coordinators are ended before the hosts, because they would otherwise treat the exits of the hosts as failures and start a
+        recovery.
         """
         for task in list(self._tasks):
             task.cancel()
@@ -228,7 +229,7 @@ class LaunchedFleet:
             self._ended.exception()  # mark the error as retrieved; wait() reports it
 
     async def _stop_hosts_with_snapshot(self, hosts: Sequence[str]) -> None:
-        """Stop the hosts after they have taken a last snapshot, and report the result as a note."""
+        """Stop the hosts after they have taken a last snapshot, and report the outcome as a note."""
         limit_s, clock = self._last_snapshot_s, asyncio.get_running_loop().time
         before = await self._ask_status()
         if before is None:
@@ -256,11 +257,11 @@ class LaunchedFleet:
             self._on_note(f"no last snapshot: {lost}; the hosts' logs say why")
 
     async def renew(self) -> None:
-        """Use renewed certificates.
+        """Start using renewed certificates.
 
-        Reconnect with this process's certificate, and call the launcher's `start` again for every running process.
+        Reconnect with this process's new certificate, and call the launcher's `start` again for every running process.
 
-        This does not start a second process for a name. But launchers that deliver certificates in `start` deliver the renewed
+        A repeated `start` does not start a second process, but launchers that deliver certificates in `start` deliver the renewed
         certificates.
         """
         if self._client is not None:
@@ -275,7 +276,7 @@ class LaunchedFleet:
     def scale(self, hosts: int) -> None:
         """Set the number of hosts to N.
 
-        Start missing hosts among `h1` to `hN`, and end hosts above `hN`. Drain those hosts before you call this.
+        Start the missing hosts among `h1` to `hN`, and end all hosts above `hN`. Before this call, drain the hosts that it will end.
 
         Raises:
             UsageError: If the number is out of range.
@@ -289,34 +290,36 @@ class LaunchedFleet:
     # -- for tests and demonstrations -----------------------------------------------------------------------
 
     async def leader(self) -> str:
-        """Return the name of the coordinator that leads, or `""` if currently no coordinator answers as the leader."""
+        """Return the name of the leading coordinator, or `""` if no coordinator currently replies as the leader."""
         status = await self._ask_status()
         if status is None or len(self.coordinators) == 1:
             return "" if status is None else SINGLE_COORDINATOR
         return status.leader
 
     def handle(self, name: str) -> Handle | None:
-        """Return the handle of a host or coordinator, or None if it currently does not run."""
+        """Return the handle of a host or coordinator, or None if it is not running."""
         return self._handles.get(self._check_name(name))
 
     def pid(self, name: str) -> int | None:
-        """Return the process id of a host or coordinator, or None if it currently does not run."""
+        """Return the process id of a host or coordinator, or None if it is not running."""
         handle = self.handle(name)
         return None if handle is None else handle.pid
 
     def kill(self, name: str, *, is_kept_down: bool = False) -> None:
-        """Send SIGKILL to a host or coordinator, as if it crashed. If `is_kept_down` is set, only `restart()` restarts it."""
+        """Send SIGKILL to a host or coordinator, as if it had crashed. If `is_kept_down` is set, the process stays down until `restart()`
+        is called."""
         self._feed(KillRequested(self._check_name(name), is_kept_down))
 
     async def end(self, name: str, grace_s: float) -> None:
-        """Send SIGTERM to a process, and SIGKILL if it still runs after `grace_s` seconds. Only `restart()` restarts it."""
+        """Send SIGTERM to a process, and SIGKILL if it is still running after `grace_s` seconds. The process stays down until `restart()`
+        is called."""
         handle = self.handle(name)
         if handle is not None:
             await self._launcher.stop(handle, grace_s)
         self.kill(name, is_kept_down=True)
 
     async def freeze(self, name: str) -> None:
-        """Freeze a process. Do nothing if it is not running."""
+        """Freeze a process with SIGSTOP. Do nothing if it is not running."""
         handle = self.handle(name)
         if handle is not None:
             await self._launcher.freeze(handle)
@@ -328,7 +331,7 @@ class LaunchedFleet:
             await self._launcher.thaw(handle)
 
     def restart(self, name: str) -> None:
-        """Start a dead host or coordinator immediately, without the usual pause. Do nothing if it already runs."""
+        """Start a dead host or coordinator immediately, without the usual delay. Do nothing if the process is already running."""
         self._feed(RestartRequested(self._check_name(name)))
 
     def _check_name(self, name: str) -> str:
@@ -394,7 +397,7 @@ class LaunchedFleet:
         self._feed(ProcessEnded(spec.name, handle.instance, ended))
 
     async def _report(self, command: ReportExit) -> None:
-        """Report a host's exit to the coordinator. If the coordinator is unreachable, its own failure detector will detect the loss."""
+        """Report a host's exit to the coordinator. If the coordinator is unreachable, its own failure detector will notice the loss."""
         assert self._client is not None
         with contextlib.suppress(SnaplineError, TimeoutError):
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -417,7 +420,7 @@ class LaunchedFleet:
             await asyncio.sleep(POLL_S)
 
     async def _read_status(self) -> None:
-        """Read the fleet's status, including whether the fleet has ended. A stale status is corrected by the next read."""
+        """Read the fleet's status, which also shows whether the fleet has ended. If the status is stale, the next read corrects it."""
         status = await self._ask_status(unconfirmed=True)
         if status is None:
             self._feed(FleetStatusUnavailable())
@@ -426,10 +429,8 @@ class LaunchedFleet:
         self._feed(FleetStatusRead(status.phase, status.reason, status.last_complete_epoch))
 
     async def _ask_status(self, *, unconfirmed: bool = False) -> FleetStatus | None:
-        """Return the fleet's status, or None if the coordinator is unreachable.
-
-        This is not an error, because the supervisor restarts it.
-        """
+        """Return the fleet's status, or None if the coordinator is unreachable. An unreachable coordinator is not an error, because the
+        supervisor restarts it."""
         assert self._client is not None
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -444,7 +445,7 @@ class LaunchedFleet:
         return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """End the fleet with the task's error if a task failed unexpectedly."""
+        """If a task failed unexpectedly, end the fleet with the task's error."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._ended is not None and not self._ended.done():
@@ -467,7 +468,7 @@ def _error_of(word: GiveUp) -> SnaplineError:
 
 
 async def _close_later(client: CoordinatorReader) -> None:
-    """Close the client once the time limit of its open calls has passed."""
+    """Close the client after the time limit of its pending calls has passed."""
     try:
         await asyncio.sleep(CALL_TIMEOUT_S)
     finally:
@@ -494,14 +495,14 @@ def check_supervised(folder: Path) -> None:
 
 
 def request_hosts(folder: Path, hosts: int) -> None:
-    """Write the target number of hosts of the fleet in `folder`."""
+    """Write the target number of hosts for the fleet in `folder`."""
     new = folder / f"{HOSTS_REQUEST_FILE}.new"
     new.write_text(f"{hosts}\n")
     new.replace(folder / HOSTS_REQUEST_FILE)
 
 
 async def follow(fleet: LaunchedFleet, folder: Path) -> None:
-    """Scale the fleet whenever the target number of hosts in `folder` changes, until cancelled."""
+    """Until cancelled, scale the fleet whenever the target number of hosts in `folder` changes."""
     file = folder / HOSTS_REQUEST_FILE
     request_hosts(folder, len(fleet.hosts))
     try:

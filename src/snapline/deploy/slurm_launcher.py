@@ -1,14 +1,15 @@
-"""Run a fleet's processes on a Slurm cluster. Hosts are elements of one job array, and coordinators are elements of another.
+"""Run a fleet's processes on a Slurm cluster. Hosts are elements of a job array, and coordinators are elements of another job array.
 
-Each element runs a worker (`deploy/slurm_worker.py`). `srun` connects the launcher to the worker inside the element's allocation. Every
-request to Slurm runs one of Slurm's programs (`Slurm`), whose output this module parses.
+Each element runs a worker (`deploy/slurm_worker.py`). `srun` connects the launcher to this worker inside the element's allocation. For
+every request to Slurm, `Slurm` runs one of Slurm's programs and parses its output.
 
-- *Node failure*: when Slurm loses contact with a node, it ends and requeues the element. The launcher's connection breaks, and the launcher
-  reports the loss immediately. The next start waits until the element runs again, at first without a process. A process that survives on
-  the old node belongs to a replaced host, so its messages are rejected (G9).
-- *Time limit*: Slurm warns the workers of hosts in advance. The worker then requests a last snapshot, ends its process and is requeued.
-- *Coordinators* keep their addresses, and therefore their nodes. The elements of coordinators are not requeued. Instead, a new element
-  requests the same node.
+- *Node failure*: if Slurm loses contact with a node, it ends and requeues the element. The launcher's connection then breaks, and the
+  launcher reports the loss immediately. To start the process again, the launcher waits until the element runs again. A restarted element
+  has no process at first. If the old process survives on its node, its messages are rejected, because its host has been replaced (G9).
+- *Time limit*: Slurm warns the workers of hosts before the limit. A warned worker requests a last snapshot, ends its process and is
+  requeued.
+- *Coordinators* keep their addresses and thus their nodes. Instead of requeuing a coordinator's element, the launcher submits a new element
+  that requires the same node.
 """
 
 import asyncio
@@ -64,13 +65,13 @@ class Element(msgspec.Struct, frozen=True):
     """One element of a job array.
 
     Attributes:
-        job: job id of the element. Before the element starts, this may be the id of the array.
-        array, index: id of the array and the element's index, which together identify the element permanently.
-        stem: prefix of the process's name, such as `h` for h1, h2 …
-        state: Slurm's state, such as `RUNNING`.
-        node: node on which the element runs.
-        restarts: number of times that the element was requeued.
-        reason: reason why the element waits.
+        job: job id of the element. Before the element starts, this may be the id of its array.
+        array, index: id of the array and index of the element, which together identify the element permanently.
+        stem: prefix of the process's name, such as `h` for h1, h2 and so on.
+        state: Slurm's name of the state, such as `RUNNING`.
+        node: node on which the element is running.
+        restarts: number of times the element was requeued.
+        reason: why the element is waiting.
     """
 
     job: str
@@ -89,7 +90,7 @@ class Element(msgspec.Struct, frozen=True):
 
     @property
     def run(self) -> str:
-        """Return a description that identifies this run of the element."""
+        """Return a text that identifies this run of the element."""
         return f"job {self.array}_{self.index}, run {self.restarts} on {self.node}"
 
     @property
@@ -110,9 +111,10 @@ def split_name(name: str) -> tuple[str, int]:
 
 
 def parse_elements(listed: str, fleet: str, folder: str = "") -> dict[str, Element]:
-    """Parse the output of `squeue`, and return a fleet's elements by process name. If `folder` is given, skip elements of other folders.
+    """Parse the output of `squeue`, and return the fleet's elements by process name. If `folder` is given, skip elements that belong to
+    other folders.
 
-    If a name has two elements, ignore an element that is completing.
+    If two elements have the same name, ignore one that is completing.
     """
     elements: dict[str, Element] = {}
     for line in listed.splitlines():
@@ -130,14 +132,11 @@ def parse_elements(listed: str, fleet: str, folder: str = "") -> dict[str, Eleme
 
 
 class Slurm:
-    """Adapter that runs Slurm's programs on one cluster for one fleet."""
+    """Runner of Slurm's programs on one cluster for one fleet."""
 
     def __init__(self, fleet: str, programs: Mapping[str, str] | None = None, *, folder: str = "") -> None:
-        """Create the adapter.
-
-        `programs` maps the names of programs that are not in PATH to their paths. If `folder` is not empty, only elements of the fleet in
-        this folder are considered.
-        """
+        """`programs` contains the paths of programs that are not in PATH, by name. If `folder` is not empty, ignore elements of fleets in
+        other folders."""
         self._fleet = fleet
         self._folder = folder
         self._programs = dict(programs or {})
@@ -145,9 +144,10 @@ class Slurm:
         self._next_query: asyncio.Task[dict[str, Element]] | None = None
 
     async def elements(self) -> dict[str, Element]:
-        """Return the fleet's waiting, running and completing elements by process name. The query starts after this call.
+        """Map the name of each process to its waiting, running or completing element. The result comes from a query that starts after this
+        call.
 
-        All calls that arrive during a query share the next query, because many calls arrive at the same time.
+        All calls that arrive during a running query share the next query, because many calls arrive at the same time.
         """
         if self._next_query is None:
             self._next_query = asyncio.create_task(self._query_after(self._running_query))
@@ -162,11 +162,12 @@ class Slurm:
         return parse_elements(listed, self._fleet, self._folder)
 
     async def check(self, processes: int, options: Sequence[str]) -> None:
-        """Check that Slurm accepts jobs with these options, and that `processes` such jobs could run at the same time. Submit no job.
+        """Check that Slurm accepts jobs with these options, and that `processes` of these jobs could run at the same time. This submits no
+        job.
 
         Raises:
-            UsageError: If Slurm refuses an option, its configuration cannot be read, or the cluster is too small.
-            ExternalFailureError: If Slurm does not answer.
+            UsageError: If Slurm refuses an option, its configuration is unreadable, or the cluster is too small.
+            ExternalFailureError: If Slurm does not reply.
         """
         await self._test(["--ntasks=1", *options])
         together = [f"--ntasks={processes}", *([f"--nodes={processes}"] if "--exclusive" in options else [])]
@@ -185,7 +186,7 @@ class Slurm:
         await self.call("sbatch", "--test-only", *options, "--wrap=true", limit_s=CHECK_S)
 
     async def open_address(self) -> str:
-        """Return the name or address of the first node that is not on loopback, or an empty string if there is none."""
+        """Return the name or address of the first node whose address is not a loopback address, or an empty string if there is none."""
         listed = await self.call("scontrol", "--oneliner", "show", "nodes", limit_s=CHECK_S)
         names = [word.partition("=")[2] for word in listed.split() if word.startswith("NodeAddr=")]
         for name in dict.fromkeys(names):
@@ -196,7 +197,7 @@ class Slurm:
         return ""
 
     async def submit(self, stem: str, indices: Sequence[int], options: Sequence[str], command: str) -> str:
-        """Submit one job array, and return the array's id."""
+        """Submit a job array and return its id."""
         array = ",".join(map(str, sorted(indices)))
         identity = [f"--job-name={JOB_PREFIX}:{self._fleet}:{stem}", f"--array={array}", "--parsable"]
         identity += [f"--comment={COMMENT}{self._folder}"] if self._folder else []
@@ -219,7 +220,7 @@ class Slurm:
         return str(addresses[0][4][0])
 
     def bridge(self, element: Element, command: Sequence[str]) -> list[str]:
-        """Return an `srun` command that runs `command` inside an element's allocation, connected to this process's standard streams."""
+        """Return an `srun` command that runs `command` inside the element's allocation, connected to this process's standard streams."""
         srun = self._programs.get("srun", "srun")
         place = (f"--jobid={element.job}", "--overlap", "--ntasks=1", "--nodes=1", "--quiet", "--unbuffered")
         return [srun, *place, *command]
@@ -228,7 +229,7 @@ class Slurm:
         """Run one of Slurm's programs until it exits, and return its output.
 
         Raises:
-            UsageError: If the program is missing, its configuration cannot be read, or it refuses the arguments.
+            UsageError: If the program is missing, its configuration is unreadable, or it rejects the arguments.
             ExternalFailureError: If the program fails.
         """
         configuration = os.environ.get("SLURM_CONF", "")
@@ -268,7 +269,8 @@ def _strip_prefixes(program: str, line: str) -> str:
 
 
 async def _ended(process: asyncio.subprocess.Process, program: str, limit_s: float) -> tuple[bytes, bytes]:
-    """Return a program's stdout and stderr. If it still runs after `limit_s` seconds, kill it and raise an error that quotes its stderr."""
+    """Wait for a program to exit, and return its stdout and stderr. If the program is still running after `limit_s` seconds, kill it and
+    raise an error that quotes its stderr."""
     communication = asyncio.ensure_future(process.communicate())
     done, _ = await asyncio.wait({communication}, timeout=limit_s)
     if done:
@@ -287,7 +289,7 @@ async def _ended(process: asyncio.subprocess.Process, program: str, limit_s: flo
 
 
 def _is_refused(said: Sequence[str]) -> bool:
-    """Return whether the error is permanent, such as for an unknown option or partition, so that a retry would fail again."""
+    """Return whether the error is permanent, for example an unknown option, so that a retry would fail again."""
     signs = ("nvalid", "nrecognized", "nknown", "not permitted", 'Try "sbatch --help"')
     return any(sign in line for line in said for sign in signs)
 
@@ -316,7 +318,7 @@ can connect, the start fails."""
 
 
 class SlurmLauncher:
-    """Runs the processes of one fleet on a Slurm cluster."""
+    """Launcher that runs the processes of one fleet on a Slurm cluster."""
 
     def __init__(
         self,
@@ -331,18 +333,17 @@ class SlurmLauncher:
         slurm: Slurm | None = None,
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Describe where to run the fleet. `open` reserves the place.
+        """Describe the fleet and its cluster.
 
         Args:
-            name: name of the fleet.
-            data_dir: path for logs and the coordinators' files, which all nodes share.
-            python: the nodes' Python interpreter, in which snapline is installed.
-            code: folder on the nodes with the fleet's module. If empty, jobs run in the current folder.
-            options: options of `sbatch` for all jobs, such as partition, time limit or account.
-            notice_s: time in seconds before the time limit at which hosts are warned.
-            trust: `--tls-…` or `--insecure` options for the command that requests the last snapshot.
-            slurm: adapter of the cluster. By default a new adapter is created.
-            on_note: called with a sentence when an element waits for a long time.
+            data_dir: path of a folder, shared by all nodes, for logs and the coordinators' files.
+            python: path of the Python interpreter on the nodes, with snapline installed.
+            code: folder on the nodes that contains the fleet's module. If `code` is empty, jobs run in the current folder.
+            options: `sbatch` options for all jobs, such as the partition, time limit or account.
+            notice_s: how many seconds before the time limit hosts are warned.
+            trust: `--tls-…` or `--insecure` options for the command that requests a last snapshot.
+            slurm: runner of Slurm's programs; by default, a new one is created.
+            on_note: called with a sentence when an element has waited for a long time.
         """
         self._name = name
         self._data_dir = data_dir
@@ -371,23 +372,21 @@ class SlurmLauncher:
         return f"{self._data_dir}/{LOGS_FOLDER}"
 
     async def check(self, processes: int) -> None:
-        """Check that `processes` processes can run at the same time.
-
-        If they would use plaintext between machines, check that this is allowed.
+        """Check that `processes` processes can run at the same time, and that any plaintext between machines is allowed.
 
         Raises:
-            UsageError: If a check fails. The message says what to change.
-            ExternalFailureError: If Slurm does not answer.
+            UsageError: If a check fails. The message explains what to change.
+            ExternalFailureError: If Slurm does not reply.
         """
         await self._slurm.check(processes, self._options)
         if not self._trust:
             check_exposure(await self._slurm.open_address())
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Start the coordinators' elements, and get the coordinators' ports from their workers.
+        """Start the coordinators' elements, and request each coordinator's port from its worker.
 
         Raises:
-            UsageError: If `sbatch` refuses the options, or is missing.
+            UsageError: If `sbatch` is missing or refuses the options.
         """
         make_private(Path(self.logs))
         await self._slurm.elements()  # here an unreachable cluster is an error, but later calls wait for the cluster
@@ -396,7 +395,7 @@ class SlurmLauncher:
         return dict(self._addresses)
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Start a process and return its handle. Wait for the process's element without a time limit."""
+        """Start a process and return its handle. Wait for the element of the process without a time limit."""
         while True:
             worker = await self._worker(spec.name, spec.kind)
             command = tuple(word.replace(NODE, bracketed(worker.address)) for word in spec.command)
@@ -433,10 +432,10 @@ class SlurmLauncher:
             await worker.thaw(handle)
 
     async def close(self) -> None:
-        """Cancel all elements of this fleet, including those of an earlier launcher, unless another launcher has taken the fleet over.
+        """Cancel all elements of this fleet, including those of earlier launchers. Do nothing if another launcher has taken over the fleet.
 
         Raises:
-            ExternalFailureError: If Slurm does not end the elements.
+            ExternalFailureError: If Slurm fails to end the elements.
         """
         self._is_closed = True
         if self._flushing is not None:
@@ -446,7 +445,7 @@ class SlurmLauncher:
             await self.sweep()
 
     async def sweep(self) -> list[str]:
-        """Cancel all elements of this fleet, and wait until they have left the queue. Return the names of their processes."""
+        """Cancel all elements of this fleet, and wait until they have left the queue. Return the names of the elements' processes."""
         cancelled = left = await self._slurm.elements()
         await self._slurm.cancel(list(cancelled.values()))
         deadline_s = asyncio.get_running_loop().time() + CLOSE_S
@@ -473,7 +472,8 @@ class SlurmLauncher:
             del self._workers[name]
 
     async def _worker(self, name: str, kind: Kind) -> LaunchAgentClient:
-        """Return the client of this process's worker. If no worker is known, connect to the process's element, or submit a new element."""
+        """Return the client of the process's worker. If no client is known, connect to the worker of the process's element, or submit a new
+        element."""
         async with self._find_locks.setdefault(name, asyncio.Lock()):
             pause_s, waiting_s, is_reported, submitted = LOOK_S, 0.0, False, 0
             while True:
@@ -496,7 +496,7 @@ class SlurmLauncher:
                 pause_s = min(2 * pause_s, LOOK_S_MAX)
 
     async def _find_worker(self, name: str, kind: Kind) -> tuple[LaunchAgentClient | None, str]:
-        """Return the worker's client, or None and the reason why it is not available yet."""
+        """Return the worker's client, or None and the reason why the worker is not available yet."""
         if self._is_closed:
             raise UsageError(f"{self.where} are ended")
         element = (await self._slurm.elements()).get(name)
@@ -512,10 +512,10 @@ class SlurmLauncher:
         return worker, "its worker does not answer"
 
     async def _connect_worker(self, name: str, element: Element) -> LaunchAgentClient:
-        """Connect to the worker of a running element.
+        """Connect to the worker of an element that is running.
 
         Raises:
-            ExternalFailureError: If the worker does not answer yet, or has ended.
+            ExternalFailureError: If the worker does not reply yet, or has exited.
         """
         worker = LaunchAgentClient(element.run, self._holder, self._dialler(name, element), self._on_note)
         worker.address = await self._slurm.address(element.node)
@@ -548,7 +548,7 @@ class SlurmLauncher:
     # -- jobs -------------------------------------------------------------------------------------------------------------
 
     async def _submit(self, name: str, kind: Kind) -> None:
-        """Submit an element for this process. Elements that are requested at the same time are submitted as one array."""
+        """Submit an element for this process. Elements that are requested at the same time are submitted together as one array."""
         self._pending_starts[name] = kind
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush())
@@ -572,7 +572,7 @@ class SlurmLauncher:
         return [*options, *([f"--nodelist={node}"] if node else []), *self._options]
 
     def _shutdown_command(self) -> tuple[str, ...]:
-        """Return the command that requests the last snapshot before the time limit."""
+        """Return the command that requests a last snapshot before the time limit."""
         where = ("--coordinator", ",".join(self._addresses.values()), "--timeout", str(SNAPSHOT_LIMIT_S))
         return (self._python, "-m", "snapline", "snapshot", "create", *where, *self._trust)
 

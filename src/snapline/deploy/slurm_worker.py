@@ -1,14 +1,14 @@
-"""Run a launch agent (`deploy/launch_agent.py`) in an element of a Slurm job array, for as long as the element runs.
+"""Run a launch agent (`deploy/launch_agent.py`) in an element of a Slurm job array while the element runs.
 
     python -m snapline.deploy.slurm_worker DATA_DIR
 
-A worker starts a process only when the launcher asks it to. So a worker that Slurm has requeued, on the same or another node, has no
-process at first. When the launcher starts the process again, the process registers with the coordinator, which assigns its agents. So a
-requeue never replaces a recovery.
+A worker starts a process only at the launcher's request. So after Slurm has requeued a worker, on the same or another node, the worker has
+no process. The launcher then starts the process again, and the process registers with the coordinator, which assigns agents to it. So a
+requeue by Slurm never replaces a recovery.
 
 Slurm sends SIGUSR1 some time before the time limit (`--signal=B:USR1@…`). A host's worker then requests a last snapshot, ends its process,
-and asks Slurm to requeue the element. If Slurm refuses, the worker exits, and the launcher submits another element. A coordinator's worker
-runs until the limit.
+and asks Slurm to requeue the element. If Slurm refuses, the worker exits and the launcher submits another element. A coordinator's worker
+runs until the time limit.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ BRIDGE = "snapline.deploy.launch_agent"
 
 
 def key_of(job: str, restarts: int, node: str) -> str:
-    """Return the launch agent's key for one run of one element.
+    """Return the key of the launch agent for one run of one element.
 
-    The key contains the node, because in a test two nodes may be one machine.
+    The key contains the node's name, because two nodes of a test cluster may be the same machine.
     """
     return f"slurm {job} {restarts} {node}"
 
 
 async def requeue() -> bool:
-    """Ask Slurm to requeue this element. Return whether Slurm accepted the request."""
+    """Ask Slurm to requeue this element, and return whether Slurm accepted the request."""
     job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"  # the job id alone may refer to the whole array
     process = await asyncio.create_subprocess_exec("scontrol", "requeue", job, stdin=subprocess.DEVNULL)
     return await process.wait() == 0

@@ -1,14 +1,14 @@
 """Run a fleet's processes on machines that are reachable through `ssh`.
 
-Each machine runs a launch agent (`deploy/launch_agent.py`). Hosts and coordinators are spread over the machines.
+Each machine runs a launch agent (`deploy/launch_agent.py`). The hosts and the coordinators are spread over the machines.
 
-The launcher runs the user's `ssh` with the user's configuration and without prompts (BatchMode). One connection to each machine carries all
-commands and certificates, and no command line contains a secret.
+The launcher runs the `ssh` program with the user's configuration and without prompts (BatchMode). One connection to each machine carries
+all commands and certificates. Command lines contain no secrets.
 
-A broken connection does not show that the processes on the machine have ended. So the launcher retries without a limit, and never reports
-an exit that it has not observed. The coordinator observes the hosts' streams, and decides whether the fleet continues without an
-unreachable machine. Each process name belongs to one machine. If a machine is down, its hosts' agents run on other hosts, and the hosts
-return when the machine returns.
+A broken connection does not mean that the processes on the machine have ended. So the launcher retries indefinitely, and never reports an
+exit that it has not observed. The coordinator monitors its own connections to the hosts, and decides whether the fleet continues without an
+unreachable machine. Each process always runs on the same machine. While a machine is down, agents of its hosts run on other hosts. When the
+machine returns, its hosts return too.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class SshLauncher:
-    """Runs the processes of one fleet on machines that are reachable through `ssh`."""
+    """Launcher that runs the processes of one fleet on machines that are reachable through `ssh`."""
 
     def __init__(
         self,
@@ -55,17 +55,16 @@ class SshLauncher:
         files: Files = lambda kind, name: {},
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Describe where to run the fleet. `open` reserves the place.
+        """Describe the fleet and its machines.
 
         Args:
-            name: name of the fleet.
-            machines: destinations for `ssh`. Each is `user@host`, `ssh://user@host:port`, or a name from the ssh configuration.
-            data_dir: path on every machine for logs and the coordinators' files. The path need not be shared.
-            ssh: the ssh program, with options if necessary.
-            python: the machines' Python interpreter, in which snapline is installed.
-            code: folder on the machines with the fleet's module, if it is not installed.
-            files: certificates and keys of each process, which only the process's user can read.
-            on_note: called with a sentence when a machine cannot be reached.
+            machines: host names for `ssh`. Each is `user@host`, `ssh://user@host:port`, or a name from the user's ssh configuration.
+            data_dir: path, on every machine, of the folder for logs and the coordinators' files. The machines need not share this folder.
+            ssh: the ssh program, with options if needed.
+            python: path of the Python interpreter on the machines, with snapline installed.
+            code: folder on the machines that contains the fleet's module, if the module is not installed.
+            files: certificates and keys of each process, readable only by the user of the process.
+            on_note: called with a sentence when a machine is unreachable.
         """
         if not machines:
             raise UsageError('which machines? Give --address HOST,HOST… or machines = ["HOST", …] in snapline.toml')
@@ -90,11 +89,11 @@ class SshLauncher:
         return f"{self._data_dir}/logs on {self.where}"
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Take over the launch agents of all machines, and get each coordinator's port from the launch agent on its machine.
+        """Take over the launch agents on all machines. Request each coordinator's port from the launch agent on its machine.
 
         Raises:
-            UsageError: If a machine cannot be used in its current state. The message says what to do.
-            ExternalFailureError: If a machine does not answer.
+            UsageError: If a machine cannot be used in its current state. The message explains what to do.
+            ExternalFailureError: If a machine is unreachable.
         """
         await _all(post.hold() for post in self._clients.values())
         clients = [self._client_of(name) for name in coordinators]
@@ -128,10 +127,10 @@ class SshLauncher:
         await self._client_of(handle.name).thaw(handle)
 
     async def close(self) -> None:
-        """End all processes of this fleet, including those that an earlier launcher left behind.
+        """End all processes of this fleet, including those of earlier launchers.
 
         Raises:
-            ExternalFailureError: If some machines do not answer, so the processes on them keep running.
+            ExternalFailureError: If some machines are unreachable. The processes on these machines keep running.
         """
         results = await asyncio.gather(*(post.close() for post in self._clients.values()), return_exceptions=True)
         errors = [error for error in results if isinstance(error, BaseException)]
@@ -140,10 +139,11 @@ class SshLauncher:
             raise ExternalFailureError(f"{messages}: processes there keep running until `snapline down` reaches them")
 
     async def sweep(self) -> list[str]:
-        """End the launch agents that earlier launchers left on these machines. Return the machines that had a launch agent.
+        """End the launch agents that earlier launchers have left on these machines. Return the machines on which a launch agent was
+        running.
 
         Raises:
-            SnaplineError: If some machines cannot be reached. The launch agents on all other machines have been ended.
+            SnaplineError: If some machines are unreachable. The launch agents on all other machines have been ended.
         """
         clients = [
             LaunchAgentClient(machine, self._holder, self._dialler(machine, "--must-run"), lambda note: None)
@@ -152,7 +152,8 @@ class SshLauncher:
         return [machine for machine in await _all(_sweep(post) for post in clients) if machine]
 
     def _client_of(self, name: str) -> LaunchAgentClient:
-        """Return the client of the process's machine. h1 and c1 run on the first machine, h2 and c2 on the second, and so on."""
+        """Return the client for the machine of this process. The processes h1 and c1 run on the first machine, h2 and c2 on the second, and
+        so on."""
         number = re.search(r"\d+", name)
         clients = list(self._clients.values())
         return clients[(int(number[0]) - 1 if number else 0) % len(clients)]
@@ -167,7 +168,8 @@ class SshLauncher:
         return dial
 
     def key(self, machine: str) -> str:
-        """Return the key of the launch agent on `machine`. The key contains the machine's name, because machines may share disks."""
+        """Return the key of the launch agent on `machine`. The key contains the machine's name, because machines may share a file
+        system."""
         return f"{self._name} {self._data_dir} {machine}"
 
     def command(self, machine: str, *more: str) -> list[str]:
@@ -180,7 +182,7 @@ class SshLauncher:
 
 
 def explain(machine: str, code: int, said: str, python: str) -> SnaplineError:
-    """Return the error for a machine on which no launch agent answered. The message contains advice."""
+    """Return the error for a machine on which no launch agent replied. The error message contains advice."""
     if code == NOT_RUNNING:
         return LaunchAgentGoneError(f"nothing of this fleet runs on {machine}")
     last = said.splitlines()[-1] if said else f"exit code {code}"
@@ -211,7 +213,7 @@ async def _sweep(post: LaunchAgentClient) -> str:
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Await all awaitables, then raise the first error if there is one. Otherwise return the results."""
+    """Await all awaitables, then raise the first error, or return the results if there was no error."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -224,6 +226,6 @@ def _joined(address: str, port: int) -> str:
 
 
 def _path(path: str) -> str:
-    """Quote a path for a shell, but let the shell expand a leading `~/`."""
+    """Quote a path for a shell, but leave a leading `~/` unquoted, so that the shell expands it."""
     home = "~/" if path.startswith("~/") else ""
     return home + shlex.quote(path.removeprefix(home))

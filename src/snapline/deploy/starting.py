@@ -1,7 +1,7 @@
-"""Prepare the start of a launcher's children: the parent watch, the environment and the fork server.
+"""Preparation for starting a launcher's children: the parent watch, the environment and the fork server.
 
-This module imports only small modules. A program that is certain to start children starts the fork server before it imports anything else,
-so that both import in parallel.
+This module imports only small modules, so that it loads quickly. A program that will certainly start children starts the fork server before
+its other imports. The program and the server then import in parallel.
 """
 
 import os
@@ -35,12 +35,12 @@ _early_servers: list[StartedForkServer] = []
 
 
 def parent_watch_command() -> list[str]:
-    """Return the command prefix that makes a child die when this process dies."""
+    """Return the command-line prefix that makes a child die when this process dies."""
     return [sys.executable, "-I", "-S", _PARENT_WATCH, str(os.getpid())]
 
 
 def environment_of(added: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a child's environment, which is this process's environment plus the `added` variables."""
+    """Return the environment of a child: this process's environment plus the variables in `added`."""
     inherited = {name: value for name, value in os.environ.items() if name != HEALTH_VARIABLE}
     return {**inherited, "PYTHONUNBUFFERED": "1", **(added or {})}
 
@@ -48,7 +48,7 @@ def environment_of(added: Mapping[str, str] | None) -> dict[str, str]:
 def begin(environment: Mapping[str, str]) -> StartedForkServer:
     """Start a fork server with this environment.
 
-    The server itself makes sure that it dies with this process, because `parent_watch.py` would start Python twice.
+    The server itself arranges to die with this process, because using `parent_watch.py` would start Python twice.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -65,10 +65,10 @@ def begin(environment: Mapping[str, str]) -> StartedForkServer:
 
 
 def start_fork_server_early() -> None:
-    """Start a fork server now, which the next launcher of this process will use."""
+    """Start a fork server now. The next launcher in this process will use it."""
     _early_servers.append(begin(environment_of(None)))
 
 
 def take_early_server() -> StartedForkServer | None:
-    """Return the fork server that was started early, or None if there is none or it is already in use."""
+    """Return the fork server that was started early. Return None if there is none or it is already in use."""
     return _early_servers.pop() if _early_servers else None

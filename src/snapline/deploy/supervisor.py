@@ -1,20 +1,21 @@
-"""Decide which processes to start and restart, and when the fleet has ended. The supervisor is a core that every launcher uses.
+"""Supervisor core, which decides which processes to start and restart, and when the fleet has ended. All launchers use this core, which
+makes no decisions about agents.
 
-The supervisor decides nothing about agents. The supervisor restarts dead processes after increasing pauses, and gives up after too many
-consecutive failures:
+The supervisor restarts dead processes after increasing delays, and gives up after too many consecutive failures:
 
-- A dead *coordinator* is restarted and continues from its log. With three or five replicas, the fleet keeps running while a majority runs,
-  even if one replica fails permanently.
+- A dead *coordinator* is restarted and continues from its log. With three or five replicas, the fleet keeps running as long as a majority
+  runs, even if one replica fails permanently.
 - A dead *host* is restarted as a new instance (`on_failure="restart"`), or stays down while its agents move to other hosts
-  (`on_failure="move"`). First the host's exit is reported to the coordinator, and the fleet's status is read. If the fleet has ended, its
-  hosts also exit and are not restarted.
+  (`on_failure="move"`). Before the restart, the host's exit is reported to the coordinator, and the fleet's status is read. If the fleet
+  has ended, the hosts exit too and are not restarted.
 
 The caller's duties:
 
-1. Carry out commands in order.
-2. Answer every `StartProcess` with `ProcessStarted` and, at its exit, `ProcessEnded`, or with `ProcessEnded` alone.
-3. Answer every `ReportExit` with `ExitReported`, whether or not the report arrived.
-4. Answer every `SetPause` with `PauseEnded`, even if late. The supervisor ignores a `PauseEnded` with an outdated number.
+1. Execute the commands in the given order.
+2. Reply to every `StartProcess` with `ProcessStarted` and later, at the exit, with `ProcessEnded`. If the start fails, reply with
+   `ProcessEnded` alone.
+3. Reply to every `ReportExit` with `ExitReported`, whether or not the report reached the coordinator.
+4. Reply to every `SetPause` with `PauseEnded`, even if it is late. The supervisor ignores a `PauseEnded` whose number is outdated.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,15 +30,15 @@ Outcome = Literal["stopped", "failed"]
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """End of a process.
+    """The exit of a process.
 
     Attributes:
-        code: the exit code, or the negative signal number if a signal killed the process. None if the exit was not observed, for example
-            because the machine died.
+        code: the exit code, or the negative signal number if a signal killed the process. `code` is None if the exit was not observed, for
+            example because the machine failed.
         text: description of the exit, such as `exit code 3` or `its node died`.
-        last_words: the last line of the process's output, or `""` if unknown. By convention this line states the reason for the exit.
-        log: location of the process's log.
-        died_in: the turns that the host was running when it died. Empty if the launcher does not know them.
+        last_words: the last line of the process's output, or `""` if it is unknown. By convention this line gives the reason for the exit.
+        log: path or location of the process's log.
+        died_in: the turns that the host was running when it died. `died_in` is empty if the launcher does not know these turns.
     """
 
     code: int | None
@@ -48,11 +49,11 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """End of the fleet.
+    """Report that the fleet has ended.
 
     Attributes:
-        outcome: `stopped` if the fleet's stop predicate held, otherwise `failed`.
-        reason: the reason that the coordinator reported or that the supervisor determined.
+        outcome: `stopped` if the fleet met its stop condition, otherwise `failed`.
+        reason: the reason reported by the coordinator or determined by the supervisor.
         epoch: the last complete epoch, or 0 if there is none.
     """
 
@@ -62,17 +63,17 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class SupervisionStarted(msgspec.Struct, frozen=True, gc=False):
-    """The launcher has reserved the place, so all processes may start."""
+    """Event: the launcher has reserved the place, so all processes may start."""
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, gc=False):
-    """A process was started and now runs."""
+    """Event: a process was started and is running."""
 
     name: str
 
 
 class ProcessEnded(msgspec.Struct, frozen=True, gc=False):
-    """A process has exited or could not be started. If it could not be started, `instance` is empty."""
+    """Event: a process has exited or could not be started. `instance` is empty if the process could not be started."""
 
     name: str
     instance: str
@@ -80,20 +81,20 @@ class ProcessEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class ExitReported(msgspec.Struct, frozen=True, gc=False):
-    """The driver has tried to report a host's exit to the coordinator, and has read the fleet's status."""
+    """Event: the driver has tried to report a host's exit to the coordinator, and has read the fleet's status."""
 
     name: str
 
 
 class PauseEnded(msgspec.Struct, frozen=True, gc=False):
-    """The pause with this number has ended, after which the process may restart."""
+    """Event: the pause with this number has ended, so the process may be restarted."""
 
     name: str
     number: int
 
 
 class FleetStatusRead(msgspec.Struct, frozen=True, gc=False):
-    """The coordinator has answered a status request."""
+    """Event: the coordinator has replied to a status request."""
 
     phase: str
     reason: str
@@ -101,24 +102,24 @@ class FleetStatusRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class FleetStatusUnavailable(msgspec.Struct, frozen=True, gc=False):
-    """The coordinator has not answered a status request."""
+    """Event: no coordinator has replied to a status request."""
 
 
 class KillRequested(msgspec.Struct, frozen=True, gc=False):
-    """A request to kill a process. If `is_kept_down` is set, the process stays down until a restart is requested."""
+    """Event: a request to kill a process. If `is_kept_down` is set, the process stays down until a restart is requested."""
 
     name: str
     is_kept_down: bool
 
 
 class RestartRequested(msgspec.Struct, frozen=True, gc=False):
-    """A request to restart a dead process immediately."""
+    """Event: a request to restart a dead process immediately."""
 
     name: str
 
 
 class HostsRequested(msgspec.Struct, frozen=True, gc=False):
-    """A request to run exactly these hosts from now on."""
+    """Event: a request to run exactly these hosts from now on."""
 
     names: tuple[str, ...]
 
@@ -138,19 +139,19 @@ SupervisorEvent = (
 
 
 class StartProcess(msgspec.Struct, frozen=True, gc=False):
-    """Start a process. The driver answers with `ProcessStarted` or `ProcessEnded`."""
+    """Start a process. The driver replies with `ProcessStarted` or `ProcessEnded`."""
 
     name: str
 
 
 class KillProcess(msgspec.Struct, frozen=True, gc=False):
-    """Kill a process. The driver answers with `ProcessEnded`."""
+    """Kill a process. The driver replies with `ProcessEnded`."""
 
     name: str
 
 
 class StopProcess(msgspec.Struct, frozen=True, gc=False):
-    """Send SIGTERM to a process, and SIGKILL if it does not exit. The driver answers with `ProcessEnded`."""
+    """Send SIGTERM to a process, and SIGKILL if the process does not exit. The driver replies with `ProcessEnded`."""
 
     name: str
 
@@ -158,7 +159,7 @@ class StopProcess(msgspec.Struct, frozen=True, gc=False):
 class ReportExit(msgspec.Struct, frozen=True, gc=False):
     """Report the exit of this run of a host to the coordinator, then read the fleet's status.
 
-    The driver answers with `ExitReported`.
+    The driver replies with `ExitReported`.
     """
 
     name: str
@@ -188,7 +189,7 @@ class EndSupervision(msgspec.Struct, frozen=True, gc=False):
 
 
 class GiveUp(msgspec.Struct, frozen=True, gc=False):
-    """End the supervision with this exit code and message, because the fleet cannot be kept running."""
+    """Give up supervising the fleet, with this exit code and message, because the fleet cannot be kept running."""
 
     exit_code: int
     sentence: str
@@ -223,10 +224,11 @@ Stage = Literal["down", "starting", "up", "reporting"]
 
 
 class Supervisor:
-    """Supervises the processes of one fleet.
+    """Supervisor of the processes of one fleet.
 
     Attributes:
-        is_over: whether the fleet has ended or the supervisor has given up. Afterwards a process is started only on request.
+        is_over: whether the fleet has ended or the supervisor has given up. After supervision has ended, a process is started only on
+            request.
     """
 
     def __init__(self, *, hosts: Sequence[str], coordinators: Sequence[str], on_failure: OnFailure) -> None:
@@ -240,7 +242,7 @@ class Supervisor:
         self._commands: list[SupervisorCommand] = []
 
     def handle(self, now_ns: int, event: SupervisorEvent) -> list[SupervisorCommand]:
-        """Handle one event, and return the commands that the driver must carry out in this order."""
+        """Handle one event. Return the commands that the driver must execute, in order."""
         match event:
             case SupervisionStarted():
                 for place in self._all_processes():
@@ -270,7 +272,7 @@ class Supervisor:
         return commands
 
     def validate(self) -> None:
-        """Check that every process's state satisfies the invariants."""
+        """Check the invariants of each process's state."""
         for place in self._all_processes():
             assert place.stage != "reporting" or place.is_host, f"{place.name}: only hosts' ends are reported"
             assert not (place.is_kept_down and place.is_restart_pending), f"{place.name} is told to start and kept down"
@@ -278,10 +280,8 @@ class Supervisor:
             assert place.exit is not None or not place.pauses, f"{place.name} rests and has never ended"
 
     def final_error(self) -> GiveUp | None:
-        """Return the error of the first host whose exit code rules out a restart, or None if there is no such host.
-
-        For example, the host was started for a different fleet than the folder's.
-        """
+        """Return the error of the first host whose exit code rules out a restart, or None if there is no such host. An example is a host
+        that was started for a different fleet than the one in the folder."""
         errors = (self._final(place) for place in self._hosts.values())
         return next((error for error in errors if error is not None), None)
 
@@ -327,7 +327,7 @@ class Supervisor:
         self._stay_down(place, pause_s)
 
     def _stay_down(self, place: "_Place", pause_s: float | None) -> None:
-        """Keep the process down for `pause_s` seconds, or until `RestartRequested` if `pause_s` is None."""
+        """Keep the process down for `pause_s` seconds. If `pause_s` is None, keep it down until `RestartRequested`."""
         place.pauses += 1
         if place.is_restart_pending:
             self._start(place)
@@ -353,7 +353,7 @@ class Supervisor:
         place.is_restart_pending = place.stage == "reporting"
 
     def _on_hosts_requested(self, names: Sequence[str]) -> None:
-        """Start the hosts in `names` that do not run, and stop all other hosts gracefully.
+        """Start the hosts in `names` that are not running, and gracefully stop all other hosts.
 
         Stopped hosts stay down until they are requested again.
         """
@@ -374,9 +374,9 @@ class Supervisor:
     # -- reaction to an exit ----------------------------------------------------------------------------------------------
 
     def _coordinator_pause(self, place: "_Place") -> float | None:
-        """Return the pause in seconds before a coordinator's restart, or None if it is not restarted.
+        """Return the delay in seconds before a coordinator is restarted, or None if it is not restarted.
 
-        If the supervisor gives up on a replica, the fleet ends only if no majority is left.
+        If the supervisor gives up on a replica, the fleet ends only if no majority of replicas is left.
         """
         pause_s = self._restart_pause(place, must_return=True)
         if not isinstance(pause_s, GiveUp):
@@ -390,9 +390,9 @@ class Supervisor:
         return None
 
     def _restart_pause(self, place: "_Place", *, must_return: bool) -> float | GiveUp | None:
-        """Return the pause in seconds before a dead process is restarted, or None if it restarts only on request.
+        """Return the delay in seconds before a dead process is restarted, or None if it is restarted only on request.
 
-        Return `GiveUp` if a restart would not help or the process failed too often.
+        Return `GiveUp` if a restart would not help or the process has failed too often.
         """
         assert place.exit is not None
         final = self._final(place)
@@ -411,14 +411,14 @@ class Supervisor:
 
     @staticmethod
     def _final(place: "_Place") -> GiveUp | None:
-        """Return the process's error if its exit code means that a restart would not help, otherwise None."""
+        """Return the process's error if its exit code shows that a restart would not help, otherwise None."""
         code = None if place.exit is None or place.stage not in ("down", "reporting") else place.exit.code
         if place.exit is None or code is None or code not in FINAL_CODES:
             return None
         return GiveUp(code, describe_end(place.exit))
 
     def _fail_if_no_host_left(self) -> None:
-        """If `on_failure` is "move" and the last host has died, fail the fleet, because no host is left to take the agents."""
+        """If `on_failure` is "move" and the last host has died, fail the fleet, because no host can take over the agents."""
         hosts = self._hosts.values()
         if self._on_failure != "move" or any(host.is_running or host.is_kept_down for host in hosts):
             return
@@ -436,7 +436,7 @@ class Supervisor:
             self._end(Ending(outcome=outcome, reason=seen.reason, epoch=seen.epoch))
 
     def _on_fleet_status_unavailable(self, now_ns: int) -> None:
-        """Report that no coordinator answers, once for each period of silence."""
+        """Report that no coordinator replies, only once until a coordinator replies again."""
         if self._silent_ns is None:
             self._silent_ns = now_ns
         elif not self._is_silence_reported and now_ns - self._silent_ns >= SILENCE_S * 1e9:
@@ -474,23 +474,23 @@ class Supervisor:
 
 
 def is_message_death(end: Exit) -> bool:
-    """Return whether the process died while it handled a message.
+    """Return whether the process died while handling a message.
 
-    A message that kills its host a few times is dead-lettered, but many other such messages may follow.
+    A message that repeatedly kills its host is dead-lettered, but many similar messages may follow.
     """
     return any(death.what not in (STOP_WHEN, CAPTURE) for death in end.died_in)
 
 
 def restart_pause_s(failures: int) -> float:
-    """Return the pause in seconds after `failures` consecutive failures, which is at least 1."""
+    """Return the delay in seconds after `failures` consecutive failures. `failures` must be at least 1."""
     return min(RESTART_PAUSE_S * 2.0 ** (failures - 1), RESTART_PAUSE_S_MAX)
 
 
 def describe_end(ended: Exit) -> str:
     """Describe a process's exit.
 
-    The description is the last line of its output if the exit code rules out a restart. Otherwise it also names the exit, or the log if
-    there is no output.
+    If the exit code rules out a restart, the description is the last line of the process's output. Otherwise, the description also contains
+    the exit, or the path of the log if there is no output.
     """
     if ended.code in FINAL_CODES and ended.last_words:
         return ended.last_words.removeprefix("snapline: ")
@@ -498,20 +498,20 @@ def describe_end(ended: Exit) -> str:
 
 
 class _Place:
-    """State that the supervisor keeps of one process.
+    """The supervisor's state of one process.
 
     Attributes:
         exit: the process's last exit, or None before its first exit.
         started_ns: time at which the process started, or None if it has not started yet.
         failures: number of consecutive failures.
-        message_deaths: number of these failures that a message caused. Such failures lengthen the pause, but do not make the supervisor
-            give up.
-        pauses: number of pauses so far. Only the end of the newest pause has an effect.
-        is_kept_down: whether only a request restarts the process.
-        is_given_up: whether the process is a replica that failed too often. The other replicas continue without it.
+        message_deaths: number of these failures that occurred while the process handled a message. These failures lengthen the delay, but
+            do not make the supervisor give up.
+        pauses: number of pauses so far. Only the end of the latest pause has an effect.
+        is_kept_down: whether the process is restarted only on request.
+        is_given_up: whether the process is a coordinator replica that has failed too often. The remaining replicas continue without it.
         is_restart_pending: whether the process starts as soon as its exit has been reported.
-        is_kill_pending: whether the process is killed as soon as it runs.
-        is_scaled_away: whether the process is a host that was stopped by scaling down. A later request may start it again.
+        is_kill_pending: whether the process is killed as soon as it is running.
+        is_scaled_away: whether the process is a host that was stopped by scaling down.
     """
 
     def __init__(self, name: str, *, is_host: bool) -> None:

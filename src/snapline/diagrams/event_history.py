@@ -1,29 +1,30 @@
-"""Compute how recoveries and cuts affect events. Each event is identified by its position.
+"""Compute how recoveries and cuts affect the events in a trace.
 
 Theory of operation
 -------------------
-An event's *position* is its index in an order that respects causality and each agent's own order. While events are added one after another,
-this module computes:
+The *position* of an event is its index in an order that respects causality and the order of each agent's events. As events are added, this
+module computes:
 
 - Undone events. A recovery undoes all events of an agent after the agent's checkpoint on the recovery line.
-- Cuts. A cut names checkpoints by number. Numbers are reused after a recovery, so a number means the last checkpoint with this number at
-  the time the cut is added.
-- Messages. Each send has one arrow. If a message is received again after a recovery, its arrow has two ends.
+- Cuts. A cut contains one checkpoint number for each agent. Checkpoint numbers are reused after a recovery. A number in a cut therefore
+  refers to the latest checkpoint with this number when the cut is added.
+- Messages. Each send of a message has one arrow. If the message is received again after a recovery, its arrow has several heads.
 
-An event is *inside* a cut if it precedes the cut's checkpoint of its agent and had not been undone when that checkpoint was taken. For a
-set of cuts, a message is an *orphan* if a cut contains its receive but not its send (G1), and *in transit* if a cut contains its send but
-not its receive (G2). Otherwise it is *undone* if a recovery undid its send, and *ordinary* if not. The caller may name additional orphans.
-A cut that lacks the sender or the receiver does not affect a message's state.
+An event is *inside* a cut if it precedes its agent's checkpoint in the cut, and was not undone before that checkpoint was taken. For a set
+of cuts, a message is an *orphan* if a cut contains its receive but not its send (G1). A message is *in transit* if a cut contains its send
+but not its receive (G2). A message that is neither an orphan nor in transit is *undone* if a recovery has undone its send, and *ordinary*
+otherwise. The caller may specify additional orphans. A cut that does not contain both the sender and the receiver does not affect the
+message's state.
 
 Vector clocks, and logs for ShiViz
 ----------------------------------
-The clocks are those of Fidge and Mattern (1988). An event increments the entry of its own lane, and forms the entrywise maximum with the
-clocks that it *takes*. A receive takes the clock that its send *left*. Events that are not counted pass on clocks without incrementing
-them. So events that a picture omits still connect the events that it shows. The entries of the shown events are 1, 2, 3 … without gaps, as
-ShiViz requires.
+The vector clocks are those of Fidge and Mattern (1988). An event increments its own lane's entry, and merges the clocks that it *takes* by
+taking the maximum of each entry. A receive event takes the clock that the send event *left*. Events that are not counted pass on clocks
+without incrementing an entry. So events that are omitted from a picture still connect the events that are shown. The entries of the shown
+events are 1, 2, 3 and so on without gaps, as ShiViz requires.
 
-A log has two lines for each event. One contains the event's lane and its clock as JSON, and the other contains the event's description. The
-first line of the file is the regular expression that parses events. The second line, which could separate several executions, is empty.
+A ShiViz log has two lines for each event: the event's lane and clock as JSON, and the event's description. The first line of the file is
+the regular expression for parsing events. The second line of the file could contain a separator for several executions, and is empty.
 """
 
 import json
@@ -43,21 +44,22 @@ INITIAL = -1
 
 
 class PastEvents:
-    """All events with their positions. The positions serve as places in the scene.
+    """All events with their positions, which are also their horizontal coordinates in the scene.
 
     Attributes:
-        undone: stretches of lanes whose events were undone.
+        undone: intervals of lanes that contain undone events.
         fronts: cuts and recovery lines, in the order in which they were added.
-        known: agents, in the order in which events first name them.
-        _time_of: function that returns the time of a position as text.
+        known: agents, in the order of their first occurrence.
+        _time_of: function that formats the time of a position.
         _events: events by position.
-        _undone_at: for each position, the position of the recovery that undid the event, or 0 if none did. A recovery at position 0 has no
-            events to undo.
-        _histories: for each agent, the positions of its events that have not been undone so far.
-        _starts: for each agent, the number of each checkpoint and the number of surviving events up to and including it, ascending. Events
-            before the first known checkpoint belong to number 0, because a trace may begin in the middle.
-        _latest: for each agent and number, the position of the agent's last checkpoint with this number.
-        _sent: the last send of each message. _messages: all messages, in the order in which they were sent.
+        _undone_at: for each position, the position of the recovery that undid its event, or 0 if the event was not undone. A recovery at
+            position 0 has no earlier events to undo.
+        _histories: for each agent, the positions of its events that have not been undone.
+        _starts: for each agent, its checkpoints in ascending order, each with its number and the number of surviving events up to it.
+            Events before the first known checkpoint belong to checkpoint 0, because a trace need not start at the beginning.
+        _latest: for each agent and checkpoint number, the position of the latest checkpoint with this number.
+        _sent: the latest send of each message.
+        _messages: all messages, in the order of their sends.
     """
 
     def __init__(self, time_of: Callable[[int], str]) -> None:
@@ -93,7 +95,7 @@ class PastEvents:
             self._receive(position, event)
 
     def skip_position(self) -> None:
-        """Add a position for an event that belongs to no agent and has no effect."""
+        """Add a position without an event."""
         self._events.append(None)
         self._undone_at.append(0)
 
@@ -119,7 +121,7 @@ class PastEvents:
         sent.received.append(position)
 
     def add_cut(self, name: str, numbers: Mapping[str, int]) -> None:
-        """Add a cut through the checkpoints that currently have these numbers."""
+        """Add a cut that consists of the current checkpoints with these numbers."""
         found = {agent: self._latest.get((agent, number), INITIAL) for agent, number in numbers.items()}
         positions = {agent: at for agent, at in found.items() if at != INITIAL or numbers[agent] == 0}
         if positions:
@@ -148,7 +150,7 @@ class PastEvents:
             self.fronts.append(Front("line", f"recovery {extent}", positions))
 
     def marks(self, first: int, last: int, cuts: Sequence[Front] = ()) -> Iterator[Mark]:
-        """Yield the checkpoints from position `first` to `last`."""
+        """Yield the marks of the checkpoints from position `first` to `last`."""
         cut_names: dict[float, list[str]] = {}
         for cut in cuts:
             for place in cut.places.values():
@@ -167,7 +169,8 @@ class PastEvents:
                 )
 
     def arrows(self, first: int, last: int, cuts: Sequence[Front], orphans: Mapping[str, str]) -> Iterator[Arrow]:
-        """Yield one arrow for each message that has a part between `first` and `last`. `orphans` maps additional orphans to the reason."""
+        """Yield an arrow for each message whose arrow lies at least partly between positions `first` and `last`. `orphans` maps each
+        additional orphan to the reason why it is one."""
         for message in self._messages:
             ends = message.received if message.position is None else (message.position, *message.received)
             if ends[0] <= last and ends[-1] >= first:
@@ -181,7 +184,7 @@ class PastEvents:
                 )
 
     def _state(self, sent: "_Message", cuts: Sequence[Front], orphans: Mapping[str, str]) -> tuple[State, str]:
-        """Return the state of a message and the reason for the state."""
+        """Return the state of a message, and why it has this state."""
         cuts_by_state: dict[State, list[str]] = {"ordinary": [], "orphan": [], "in-transit": []}
         for cut in cuts:
             cuts_by_state[self._state_at_cut(sent, cut)].append(cut.label)
@@ -216,7 +219,8 @@ def _number_of(checkpoint: tuple[int, int]) -> int:
 
 
 class _Message(msgspec.Struct, gc=False):
-    """One send of a message, and the positions of its receives in ascending order. `position` is None if the message was never sent."""
+    """One send of a message, and the positions of its receive events in ascending order. `position` is None if the message was received but
+    never sent."""
 
     id: str
     sender: str
@@ -234,12 +238,12 @@ Clock = dict[str, int]
 
 
 class ClockStep(msgspec.Struct, frozen=True):
-    """One event on one lane, for computing vector clocks.
+    """An event on one lane, for computing vector clocks.
 
     Attributes:
-        leaves: name under which later steps can take this step's clock.
-        takes: names of the clocks that this step takes if earlier steps have left them.
-        is_counted: whether the step counts as an event. If False, the step only passes on clocks.
+        leaves: name under which later events can take this event's clock.
+        takes: names of the clocks to take, if earlier events have left them.
+        is_counted: whether the event increments the clock. If `is_counted` is false, the event only passes on clocks.
     """
 
     lane: str
@@ -267,10 +271,7 @@ def with_clocks(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]
 
 
 def past_of_last(steps: Sequence[ClockStep]) -> list[int]:
-    """Return the indices of the last step and of all steps in its past, which are the steps that its clock would count.
-
-    This takes one pass, and computes no clock for each step.
-    """
+    """Return the indices of the last event and of all events that happened before it, without computing vector clocks."""
     latest: dict[str, int] = {}
     left: dict[Hashable, int] = {}
     causes: list[list[int]] = []
@@ -292,7 +293,7 @@ def past_of_last(steps: Sequence[ClockStep]) -> list[int]:
 
 
 def shiviz_log(steps: Iterable[ClockStep]) -> str:
-    """Format the counted steps as a log for ShiViz."""
+    """Format the counted events as a log for ShiViz."""
     names = _Names()
     lines = [SHIVIZ_PARSER, ""]
     for step, clock in with_clocks(steps):
@@ -302,14 +303,14 @@ def shiviz_log(steps: Iterable[ClockStep]) -> str:
 
 
 class _Names:
-    """Assigns a unique name without spaces to each lane."""
+    """Mapping from each lane to a unique name without spaces."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._taken: dict[str, None] = {}
 
     def of(self, lane: str) -> str:
-        """Return the unique name of a lane. Repeated calls return the same name."""
+        """Return a lane's unique name. Repeated calls return the same name."""
         unique = self._names.get(lane)
         if unique is None:
             plain = re.sub(r"[\s{}\"\\]", "_", clean(lane)) or "_"

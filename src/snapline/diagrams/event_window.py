@@ -1,17 +1,18 @@
-"""Draw a fleet's events as a space-time diagram. Compute the rows, windows, descriptions and happened-before relation of the events.
+"""Draw a fleet's events as a space-time diagram. This module computes the rows, windows, event descriptions and happened-before relation of
+the diagram.
 
-An event's *position* is its index in the order of all events (`recovery/trace_merge.py`), which respects causality. A *row* belongs to an
-agent or, if there are too many agents, to a host. Markers are sent from host to host, so each host also has its own row above its agents. A
-picture that has only rows of hosts omits messages within a host. Such a picture shows the records of a host's agents for one epoch as a
-single mark at the last record.
+An event's *position* is its index in the causal order of all events (`recovery/trace_merge.py`). A *row* shows one agent, or one host if
+there are too many agents. Each host also has its own row above its agents, because markers are sent between hosts. If a picture has only
+host rows, it omits messages between agents of the same host. For each host and epoch, it shows all checkpoints as a single mark at the
+position of the last one.
 
-For vector clocks, each row is a process. A recovery starts a new process for each row that it rolls back. For example, the process `a#3`
-continues from the checkpoint of `a` on the recovery line of plan 3, so undone events are not in its past.
+In the vector clocks, each row is a process. A recovery starts a new process for each row that is rolled back. For example, process `a#3`
+continues from the checkpoint of agent `a` on the recovery line of plan 3, so undone events are not in its past.
 
-The diagram shows a window of events. Every event has its own column, regardless of the time between events. So bursts are readable, and
-pauses take no space. The axis shows the times. An event is drawn as a dot or a checkpoint mark on its row, and messages and markers are
-arrows between rows. If the other end of a message has no row, the message is drawn only as a dot. If a trace begins in the middle, the
-arrow of a message that was sent earlier has no start.
+Every event in the window has its own column, regardless of the time between events. So bursts of events are readable, and pauses take no
+space. The axis shows the times of the events. Events are dots or checkpoint marks on their rows, and messages and markers are arrows
+between rows. If the sender or receiver of a message has no row, the message is only a dot on the other agent's row. If a message was sent
+before the trace begins, its arrow has no starting point.
 """
 
 import re
@@ -48,9 +49,9 @@ _NUMBERED = re.compile(r"[^>]*>[^>]*:(\d+)")
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The part of the events that is shown.
+    """The part of the events that is shown in the picture.
 
-    Rows are ordered from top to bottom. Events have positions from `first` up to but excluding `end`.
+    Events are shown from position `first` up to but excluding `end`.
     """
 
     rows: Rows
@@ -60,7 +61,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class ChosenEvent(msgspec.Struct, frozen=True):
-    """One event with its vector clock, which has an entry for each row, and the positions of the events in its past."""
+    """One event with its vector clock and the positions of the events in its past. The clock has an entry for each row."""
 
     position: int
     clock: Clock
@@ -68,13 +69,12 @@ class ChosenEvent(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """All known events of a fleet. Instances are read-only and thread-safe.
+    """All known events of a fleet.
 
     Attributes:
-        events: all events, in order.
-        is_whole: whether the events begin with the start of the fleet.
+        events: all events, by position.
+        is_whole: whether the first event is also the first event of the fleet.
         homes: the last known host of each agent.
-        hosts: all hosts.
         busy: number of events of each agent.
         past: undone events and cuts.
     """
@@ -96,7 +96,7 @@ class EventLog:
 
     @cached_property
     def past(self) -> PastEvents:
-        """Return the undone events and the cuts. The result is computed when the first picture is drawn."""
+        """Return the undone events and the cuts, which are computed when the first picture is drawn."""
         return _past_of(self)
 
     def __len__(self) -> int:
@@ -105,9 +105,10 @@ class EventLog:
     # ---- rows and windows -------------------------------------------------------------------------------------------
 
     def rows_of(self, rows: Rows, wanted: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the rows to show. `wanted` contains names of agents or parts of names. If it is empty, the busiest agents are shown.
+        """Return the rows to show. `wanted` contains agents' names or parts of names. If `wanted` is empty, the agents with the most events
+        are shown.
 
-        The rows of agents are below the row of their host.
+        The rows of a host's agents are below the host's row.
         """
         if rows == "hosts":
             counts = Counter(self.homes.values())
@@ -123,7 +124,8 @@ class EventLog:
         return tuple(lanes)
 
     def found(self, wanted: Sequence[str]) -> list[str]:
-        """Return the agents that `wanted` names, and those whose names contain one of its other texts, the busiest first."""
+        """Return the agents whose names match an item of `wanted` exactly, or contain an item that is not an agent's name. The agents with
+        the most events come first."""
         exact = {name for name in wanted if name in self.busy}
         parts = [name.casefold() for name in wanted if name not in exact]
         return [
@@ -142,9 +144,9 @@ class EventLog:
         return Window(rows, lanes, 0, len(self.events))
 
     def moved(self, window: Window, *, first: int, end: int) -> Window:
-        """Return the window with its edges moved by the given numbers of events of its rows.
+        """Return the window with each edge moved by the given number of events.
 
-        The new window stays within the known events and contains at least one event.
+        The new window contains at least one event and stays within the known events.
         """
         positions = self._positions(window.rows, window.lanes)
 
@@ -160,7 +162,7 @@ class EventLog:
         return replace(window, first=start, end=stop) if start < stop else window
 
     def shown(self, window: Window) -> list[int]:
-        """Return the positions of the events that the picture of the window shows."""
+        """Return the positions of the events that are drawn for this window."""
         all_positions = self._positions(window.rows, window.lanes)
         positions = all_positions[bisect_left(all_positions, window.first) : bisect_left(all_positions, window.end)]
         if window.rows == "agents":
@@ -173,9 +175,9 @@ class EventLog:
         return [each for each in positions if self._record(each) is None or each in last]
 
     def _positions(self, rows: Rows, lanes: tuple[str, ...]) -> list[int]:
-        """Return the positions of all events of these rows.
+        """Return the positions of all events on these rows.
 
-        Results are cached, because a page needs them often and there may be 10,000 other agents.
+        Results are cached, because a page needs them often and a fleet may have 10,000 other agents.
         """
         positions = self._kept.get((rows, lanes))
         if positions is None:
@@ -187,7 +189,8 @@ class EventLog:
         return positions
 
     def _record(self, position: int) -> Hashable:
-        """Return the key that is common to all events that a host's row shows as one mark. Return None if the event has its own mark."""
+        """Return a key that is common to all events that a host's row combines into one mark. Return None if the event is not combined with
+        other events."""
         traced = self.events[position]
         return (traced.host, traced.epochs) if traced.epochs and isinstance(traced.event, CheckpointTaken) else None
 
@@ -205,7 +208,7 @@ class EventLog:
         return shows
 
     def row_at(self, position: int, rows: Rows) -> str:
-        """Return the row of an event that is not a recovery."""
+        """Return the row of an event."""
         traced = self.events[position]
         event = traced.event
         if isinstance(event, TracedMarkerSend | MarkerCame):
@@ -213,12 +216,12 @@ class EventLog:
         return HOST_PREFIX + traced.host if rows == "hosts" or isinstance(event, Recovery) else event.agent
 
     def leaves_host(self, position: int) -> bool:
-        """Return whether the other end of a message is on another host. Return False if this is unknown."""
+        """Return whether a message is sent to or received from another host. Return False if the other host is unknown."""
         own_host, other_host = self.events[position].host, self.host_of_other(position)
         return bool(own_host) and bool(other_host) and own_host != other_host
 
     def host_of_other(self, position: int) -> str:
-        """Return the host of the other end of a message, or "" if it is unknown."""
+        """Return the host of the other agent that sent or received the message. Return "" if it is unknown."""
         partner = self._partner[position]
         if partner >= 0:
             return self.events[partner].host
@@ -230,13 +233,13 @@ class EventLog:
         )
 
     def partner(self, position: int) -> int | None:
-        """Return the position of the event at the other end of a message or a marker, or None if it is not known."""
+        """Return the position of the matching send or receive event of a message or marker, or None if it is unknown."""
         other_end = self._partner[position]
         return other_end if other_end >= 0 else None
 
     @staticmethod
     def sender_of(event: object) -> str:
-        """Extract the sender of a received message from the name that a host assigned to the message. Return "" if this is not possible."""
+        """Extract the sender from a message name that a host has assigned. Return "" if the name does not contain the sender."""
         message = getattr(event, "message", "")
         return message.partition(">")[0].partition("/")[0] if _NUMBERED.fullmatch(message) else ""
 
@@ -255,7 +258,7 @@ class EventLog:
         return ChosenEvent(position, dict(Counter([step.lane for step in known])), past)
 
     def shiviz(self, window: Window) -> str:
-        """Format the events that the picture shows as a ShiViz log."""
+        """Format the events of the picture as a ShiViz log."""
         shown = frozenset(each for each in self.shown(window))
         steps = self._steps(window.rows, lambda position: position in shown)
         return shiviz_log(
@@ -263,7 +266,7 @@ class EventLog:
         )
 
     def _steps(self, rows: Rows, counts: Callable[[int], bool]) -> Iterator[ClockStep]:
-        """Yield a step for each event. The words of a step are the event's position."""
+        """Yield a vector-clock step for each event. The step's `words` field is the event's position."""
         lives: dict[str, str] = {}
         recoveries = 1
         for position, traced in enumerate(self.events):
@@ -288,10 +291,10 @@ class EventLog:
     def _begun_again(
         self, line: Mapping[str, int | None], rows: Rows, lives: dict[str, str], life: int
     ) -> Iterator[ClockStep]:
-        """Yield the first step of each rolled-back row.
+        """Yield the first step of each row that is rolled back.
 
-        Each such row becomes a new process whose past is that of its checkpoint. A host's new process has the past of all its agents'
-        checkpoints.
+        The row becomes a new process whose past is the past of its checkpoint. The new process of a host includes the past of all
+        checkpoints on the recovery line.
         """
         checkpoints = {agent: (agent, number) for agent, number in line.items() if number is not None}
         first_takes: dict[str, tuple[Hashable, ...]] = {
@@ -304,7 +307,7 @@ class EventLog:
             yield ClockStep(lives[row], "", None, takes, is_counted=False)
 
     def _rolled_back_hosts(self, back: Container[str]) -> list[str]:
-        """Return the hosts whose agents are all rolled back. All other hosts keep their past."""
+        """Return the hosts whose agents are all rolled back. The remaining hosts keep their past."""
         goes_on = {home for agent, home in self.homes.items() if agent not in back}
         return [HOST_PREFIX + host for host in self.hosts if host not in goes_on]
 
@@ -338,13 +341,13 @@ class EventLog:
         return event.agent if isinstance(event, MessageSent) else ""
 
     def when(self, position: int) -> str:
-        """Return the time of day in UTC, or the position if the time is unknown."""
+        """Return the event's time of day in UTC, or its position if the time is unknown."""
         time_ns = self.events[position].time_ns
         return time_of_day(time_ns) if time_ns else f"event {position:,}"
 
 
 def time_of_day(time_ns: int, digits: int = 6) -> str:
-    """Format a time as a time of day in UTC, like `12:00:01.234567`."""
+    """Format a time as a UTC time of day such as `12:00:01.234567`."""
     return (
         datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%H:%M:%S")
         + f".{time_ns % 1_000_000_000:09d}"[: digits + 1]
@@ -358,9 +361,9 @@ def message_name(message: str) -> str:
 
 
 def partners(events: Sequence[TracedEvent]) -> list[int]:
-    """Return, for each position, the position of the other end of the event's message or marker, or -1 if there is none.
+    """For each position, return the position of the matching send or receive event, or -1 if there is none.
 
-    A name that was reused refers to its last send.
+    If a message name was reused, it refers to the latest send.
     """
     partner_of = [-1] * len(events)
     sent: dict[str, int] = {}
@@ -404,17 +407,18 @@ def _past_of(event_log: EventLog) -> PastEvents:
 
 
 def _back(recovery: Recovery, taken: Container[str]) -> Recovery:
-    """Adapt a recovery to a trace that begins in the middle.
+    """Adapt a recovery to a trace that does not begin with the fleet's first event.
 
-    An agent whose checkpoint is not in the trace is rolled back to the beginning of the trace.
+    If an agent's checkpoint is not in the trace, the agent is rolled back to the beginning of the trace.
     """
     return Recovery({a: 0 if number is not None and a not in taken else number for a, number in recovery.line.items()})
 
 
 def _add_cuts(past: PastEvents, records: Records, seen: Mapping[str, tuple[int, int]]) -> None:
-    """Add a cut for each epoch that all agents have recorded. `seen` contains the positions of each agent's first and last event.
+    """Add a cut for each epoch in which all agents have taken a checkpoint. `seen` contains the positions of the first and last event of
+    each agent.
 
-    An agent without events after an epoch's last record may have left before the epoch. The newest epoch may still lack records.
+    An agent without events after the last checkpoint of an epoch may have left before the epoch. The newest epoch may still be incomplete.
     """
     for epoch, epoch_records in sorted(records.items()):
         end = max(position for _, position in epoch_records.values())
@@ -445,7 +449,7 @@ def draw_window(
 ) -> str:
     """Return the picture as the text of an SVG file.
 
-    If `href` is given, the picture is part of a page. The picture's events are links, and a script keeps the names visible.
+    If `href` is given, the picture is drawn for a page: events are links, and a script keeps the row names visible.
     """
     scene = scene_of(event_log, window, chosen, href=href)
     is_part = href is not None
@@ -455,7 +459,7 @@ def draw_window(
 def scene_of(
     event_log: EventLog, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
 ) -> Scene:
-    """Return the scene of this window. If `chosen` is given, the scene marks the events in its past."""
+    """Return the scene for this window. If `chosen` is given, mark the events in its past."""
     return _Maker(event_log, window, chosen, href or _nowhere).scene()
 
 
@@ -464,7 +468,8 @@ def _nowhere(_position: int) -> str:
 
 
 class _Maker:
-    """Builds the scene of one picture. The scene's places are columns, and `shown` contains the position of each column."""
+    """Builder of the scene of one picture. The x coordinates in the scene are columns, and `shown` contains the position of the event in
+    each column."""
 
     def __init__(self, event_log: EventLog, window: Window, chosen: ChosenEvent | None, href: Href) -> None:
         self._event_log = event_log
@@ -501,9 +506,10 @@ class _Maker:
     # ---- places -----------------------------------------------------------------------------------------------------
 
     def _column(self, position: float) -> Position:
-        """Return the column of a position.
+        """Return the column for a position.
 
-        A hidden event lies between the columns of shown events. An event outside the window lies beyond the edges.
+        A hidden event is placed between the columns of the neighbouring shown events. An event outside the window is placed beyond the
+        edges.
         """
         if position < self._window.first:
             return -2.0
@@ -593,7 +599,7 @@ class _Maker:
         return replace(arrow, state="ordinary", words=descriptions)
 
     def _markers(self) -> Iterator[Arrow]:
-        """Yield one arrow for each marker that has an end inside the window."""
+        """Yield an arrow for each marker that was sent or received inside the window."""
         for position in self._shown:
             event = self._event_log.events[position].event
             partner = self._event_log.partner(position)
@@ -613,7 +619,8 @@ class _Maker:
             yield Arrow(message, start, end, sent, came, "marker", (f"the marker of epoch {epoch}",))
 
     def _front(self, front: Front) -> Front | None:
-        """Convert the places of a front to columns. On rows of hosts, the front runs through the last records of the hosts' agents."""
+        """Convert the positions of a cut or recovery line to columns. On a host's row, the line passes through the last checkpoint of the
+        host's agents."""
         places: dict[str, float] = {}
         for agent, position in front.places.items():
             lane = self._lane_of(agent)

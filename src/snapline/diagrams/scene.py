@@ -1,17 +1,19 @@
-"""Describe the content of a space-time diagram, independently of its source.
+"""Content of a space-time diagram, independent of where the events come from.
 
-The source is an external trace, a simulator's recording, or hosts' traces.
+The events come from an external trace, a recording of the simulator, or traces of hosts.
 
-A scene has one lane for each agent, with events from left to right. Messages are arrows, checkpoints are marks, and cuts are lines through
-the agents' records. Every part is at a *place*, which is a number that never decreases along a lane or from a send to its receive. A place
-is a position in an order of events, a column, or a time in nanoseconds. Other modules convert their data to a `Scene`, and `svg` draws the
-scene. Relative to a cut, a message has one of three states (Chandy and Lamport 1985, section 2):
+A scene has one lane for each agent, with the agent's events from left to right. Messages are arrows, checkpoints are marks, and a cut is a
+line through one checkpoint of each agent. The horizontal coordinate of each part is its *place*. This number never decreases along a lane,
+or from a send to its receive. A place is a position in the order of events, a column number, or a time in nanoseconds. Other modules
+convert their data to a `Scene`, which the module `svg` draws. Relative to a cut, a message has one of three states (Chandy and Lamport
+1985, section 2):
 
-- *in transit*: The message was sent before the sender's record, and received after the receiver's record or never received.
-- *orphan*: The message was sent after the sender's record and received before the receiver's record. A consistent cut has no orphans (G1).
-- *ordinary*: Both ends of the message are on the same side of the cut.
+- *in transit*: The send is before the sender's checkpoint. The receive is after the receiver's checkpoint, or there is no receive.
+- *orphan*: The send is after the sender's checkpoint, and the receive is before the receiver's checkpoint. A consistent cut has no orphans
+  (G1).
+- *ordinary*: Both the send and the receive are before the cut, or both are after the cut.
 
-A fourth state does not depend on a cut: a message is *undone* if it was sent after the record to which a recovery rolled its sender back.
+A fourth state does not depend on a cut. A message is *undone* if a recovery rolled its sender back to a checkpoint taken before the send.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -39,11 +41,11 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     """A checkpoint in the diagram.
 
     Attributes:
-        number: number of the checkpoint, or None if readers do not know its number.
-        is_useless: whether the checkpoint is on a Z-cycle.
-        is_obsolete: whether no later recovery line can contain the checkpoint.
-        words: further description of the checkpoint.
-        href: address that a click opens.
+        number: number of the checkpoint, or None if the number means nothing to readers.
+        is_useless: whether the checkpoint is part of a Z-cycle.
+        is_obsolete: whether no future recovery line can contain the checkpoint.
+        words: additional description of the checkpoint.
+        href: URL that a click opens.
     """
 
     agent: str
@@ -62,10 +64,10 @@ class Arrow(msgspec.Struct, frozen=True, gc=False):
     """A message in the diagram.
 
     Attributes:
-        sender: sending agent, or an empty string if the message was never sent.
+        sender: the sending agent, or an empty string if the message was never sent.
         sent: place of the send, or None if the message was never sent.
-        received: places of the receives, ascending. After a recovery, a message may be received again.
-        words: further description of the message.
+        received: places of the receives, in ascending order. A message may be received again after a recovery.
+        words: additional description of the message.
     """
 
     message: str
@@ -78,13 +80,12 @@ class Arrow(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventDot(msgspec.Struct, frozen=True, gc=False):
-    """An event that is drawn as a dot on its lane.
+    """An event that is drawn as a dot on an agent's lane.
 
     Attributes:
-        event: id of the event.
-        is_chosen: whether this event is the chosen event, which is described in detail.
-        is_past: whether this event happened before the chosen event.
-        href: address that a click opens.
+        is_chosen: whether the user has selected this event to see its details.
+        is_past: whether this event happened before the selected event.
+        href: URL that a click opens.
     """
 
     agent: str
@@ -97,7 +98,7 @@ class EventDot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Front(msgspec.Struct, frozen=True):
-    """A cut or a recovery line, drawn as a line through one place of each agent. `name` is written above the line."""
+    """A cut or a recovery line, drawn as a line through one place on each agent's lane. `name` is written above the line."""
 
     kind: Literal["cut", "line"]
     label: str
@@ -106,9 +107,9 @@ class Front(msgspec.Struct, frozen=True):
 
 
 class Band(msgspec.Struct, frozen=True):
-    """A stretch of one agent's lane, or of all lanes if `agent` is None.
+    """An interval of one agent's lane, or of all lanes if `agent` is None.
 
-    The bands of undone events and recoveries are shaded. Where an agent is undone or down, its lane is a broken line.
+    Undone events and recoveries have a shaded background. Where the agent's events were undone or the agent is down, its lane is dashed.
     """
 
     start: Position
@@ -119,7 +120,7 @@ class Band(msgspec.Struct, frozen=True):
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """A sign on a lane that the agent fails or keeps its live state."""
+    """A symbol on an agent's lane, which shows that the agent fails or that it keeps its live state."""
 
     agent: str
     place: Position
@@ -128,7 +129,7 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 class Alarm(msgspec.Struct, frozen=True):
-    """A violation of a guarantee, drawn as a mark through all lanes."""
+    """A violation of a guarantee, drawn as a mark across all lanes."""
 
     place: Position
     label: str
@@ -136,7 +137,7 @@ class Alarm(msgspec.Struct, frozen=True):
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A stretch in a track above the lanes. For a point in time, `end` equals `start`."""
+    """An interval on a track above the lanes. For a single point in time, `end` equals `start`."""
 
     start: Position
     end: Position
@@ -146,7 +147,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Track(msgspec.Struct, frozen=True):
-    """A track above the lanes. If its bars overlap, it is drawn in several rows."""
+    """A labelled track above the lanes. If its bars overlap, the track is drawn in several rows."""
 
     label: str
     bars: Sequence[Bar]
@@ -156,19 +157,19 @@ class Scene(msgspec.Struct, frozen=True):
     """The content of one picture.
 
     Attributes:
-        heading: name of the picture.
-        words: summary in one line.
-        agents: names of the lanes from top to bottom, to which all other parts refer.
-        hosts: the lanes that belong to hosts.
-        first, last: the places at the left and right edges. Parts outside the edges are omitted or cut off.
-        axis: text that says what the ticks count.
-        notes: texts about omissions.
-        meanings: texts that replace the usual texts of the legend, by name (`style.LEGEND`).
-        legend: names in the legend, or None for those that occur in the scene.
-        values: values for `data-*` attributes of the picture.
+        heading: heading of the picture.
+        words: summary of the picture in one line.
+        agents: names of the lanes, from top to bottom. All other parts refer to lanes by these names.
+        hosts: the lanes that represent hosts.
+        first, last: the places at the left and right edges of the picture. Parts outside the edges are omitted or clipped.
+        axis: label that states what the axis counts.
+        notes: texts that describe what the picture omits.
+        meanings: texts that replace the default texts of legend entries, by the entry's name (`style.LEGEND`).
+        legend: names of the legend's entries. If `legend` is None, the legend contains the entries that occur in the scene.
+        values: values of `data-*` attributes for the picture.
 
     Raises:
-        UsageError: If a part is on an unknown lane, or a lane occurs twice.
+        UsageError: If a part refers to an unknown lane, or two lanes have the same name.
     """
 
     heading: str
@@ -202,14 +203,15 @@ class Scene(msgspec.Struct, frozen=True):
             raise UsageError(f"picture {self.heading!r} names a lane twice: name each once in `agents`")
 
     def shows(self, start: Position, end: Position) -> bool:
-        """Return whether a part of this stretch lies between the edges."""
+        """Return whether an interval lies at least partly between the edges of the picture."""
         return start <= self.last and end >= self.first
 
 
 def state_at_cut(cut: Mapping[str, Position], arrow: Arrow) -> State:
-    """Return the state of a message relative to a cut. The state is ordinary if the cut lacks the sender or the receiver.
+    """Return the state of a message relative to a cut. If the cut does not contain both the sender and the receiver, the state is
+    "ordinary".
 
-    An event at the same place as a record counts as before the record.
+    An event at the same place as a checkpoint counts as before the checkpoint.
     """
     of, to = cut.get(arrow.sender), cut.get(arrow.receiver)
     if of is None or to is None or arrow.sent is None:
@@ -221,7 +223,7 @@ def state_at_cut(cut: Mapping[str, Position], arrow: Arrow) -> State:
 
 
 def round_step(least: float) -> int:
-    """Return the smallest number among 1, 2, 5, 10, 20, 50 … that is not below `least`."""
+    """Return the smallest number in the series 1, 2, 5, 10, 20, 50 … that is at least `least`."""
     unit = 1
     while 10 * unit < least:
         unit *= 10
@@ -229,7 +231,7 @@ def round_step(least: float) -> int:
 
 
 def counted(first: int, last: int) -> Ticks:
-    """Return the ticks of an axis that counts events."""
+    """Return the tick marks of an axis that counts events."""
 
     def ticks(least: float) -> Iterator[tuple[Position, str]]:
         step = round_step(least)
@@ -240,7 +242,7 @@ def counted(first: int, last: int) -> Ticks:
 
 
 def clock(first_ns: int, last_ns: int, *, origin_ns: int = 0) -> Ticks:
-    """Return the ticks of an axis in nanoseconds, counted from `origin_ns`."""
+    """Return the tick marks of a time axis in nanoseconds that starts at `origin_ns`."""
 
     def ticks(least: float) -> Iterator[tuple[Position, str]]:
         step = round_step(least)

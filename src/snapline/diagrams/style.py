@@ -1,11 +1,12 @@
-"""Draw the parts that all pictures have in common: style, marks, paths of arrows, escaped text, legends, and the page around a picture.
+"""Parts that all pictures share: style, marks, paths of arrows, escaped text, legends, and the page around a picture.
 
-Colours are CSS variables with a light and a dark value. A page around a picture may set the `--snapline-*` variables. The light value
-precedes each variable as a plain colour, for viewers that do not support variables. Every function is pure and deterministic.
+Colours are CSS variables, each with a value for the light and for the dark colour scheme. A page that contains a picture may set the
+`--snapline-*` variables. Before each variable, the style sheet sets the light value as a plain colour, for viewers that do not support
+variables. Every function is pure and deterministic.
 
-A legend shows samples with their meanings, row by row. A page is one file that needs no network, and uses the reader's light or dark
-scheme. The page's content security policy forbids network access, and also forbids scripts unless one is given. The caller must escape all
-text.
+A legend shows samples and their meanings, row by row. A page is a single file that needs no network access, and uses the reader's light or
+dark colour scheme. The page's content security policy forbids network access. The policy also forbids scripts unless the page contains one.
+The caller must escape all text.
 """
 
 import html
@@ -72,7 +73,7 @@ Point = tuple[float, float]
 
 
 def style(rules: str) -> str:
-    """Return the style sheet of a picture. `rules` apply only to the picture's content."""
+    """Return the style sheet of a picture. `rules` are additional style rules for the picture's content."""
 
     def variables(scheme: int) -> str:
         return " ".join(f"--{name}: var(--snapline-{name}, {both[scheme]});" for name, both in COLORS.items())
@@ -94,7 +95,7 @@ _COLORED = re.compile(r"([\w-]+): var\(--([\w-]+)\);")
 
 
 def _with_plain(declarations: str) -> str:
-    """Add each variable's plain colour before the variable, for viewers that do not support variables."""
+    """Add each variable's plain colour before the variable, as a fallback for old viewers."""
     return _COLORED.sub(lambda found: f"{found[1]}: {COLORS[found[2]][0]}; {found[0]}", declarations)
 
 
@@ -109,16 +110,14 @@ def head(
     rules: str = "",
     is_part: bool = False,
 ) -> Iterator[str]:
-    """Yield the beginning of a picture, which contains the root, title, style, arrow heads, background and heading.
+    """Yield the beginning of a picture: root element, title, style, arrow heads, background and heading.
 
     Args:
-        heading: title of the picture.
         width: width in pixels.
         values: values for `data-*` attributes of the root element.
-        states: states of messages. Each state has its own arrow head `snapline-head-…`.
-        description: text for readers who cannot see the picture.
-        rules: additional style rules.
-        is_part: whether the picture is part of a page that contains the style and in which parts of the picture are links.
+        states: message states for which arrow heads are needed. The arrow head of a state has the id `snapline-head-…`.
+        description: text alternative for readers who cannot see the picture.
+        is_part: whether the picture is part of a page, which contains the style. Parts of the picture may then be links.
     """
     kind = f'role="group" aria-label="{html.escape(clean(heading))}"' if is_part else 'role="img"'
     namespace = "" if is_part else 'xmlns="http://www.w3.org/2000/svg" '
@@ -143,9 +142,9 @@ def head(
 
 
 def shape(kind: str, x: float, y: float, size: float) -> str:
-    """Return the path of a checkpoint's mark.
+    """Return the path that draws a checkpoint's mark.
 
-    An initial checkpoint is a circle, a basic one a square, a forced one a diamond, and any other an upright bar.
+    An initial checkpoint is a circle, a basic checkpoint a square, a forced checkpoint a diamond, and any other checkpoint a vertical bar.
     """
     if kind == "initial":
         radius, across = px(size), px(2 * size)
@@ -162,25 +161,26 @@ def shape(kind: str, x: float, y: float, size: float) -> str:
 
 
 def cross(x: float, y: float) -> str:
-    """Return the path of the mark for a failure."""
+    """Return the path of the mark that shows a failure."""
     return f"M{px(x - 5)} {px(y - 5)}l10 10M{px(x - 5)} {px(y + 5)}l10 -10"
 
 
 def alive(x: float, y: float) -> str:
-    """Return the path of the mark for a live state."""
+    """Return the path of the mark that shows a live state."""
     return f"M{px(x)} {px(y - 5)}l8 5l-8 5z"
 
 
 def strike(x: float, y: float, size: float) -> str:
-    """Return the path of a single stroke through a mark. A cross would look like a failure."""
+    """Return the path of a single diagonal line through a mark. A cross is not used because it marks failures."""
     reach = size * 1.7
     return f"M{px(x - reach)} {px(y + reach)}L{px(x + reach)} {px(y - reach)}"
 
 
 def arrow(start: Point, end: Point, *, left: float, right: float, bend: float = 0) -> tuple[str, bool]:
-    """Return the path from `start` to `end`, cut off at `left` and `right`, and whether the path's end lies between these limits.
+    """Return the path of an arrow from `start` to `end`, clipped at `left` and `right`, and whether the arrow's tip lies between these
+    limits.
 
-    An arrow on a single lane is bent upwards by `bend` pixels, because the lane would otherwise hide it.
+    An arrow within a single lane is curved upwards by `bend` pixels, because the lane would otherwise hide the arrow.
     """
     x1, y1 = _clip(start, end, left, right)
     x2, y2 = _clip(end, start, left, right)
@@ -191,7 +191,7 @@ def arrow(start: Point, end: Point, *, left: float, right: float, bend: float = 
 
 
 def _clip(point: Point, other: Point, left: float, right: float) -> Point:
-    """Return `point`, or the point at which the line from `point` to `other` enters the plot."""
+    """Return `point` if it lies inside the plot, otherwise the point at which the line from `point` to `other` enters the plot."""
     x = min(max(point[0], left), right)
     if x == point[0] or other[0] == point[0]:
         return x, point[1]
@@ -199,9 +199,9 @@ def _clip(point: Point, other: Point, left: float, right: float) -> Point:
 
 
 def link(content: str, href: str, words: str) -> str:
-    """Return `content` as a link to `href`, or unchanged if `href` is empty.
+    """Return `content` as a link to `href`. If `href` is empty, return `content` unchanged.
 
-    The Tab key skips the link, because a page has a list of the events next to the picture.
+    The link is not reachable with the Tab key, because the page has a list of the events next to the picture.
     """
     if not href:
         return content
@@ -210,12 +210,12 @@ def link(content: str, href: str, words: str) -> str:
 
 
 def title(*parts: str) -> str:
-    """Return a `<title>` element, which browsers show as a tooltip. Omit empty parts."""
+    """Return a `<title>` element, which browsers show as a tooltip. Empty parts are omitted."""
     return f"<title>{text(', '.join(part for part in parts if part))}</title>"
 
 
 def data(**values: object) -> str:
-    """Return `data-*` attributes for these values. Omit None and empty values."""
+    """Format these values as `data-*` attributes. None and empty values are omitted."""
     return "".join(
         f' data-{name.replace("_", "-")}="{html.escape(clean(str(value)))}"'
         for name, value in values.items()
@@ -224,22 +224,22 @@ def data(**values: object) -> str:
 
 
 def text(words: str) -> str:
-    """Return `words` escaped as the content of an element."""
+    """Escape `words` as the text content of an element."""
     return html.escape(clean(words), quote=False)
 
 
 def clean(words: str) -> str:
-    """Return `words` without control characters, because XML cannot represent them and a terminal would interpret them."""
+    """Remove control characters from `words`. XML cannot represent them, and a terminal would interpret them."""
     return "".join(character if character.isprintable() else "\ufffd" for character in words)
 
 
 def shortened(words: str, length: int = 30) -> str:
-    """Return `words`, shortened to at most `length` characters."""
+    """Shorten `words` to at most `length` characters."""
     return words if len(words) <= length else words[: length - 1] + "…"
 
 
 def px(value: float) -> str:
-    """Format a coordinate with one decimal, which is deterministic, short, and finer than a pixel."""
+    """Format a pixel coordinate with one decimal, which is short, deterministic, and more precise than a pixel."""
     rounded = f"{value:.1f}".removesuffix(".0")
     return "0" if rounded == "-0" else rounded
 
@@ -250,13 +250,14 @@ def px(value: float) -> str:
 def legend(
     entries: Iterable[tuple[str, str]], *, left: int, right: int, top: int, notes: Iterable[str] = ()
 ) -> tuple[list[str], int]:
-    """Return the legend and the height of the picture. The legend shows samples with their meanings, row by row, and notes under them.
+    """Draw the legend, and return it with the resulting height of the picture. The legend shows samples and their meanings, row by row,
+    with notes below them.
 
     Args:
-        entries: samples with their meanings. A sample is 24 pixels wide and centred at y = 0.
-        left: position of the first entry in a row.
-        right: right limit of a row that has more than one entry.
-        top: vertical position of the middle of the first row.
+        entries: samples with their meanings. Each sample is 24 pixels wide and vertically centred at y = 0.
+        left: x coordinate of the first entry of each row.
+        right: largest x coordinate of a row with more than one entry.
+        top: y coordinate of the centre of the first row.
     """
     x, y = left, top
     rows = ['<g class="legend">']
@@ -273,7 +274,8 @@ def legend(
 
 
 def entries_of(scene: Scene, arrows: Iterable[Arrow]) -> Iterator[tuple[str, str]]:
-    """Yield the legend entries that occur in a scene, or that the scene's own legend names, in the order of `LEGEND`."""
+    """Yield the entries of the scene's legend in the order of `LEGEND`. If the scene defines no legend, yield the entries that occur in the
+    scene."""
     occurring = set(_occurring(scene, arrows) if scene.legend is None else scene.legend)
     for name, (sample, words) in LEGEND.items():
         if name in occurring:
@@ -370,13 +372,12 @@ summary { cursor: pointer; margin: 8px 0; }
 
 
 def page(*, title: str, body: str, style: str = "", script: str = "") -> str:
-    """Return the text of one HTML file.
+    """Return an HTML page as the text of one file.
 
     Args:
-        title: title of the page, as markup.
-        body: content of the page, as markup.
-        style: additional style rules.
-        script: script that runs after the body. If it is empty, the page's policy forbids scripts.
+        title: title of the page, as HTML.
+        body: content of the page, as HTML.
+        script: script to run after the body was loaded. If `script` is empty, the page's content security policy forbids scripts.
     """
     policy = "default-src 'none'; style-src 'unsafe-inline'" + ("; script-src 'unsafe-inline'" if script else "")
     code = f"<script>\n{script}</script>\n" if script else ""
@@ -399,5 +400,6 @@ def page(*, title: str, body: str, style: str = "", script: str = "") -> str:
 
 
 def picture(svg: str, *, name: str = "space-time diagram", kind: str = "") -> str:
-    """Return an element that contains a picture and scrolls if the picture is wide. `kind` is an additional CSS class of the element."""
+    """Return an element that contains a picture, and scrolls horizontally if the picture is wide. `kind` is an additional CSS class for the
+    element."""
     return f'<div class="picture {kind}" tabindex="0" role="region" aria-label="{name}">\n{svg}</div>'

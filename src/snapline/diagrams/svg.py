@@ -1,19 +1,20 @@
-"""Draw a space-time diagram (`Scene`) as the text of an SVG file.
+"""Draw a space-time diagram (`Scene`) as SVG text.
 
-The picture has one lane per agent, places from left to right, and tracks above the lanes. No distinction depends on colour alone:
+The picture has one lane for each agent, with time from left to right, and tracks above the lanes. No distinction depends on colour alone:
 
 - The area to the right of the recovery line is shaded, and lanes in this area are dashed.
 - Messages in transit are thick, orphan messages are thick and dashed, and undone messages are dotted.
-- An initial checkpoint is an open circle, a basic one is a square, a forced one is a diamond, and a useless one is struck through.
+- An initial checkpoint is an open circle, a basic checkpoint a square, and a forced checkpoint a diamond. A useless checkpoint is crossed
+  out with a single line.
 - Cuts are solid lines, and recovery lines are dashed lines.
 
-Elements for parts of the scene have `data-*` attributes, and most have a `<title>`, which browsers show as a tooltip. The file contains no
-script. The same scene always gives the same bytes.
+Most elements have `data-*` attributes and a `<title>`, which browsers show as a tooltip. The file contains no script. Drawing the same
+scene always yields the same bytes.
 
-`Plot` computes the positions of the parts of a scene, in pixels. The tracks above the lanes show when hosts are up or down, the epochs with
-their outcomes, the faults, and the final phase without faults. Epochs and faults overlap, so the bars of a track are packed into as many
-rows as needed. The bars are placed first-fit in the order of their starts, with space for labels. A complete epoch is filled, an aborted
-one is crossed out, an open one has a dashed border, and a crash is a cross.
+`Plot` computes the pixel positions of all parts of a scene. The tracks above the lanes show when hosts are up or down, epochs with their
+outcomes, faults, and the final phase without faults. Epochs and faults may overlap, so the bars of a track are distributed over as many
+rows as necessary. Bars are placed in the order of their start, each in the first row that has enough space for the bar and its label. A
+complete epoch is filled, an aborted epoch is crossed out, and an open epoch has a dashed border. A crash is drawn as a cross.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,7 +60,8 @@ X = Callable[[Position], float]
 
 
 def packed(tracks: Iterable[Track], x: X) -> tuple[list[Track], list[str]]:
-    """Split each track into tracks of one row, of which only the first has the label. Return these tracks, and texts about omissions."""
+    """Split each track into tracks with a single row, of which only the first has the label. Also return texts that describe what is
+    omitted."""
     rows: list[Track] = []
     notes: list[str] = []
     for track in tracks:
@@ -71,7 +73,7 @@ def packed(tracks: Iterable[Track], x: X) -> tuple[list[Track], list[str]]:
 
 
 def _packed(bars: Sequence[Bar], x: X) -> tuple[list[list[Bar]], int]:
-    """Distribute the bars over rows. Return the bars of each row, and the number of bars for which no row had space."""
+    """Distribute the bars over rows without overlaps. Return the bars of each row, and the number of bars that did not fit into any row."""
     rows: list[list[Bar]] = [[]]
     ends = [float("-inf")]
     dropped = max(len(bars) - BARS_MAX, 0)
@@ -96,7 +98,7 @@ def _label(bar: Bar) -> str:
 
 
 def draw_tracks(rows: Sequence[Track], x: X, *, left: float, right: float, top: int, bottom: int) -> Iterator[str]:
-    """Draw the shades of faults from `top` to `bottom` in the background, then the rows of the tracks."""
+    """Draw the shaded areas of faults from `top` to `bottom` in the background, and then the rows of the tracks."""
     for bar in (bar for row in rows for bar in row.bars):
         if bar.kind == "fault":
             start, width = x(bar.start), max(x(bar.end) - x(bar.start), 1)
@@ -140,10 +142,10 @@ MARGIN = 40
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """The layout of a scene.
+    """The layout of a scene in pixels.
 
-    `tracks` are packed, so that each has one row. `notes` describe omissions. `step` is the width of a unit of places. `top`, `bottom` and
-    `spacing` describe the lanes.
+    `tracks` are packed, so each of them has a single row. `notes` describe what is omitted. `step` is the width of one unit on the time
+    axis. `top`, `bottom` and `spacing` are the vertical coordinates of the lanes and their distance.
     """
 
     first: Position
@@ -160,7 +162,7 @@ class Plot(msgspec.Struct, frozen=True):
     def of(scene: Scene, *, step_min: float = 0) -> "Plot":
         """Compute the layout of a scene.
 
-        The layout's width is `WIDTH`, or more if a unit of places would otherwise be narrower than `step_min`.
+        The width is `WIDTH`, or more if one unit on the time axis would otherwise be narrower than `step_min`.
         """
         longest = max((len(shortened(agent)) for agent in scene.agents), default=0)
         left = max(32 + 7 * longest, 96 if scene.tracks else 0)
@@ -186,11 +188,11 @@ class Plot(msgspec.Struct, frozen=True):
         )
 
     def x(self, place: Position) -> float:
-        """Return the x coordinate of a place, clamped to the edges."""
+        """Return the x coordinate of a place, clamped to the edges of the plot."""
         return min(max(self.beyond(place), self.left), self.right)
 
     def beyond(self, place: Position) -> float:
-        """Return the x coordinate of a place, without clamping it to the edges."""
+        """Return the x coordinate of a place, without clamping."""
         return self.left + self.step * (place - self.first)
 
     def y(self, agent: str) -> float:
@@ -202,7 +204,7 @@ class Plot(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> float:
-        """Return half the size of a checkpoint's mark in pixels."""
+        """Return half the width of a checkpoint's mark in pixels."""
         return min(6.0, self.spacing / 3.2)
 
 
@@ -245,16 +247,15 @@ def draw(
     is_live: bool = False,
     is_part: bool = False,
 ) -> str:
-    """Return the picture of `scene` as the text of an SVG file.
+    """Draw `scene` and return the SVG text.
 
     Args:
-        scene: content of the picture.
-        plot: layout of this scene. If None, it is computed.
-        step_min: smallest width of a unit of places, in pixels.
-        is_read_from_end: whether a page first shows the right end of a wide picture, so that the legend is placed there.
-        is_live: whether a script keeps the names and the legend visible.
-        is_part: whether the picture is part of a page that contains the CSS rules (`style`). Such a picture has no style or namespace of
-            its own, and its parts may be links.
+        plot: layout of the scene. If `plot` is None, the layout is computed.
+        step_min: smallest width, in pixels, of one unit on the time axis.
+        is_read_from_end: whether a page initially shows the right end of a wide picture. The legend is then placed there.
+        is_live: whether a script keeps the names and the legend visible while scrolling.
+        is_part: whether the picture is part of a page that contains the style rules (`style`). The picture then has neither its own style
+            nor its own namespace, and its parts may be links.
     """
     plot = plot or Plot.of(scene, step_min=step_min)
     candidates = telling(scene)
@@ -298,13 +299,14 @@ def draw(
 
 
 def _heads(scene: Scene) -> Sequence[State]:
-    """Return the states of arrows that may occur in a scene."""
+    """Return the message states for which the scene may need arrow heads."""
     has_markers = any(message.state == "marker" for message in scene.arrows)
     return [state for state in STATES if state != "marker" or has_markers] if scene.agents else ()
 
 
 def telling(scene: Scene) -> list[Arrow]:
-    """Return the arrows between the edges, ordered from the least to the most important. Only the last `ARROWS_MAX` are drawn."""
+    """Return the arrows that lie at least partly between the edges, from the least to the most important. Only the last `ARROWS_MAX` arrows
+    are drawn."""
     shown = [message for message in scene.arrows if scene.shows(*_reach(message))]
     return sorted(shown, key=lambda message: STATES.index(message.state))
 
@@ -316,7 +318,7 @@ def _reach(one: Arrow) -> tuple[Position, Position]:
 
 
 def _events(scene: Scene) -> int:
-    """Return the number of events in the picture, which determines whether there is space for texts."""
+    """Return the number of events in the picture, which determines whether there is enough space for labels."""
     ends = [end for message in scene.arrows for end in (*_reach(message)[:1], *message.received)]
     return sum(scene.shows(end, end) for end in ends) + len(scene.marks)
 
@@ -383,7 +385,7 @@ def _stretch(kind: str, agent: str, start: float, end: float, plot: Plot, words:
 
 
 def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
-    """Return the start point and the end points of an arrow. They may be outside the edges."""
+    """Return the starting point of an arrow and the points at which it ends, which may lie outside the edges."""
     y = plot.y(one.receiver)
     ends = [(plot.beyond(place), y) for place in one.received]
     if one.sent is None:
@@ -398,7 +400,8 @@ def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
 
 
 def _arrow(one: Arrow, plot: Plot) -> str:
-    """Draw a message with all its receives as one path. The arrow head is at the last receive if that lies inside the edges."""
+    """Draw a message and all its receives as a single path. The arrow head is at the last receive if that receive lies between the
+    edges."""
     start, ends = _route(one, plot)
     bend = plot.spacing * BEND if one.sender == one.receiver and one.received else 0.0
     paths = [arrow(start, end, left=plot.left, right=plot.right, bend=bend) for end in ends]
@@ -412,7 +415,7 @@ def _arrow(one: Arrow, plot: Plot) -> str:
 
 
 def _labels(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[str]:
-    """Yield the ids of messages next to their arrows, if there is enough space."""
+    """Yield message ids next to their arrows, if there is enough space."""
     if _events(scene) > LABELLED_MAX:
         return
     for message in arrows:
@@ -429,7 +432,7 @@ def _labels(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[str]:
 
 
 def _front(front: Front, plot: Plot) -> Iterator[str]:
-    """Yield the parts of a cut or recovery line, which runs through every agent's record in the order of the lanes."""
+    """Yield the elements of a cut or recovery line, which passes through each agent's checkpoint from top to bottom."""
     points = [(plot.x(front.places[agent]), plot.y(agent)) for agent in plot.row if agent in front.places]
     if not points:
         return
@@ -459,7 +462,7 @@ def _marks(scene: Scene, plot: Plot) -> Iterator[str]:
 
 
 def _spots(scene: Scene, plot: Plot) -> Iterator[str]:
-    """Yield the dots of events. Each dot has a clickable area that is large enough for a finger."""
+    """Yield the dots of the events. Each dot has a clickable area large enough for touch input."""
     for spot in scene.spots:
         if scene.shows(spot.place, spot.place):
             yield _spot(spot, px(plot.x(spot.place)), px(plot.y(spot.agent)))
@@ -507,7 +510,7 @@ def _signs(scene: Scene, plot: Plot) -> Iterator[str]:
 
 
 def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
-    """Yield the names of the lanes. If the names stay in place while the picture scrolls under them, they have a background."""
+    """Yield the names of the lanes. If the names stay in place while the picture scrolls, they get a background."""
     if is_live:
         size = f'width="{plot.left - NAMES_GAP}" height="{plot.bottom - plot.top + 24}"'
         yield f'<rect x="0" y="{plot.top}" {size} class="paper"/>'
@@ -519,7 +522,7 @@ def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
 
 
 def _names_again(plot: Plot) -> Iterator[str]:
-    """Yield the names of a wide picture again at intervals of one screen, counted from the right end."""
+    """Repeat the names of a wide picture once per screen width, counted from the right edge."""
     heights = [(row.label, TOP + ROW_HEIGHT * (index + 0.5) - 2) for index, row in enumerate(plot.tracks)]
     heights += [(agent, plot.y(agent) - 3) for agent in plot.row]
     x = plot.right - SCREEN

@@ -1,11 +1,11 @@
-"""Draw an analysed trace with text characters, for a terminal.
+"""Draw an analysed trace as a text diagram for a terminal.
 
     a [0]-[1]|..2>..............X
     b [0]-----------[1]--!>2....X
 
-The picture has one row per agent, and logical time runs to the right. A receive is to the right of its send, and no event is to the left of
-an earlier event. Events in one column do not depend on each other. `|` marks the recovery line, and dots mark the part that was undone. The
-same input always gives the same text.
+The picture has one row per agent, and logical time runs to the right. A receive is always to the right of its send, and no event is to the
+left of an event that precedes it in the trace. Events in the same column are causally independent. `|` marks the recovery line, and dots
+mark undone events. The same input always yields the same text.
 """
 
 import textwrap
@@ -38,7 +38,7 @@ SHAFTS: dict[State, str] = {"in-transit": "~", "orphan": "!", "ordinary": "", "u
 
 
 class _Step(msgspec.Struct, frozen=True, gc=False):
-    """An event, which is a checkpoint or one end of a message."""
+    """An event in the diagram: a checkpoint, a send or a receive."""
 
     agent: str
     position: int
@@ -47,7 +47,7 @@ class _Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Cell(msgspec.Struct, frozen=True, gc=False):
-    """The characters that represent an event, and the column of the first character."""
+    """The characters that represent an event, and the column of the first of these characters."""
 
     step: _Step
     column: int
@@ -58,7 +58,7 @@ class _Layout(msgspec.Struct, frozen=True):
     """Layout of the events in a window.
 
     Attributes:
-        cells: each agent's cells, from left to right.
+        cells: the cells of each agent, from left to right.
         width: number of columns.
         labels: short name of each message.
         has_start: whether the initial checkpoints are shown.
@@ -71,16 +71,15 @@ class _Layout(msgspec.Struct, frozen=True):
 
 
 def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_max: int = 50) -> str:
-    """Return the space-time diagram of an analysed trace as text, with a legend under it.
+    """Draw an analysed trace as a text diagram with a legend below it.
 
-    If the trace does not fit, its last events are shown. If the recovery line lies before all of these, the events around the line are
-    shown instead.
+    If the trace is too wide, only its last events are shown. If the recovery line lies before all of these events, the events around the
+    line are shown instead.
 
     Args:
-        trace: trace of the execution.
-        analysis: analysis of this trace.
-        width: number of characters in a row, at least `WIDTH_MIN`.
-        agents_max: largest number of rows. Rolled-back agents are preferred.
+        analysis: analysis of `trace`.
+        width: number of characters in a row; at least `WIDTH_MIN`.
+        agents_max: maximum number of rows. Agents that are rolled back take precedence.
     """
     traced = AnalyzedTrace(trace, analysis)
     agents = _choose(traced, agents_max)
@@ -97,7 +96,7 @@ def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_
 
 
 def _choose(traced: AnalyzedTrace, agents_max: int) -> list[str]:
-    """Return the agents that get a row, in the order of the trace's agents."""
+    """Return the agents that are shown, in the order of the trace's agents."""
     if len(traced.agents) <= agents_max:
         return traced.agents
     back = set(traced.rolled_back)
@@ -111,7 +110,7 @@ def _name(agent: str) -> str:
 
 
 def _width_of(name: str) -> int:
-    """Return the number of terminal columns that a text takes. Some characters take two columns, and combining accents take none."""
+    """Return the number of terminal columns that a text occupies. Some characters occupy two columns, and combining accents occupy none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in name
@@ -122,7 +121,7 @@ def _width_of(name: str) -> int:
 
 
 def _fit(traced: AnalyzedTrace, agents: Sequence[str], columns: int) -> tuple[_Layout, Window]:
-    """Find the largest number of events that fits into `columns`. Return their layout and their window."""
+    """Find the largest number of events that fit into `columns`. Return the layout of these events and their window."""
     positions = traced.positions(agents)
     # A row can have at most one event in every three columns.
     reach = max(1, len(agents)) * columns // 3
@@ -145,7 +144,7 @@ def _fit(traced: AnalyzedTrace, agents: Sequence[str], columns: int) -> tuple[_L
 
 
 def _largest_fitting(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number from 1 to `limit` that fits. `fits` must be monotone, and 1 must always fit."""
+    """Return the largest number from 1 to `limit` that fits. `fits` must be monotonic and true for 1."""
     low, high = 1, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -176,7 +175,8 @@ def _steps(traced: AnalyzedTrace, positions: Sequence[int]) -> list[_Step]:
 
 
 def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool = False) -> _Layout:
-    """Place each event as far left as the module's rules allow. If `has_start` is set, leave space for the initial checkpoints."""
+    """Place each event in the leftmost column that the rules of this module allow. If `has_start` is set, reserve space for the initial
+    checkpoints."""
     labels = _labels(steps)
     # This leaves space for the initial checkpoint, or for a recovery line further to the left.
     free = dict.fromkeys(agents, 4 if has_start else 1)
@@ -197,10 +197,8 @@ def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool =
 
 
 def _labels(steps: Sequence[_Step]) -> dict[str, str]:
-    """Return the label of each message. Labels are the messages' ids if all ids are short and plain.
-
-    Otherwise labels are numbers in the order of the messages' first events.
-    """
+    """Return the label of each message: its id if all ids are short and consist of plain characters, otherwise a number in the order of the
+    messages' first events."""
     messages = list(dict.fromkeys(step.arrow.message for step in steps if step.arrow is not None))
     if all(len(message) <= LABEL_MAX and message.isascii() and message.isalnum() for message in messages):
         return {message: message for message in messages}
@@ -217,7 +215,7 @@ def _words(step: _Step, labels: dict[str, str]) -> str:
 
 
 def _row(traced: AnalyzedTrace, agent: str, layout: _Layout, window: Window) -> str:
-    """Return the row of an agent, which contains the agent's events, the recovery line, and dots after the line."""
+    """Return the row of an agent: its events, the recovery line, and dots for the undone part."""
     turn = traced.line_position[agent]
     row = "[0]" if layout.has_start else ""
     is_undone = turn < window[0]
@@ -255,7 +253,7 @@ def _notes(traced: AnalyzedTrace, agents: Sequence[str], layout: _Layout, window
 
 
 def _legend(traced: AnalyzedTrace, steps: Sequence[_Step], arrows: Iterable[Arrow]) -> list[str]:
-    """Return the texts of the legend entries that occur in the picture."""
+    """Return the legend entries that occur in the picture."""
     marks = [step.mark for step in steps if step.mark is not None]
     states = {arrow.state for arrow in arrows}
     entries = [

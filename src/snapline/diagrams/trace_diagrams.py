@@ -1,16 +1,16 @@
-"""Draw the recovery line of an analysed trace as a picture, and the domino effect as a page.
+"""Draw the recovery line of an analysed trace as a picture, and the domino effect as an interactive page.
 
-`AnalyzedTrace` creates a scene that contains the place of every event and the effects of the recovery line. Time is logical, so an event is
-at its *position* in `trace.events`, counted from 0. The order of events respects causality, so every arrow points to the right. Initial
-checkpoints are at -1, before all events. Live states are at the number of events, after all events. Message states relative to the recovery
-line are those of `scene`, except for orphans. Here an *orphan* is a message whose send was undone in an earlier round of the domino effect
-than its receive, so that the message forced its receiver to roll back.
+`AnalyzedTrace` creates a scene with the position of every event and the effects of the recovery line. Time is logical: an event's
+*position* is its index in `trace.events`. The events are in causal order, so every arrow points to the right. The initial checkpoints are
+at position -1, before all events. Live states are drawn after all events, at the position that equals the number of events. The states of
+messages relative to the recovery line are defined in `scene`, except for orphans. In these diagrams, an *orphan* is a message whose send
+was undone in an earlier round of the domino effect than its receive. An orphan forces its receiver to roll back.
 
-`analysis_html` creates one page on which readers click the agents that fail, and step through the domino effect round by round. The page
-needs no network. The page contains the picture for the failure of all agents, the trace as columns of numbers, and a script (`domino.js`).
-The script computes the rounds of any failure in the same way as `execution.rounds` in Python, and redraws the picture. A test compares the
-two implementations. The domino effect is computed for the whole trace, even if the picture shows only a window. The same trace always gives
-the same bytes.
+`analysis_html` creates a page on which readers select the agents that fail, and step through the rounds of the domino effect. The page
+needs no network access. The page contains the picture for a failure of all agents, the trace as columns of numbers, and a script
+(`domino.js`). For any set of failed agents, the script computes the rounds with the same algorithm as `execution.rounds` in Python, and
+redraws the picture. A test checks that both implementations give the same result. The domino effect is computed for the whole trace, even
+if the picture shows only part of it. The same trace always yields the same bytes.
 """
 
 import json
@@ -37,31 +37,30 @@ Window = tuple[int, int]
 
 
 def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | None = None) -> str:
-    """Return the space-time diagram of an analysed trace as the text of an SVG file.
+    """Draw the space-time diagram of an analysed trace, and return the SVG text.
 
     Args:
-        trace: the execution.
-        analysis: analysis of this trace.
-        window: first and end position in `trace.events`, where the end is exclusive. The window is cut to the trace. If None, it contains
-            the last `EVENTS_MAX` events.
+        analysis: analysis of `trace`.
+        window: first position and end position (exclusive) in `trace.events`. The window is clipped to the trace. If `window` is None, the
+            last `EVENTS_MAX` events are shown.
 
     Raises:
-        UsageError: If the window contains no event of the trace.
+        UsageError: If the window contains no events of the trace.
     """
     traced = AnalyzedTrace(trace, analysis)
     return draw(traced.scene(traced.window_of(window, events_max=EVENTS_MAX)))
 
 
 class AnalyzedTrace:
-    """A trace and its analysis, computed in one pass over the events.
+    """A trace and its analysis, which is computed in a single pass over the events.
 
     Attributes:
-        agents: agents from top to bottom.
+        agents: agents of the lanes, from top to bottom.
         failed: agents whose failure is analysed, in the order of `agents`.
         events: number of events.
-        depth: number of rounds of the domino effect, not counting the rollback of the failed agents.
-        checkpoints: positions of each agent's checkpoints, indexed by number.
-        line: number of each agent's checkpoint on the recovery line, or None for the agent's live state.
+        depth: number of rounds of the domino effect, not counting the initial rollback of the failed agents.
+        checkpoints: for each agent, the positions of its checkpoints by checkpoint number.
+        line: for each agent, the number of its checkpoint on the recovery line, or None if the agent keeps its live state.
     """
 
     def __init__(self, trace: Trace, analysis: Analysis) -> None:
@@ -87,14 +86,15 @@ class AnalyzedTrace:
 
     @property
     def rolled_back(self) -> list[str]:
-        """Return the agents that are rolled back, that is, do not keep their live states."""
+        """Return the agents that are rolled back instead of keeping their live states."""
         return [agent for agent, number in self.line.items() if number is not None]
 
     def window_of(self, wanted: tuple[int, int] | None, *, events_max: int) -> Window:
-        """Return the window from `wanted[0]` up to but excluding `wanted[1]`. If `wanted` is None, return the last `events_max` events.
+        """Return the window that starts at `wanted[0]` and ends before `wanted[1]`. If `wanted` is None, return a window of the last
+        `events_max` events.
 
         Raises:
-            UsageError: If `wanted` contains no event of the trace.
+            UsageError: If `wanted` contains no events of the trace.
         """
         if wanted is None:
             return max(0, self.events - events_max), self.events - 1
@@ -106,17 +106,18 @@ class AnalyzedTrace:
         return first, end - 1
 
     def positions(self, agents: Collection[str]) -> list[int]:
-        """Return the positions of the events of these agents."""
+        """Return the positions of all events of these agents."""
         chosen = frozenset(agents)
         return [position for position, event in enumerate(self._trace.events) if event.agent in chosen]
 
     @property
     def line_position(self) -> Mapping[str, Position]:
-        """Return, for each agent, the position of its checkpoint or live state on the recovery line."""
+        """For each agent, return the position of its checkpoint or live state on the recovery line."""
         return self._front.places
 
     def marks(self, window: Window) -> Iterator[Mark]:
-        """Yield the checkpoints in the window, ordered by position. If the window starts at 0, include the initial checkpoints."""
+        """Yield the marks of the checkpoints in the window, ordered by position. If the window starts at 0, include the initial
+        checkpoints."""
         initial = (Mark(agent, INITIAL, "initial", 0) for agent in (self.agents if window[0] == 0 else ()))
         for mark in (*initial, *self._past.marks(*window)):
             on_line, number = self.line[mark.agent], mark.number
@@ -128,7 +129,7 @@ class AnalyzedTrace:
             )
 
     def arrows(self, window: Window) -> list[Arrow]:
-        """Return the messages of which a part lies in the window, in the order in which they were sent."""
+        """Return the arrows that lie at least partly in the window, in the order of their sends."""
         return list(self._past.arrows(*window, [self._front], self._orphans))
 
     def scene(self, window: Window) -> Scene:
@@ -154,7 +155,7 @@ class AnalyzedTrace:
         )
 
     def _signs(self) -> Iterator[Sign]:
-        """Yield the signs at the ends of lanes for agents that fail and agents that keep their live state."""
+        """Yield symbols for agents that fail and agents that keep their live state."""
         for agent in self.agents:
             if agent in self.failed:
                 yield Sign(agent, self.events, "kill", "fails")
@@ -162,7 +163,7 @@ class AnalyzedTrace:
                 yield Sign(agent, self.events, "alive", "keeps its live state")
 
     def words(self) -> str:
-        """Describe the result in one line, for headings and for readers who cannot see the picture."""
+        """Summarize the result in one line, for headings and for readers who cannot see the picture."""
         rolled_back = len(self.rolled_back)
         initial = sum(number == 0 for number in self.line.values())
         goes = "goes" if rolled_back == 1 else "go"
@@ -183,13 +184,13 @@ class AnalyzedTrace:
         return f"{', '.join(self.failed)} fail{'s' * (len(self.failed) == 1)}"
 
     def _window_words(self, window: Window) -> str:
-        """Return a text that says that the trace has more events than the window shows, or an empty text if it has not."""
+        """Return a note that the trace has more events than the window, or an empty text if all events are shown."""
         if window == (0, self.events - 1):
             return ""
         return f"Window: events {window[0]:,} to {window[1]:,}; the trace has {self.events:,}, counted from 0."
 
     def line_outside(self, window: Window) -> str:
-        """Return a text about agents whose part of the recovery line is outside the window, or an empty text if there are none."""
+        """Return a note about agents whose checkpoint on the recovery line is outside the window, or an empty text if there are none."""
         first, last = window
         before = [agent for agent in self.agents if self.line_position[agent] < (first if first else INITIAL)]
         after = [agent for agent in self.agents if last < self.line_position[agent] < self.events]
@@ -254,12 +255,11 @@ DOMINO_TABLE = """<table>
 
 
 def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
-    """Return the page on the domino effect as the text of one HTML file.
+    """Return an HTML page about the domino effect as the text of one file.
 
     Args:
-        trace: the execution.
-        protocol: protocol under which the execution is recomputed before it is shown (`trace_analysis.redecide`). The protocol with which
-            the trace was recorded changes nothing.
+        protocol: protocol under which the execution is recomputed before it is shown (`trace_analysis.redecide`). If `protocol` is the
+            protocol of the recorded trace, nothing changes.
 
     Raises:
         UsageError: If the protocol does not exist.
@@ -286,14 +286,14 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
 
 
 def script() -> str:
-    """Return the source of the script that runs in the page."""
+    """Return the source code of the page's script."""
     return resources.files(__package__).joinpath("domino.js").read_text(encoding="utf-8")
 
 
 def _data(traced: AnalyzedTrace, scene: Scene, plot: Plot) -> dict[str, object]:
-    """Return the script's input.
+    """Return the input of the page's script.
 
-    In it, agents are numbered in the order of the trace, and messages in the order in which they were sent.
+    Agents are numbered in the order of the trace, and messages in the order of their sends.
     """
     messages = traced.arrows((0, traced.events - 1))
     ordinal = {agent: index for index, agent in enumerate(traced.agents)}
@@ -316,6 +316,6 @@ def _data(traced: AnalyzedTrace, scene: Scene, plot: Plot) -> dict[str, object]:
 
 
 def _json(value: object) -> str:
-    """Return JSON that is safe in a script element, because it is plain ASCII that cannot close the element."""
+    """Encode a value as JSON that is safe in a script element. The text is pure ASCII and cannot close the element."""
     written = json.dumps(value, separators=(",", ":"))
     return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,7 +1,7 @@
-"""A bank of tokens, whose agents pass tokens to each other at random. No token may ever be lost or created.
+"""A bank whose agents pass tokens to each other at random. No token may ever be lost or created.
 
-This is the smallest fleet in which every consistent cut can be checked, because the sum of the tokens in the agents and in transit is
-constant. A lost, duplicated or invented message changes the sum.
+This is the smallest fleet in which every consistent cut can be checked. The number of tokens in the agents and in transit is always the
+same. A lost, duplicated or invented message changes this number.
 
     snapline run snapline.examples.bank:fleet --hosts 2 --arg transfers=1000
 """
@@ -22,7 +22,7 @@ class Tokens(snapline.Message):
 class Account(msgspec.Struct):
     """State of a teller.
 
-    `transfers_left` is the number of transfers that the teller still passes on before it keeps the tokens that it receives. A negative
+    `transfers_left` is the number of transfers that the teller will still send before it keeps the tokens that it receives. A negative
     value means no limit.
     """
 
@@ -33,7 +33,7 @@ class Account(msgspec.Struct):
 
 
 class Teller(snapline.Agent):
-    """An agent that answers each transfer with a transfer to another agent, chosen at random."""
+    """An agent that answers each transfer with a transfer to a randomly chosen agent."""
 
     state: Account
 
@@ -63,9 +63,10 @@ def fleet(
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """Return a fleet of `agents` agents that each begin with `tokens` tokens.
+    """Return a fleet of `agents` agents, each of which starts with `tokens` tokens.
 
-    Each agent keeps `lines` transfers in transit at the same time. If `period` is 0, there are no checkpoints.
+    Each agent starts `lines` transfers, so this number of transfers per agent is always in transit. If `period` is 0, no checkpoints are
+    taken.
     """
     names = [f"teller-{index}" for index in range(int(agents))]
     return snapline.Fleet(

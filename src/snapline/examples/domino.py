@@ -1,19 +1,19 @@
-"""Show the worst case of uncoordinated checkpointing, in which the checkpoints of two agents are never consistent with each other.
+"""Worst case of uncoordinated checkpointing, in which the checkpoints of two agents are never consistent with each other.
 
-A and B pass a counter back and forth. Each agent takes a checkpoint immediately after it has received the counter, and passes the counter
-on afterwards:
+Agents A and B pass a counter back and forth. Each agent takes a checkpoint immediately after receiving the counter, and then passes the
+counter on:
 
     A  ──[1]──o────────────[2]──o──        a checkpoint, then a send …
               \\           ^      \\
                v         /        v
     B  ─────────[1]─────o──────────[2]──   … a receive, then a checkpoint, then a send
 
-So every checkpoint of one agent contains the receive of a message that the other agent sent after its own last checkpoint. If one agent
-fails, restoring its last checkpoint undoes a send. The other agent must then undo the receive, which undoes another send, and so on back to
-the beginning (the domino effect, Randell 1975). Every checkpoint except the first is useless, because it lies on a Z-cycle (Netzer and Xu
-1995).
+So every checkpoint contains the receive of a message that the other agent sent after its own latest checkpoint. If an agent fails and its
+last checkpoint is restored, a send is undone. The other agent must then undo the matching receive, which undoes another send, and so on
+back to the beginning (domino effect, Randell 1975). Every checkpoint except the first is useless, because it is part of a Z-cycle (Netzer
+and Xu 1995).
 
-A communication-induced protocol (`protocol=hmnr`) detects this when the counter arrives, and forces a checkpoint before the receive.
+A communication-induced protocol (`protocol=hmnr`) detects the Z-cycle when the counter arrives, and forces a checkpoint before the receive.
 
     snapline run snapline.examples.domino:fleet --hosts 2 --arg protocol=uncoordinated --arg passes=400
 """
@@ -24,19 +24,19 @@ import snapline
 
 
 class Counter(snapline.Message):
-    """The counter, which contains how often it has been passed on."""
+    """The counter, which contains the number of times it has been passed on."""
 
     passed: int
 
 
 class PassOn(snapline.Message):
-    """A timer message with which the agent reminds itself to send the counter."""
+    """A timer message that reminds the agent to send the counter."""
 
 
 class Player(msgspec.Struct):
     """State of one agent.
 
-    `seen` is the sum of all counter values received, `last` is the newest value, and `passes` is the value at which the agent stops.
+    `seen` is the sum of all received counter values, `last` is the latest value, and `passes` is the value at which the agent stops.
     """
 
     partner: str
@@ -49,7 +49,7 @@ class Player(msgspec.Struct):
 
 
 class Domino(snapline.Agent):
-    """One agent of a pair that passes a counter back and forth."""
+    """One of two agents that pass a counter back and forth."""
 
     state: Player
 
@@ -82,10 +82,10 @@ def fleet(
     pause: str = "0.005",
     log_bytes_max: str = "1000000",
 ) -> snapline.Fleet:
-    """Return a fleet of `pairs` pairs of agents. Each counter is passed on `passes` times, after a pause of `pause` seconds each time.
+    """Return a fleet of `pairs` pairs of agents. Each counter is passed on `passes` times, each time after `pause` seconds.
 
-    When the logged messages exceed `log_bytes_max` bytes, the fleet pauses for a moment. Only during such a pause can the recovery line
-    advance in this fleet.
+    Whenever the logged messages exceed `log_bytes_max` bytes, the fleet pauses briefly. In this fleet, the recovery line can advance only
+    during these pauses.
     """
     agents = {}
     for pair in range(int(pairs)):
@@ -104,7 +104,7 @@ def fleet(
 
 
 def is_exact(cut: snapline.Cut) -> bool:
-    """Return whether every counter value from 1 to the last was received exactly once."""
+    """Return whether every counter value from 1 to the last value was received exactly once."""
     players = {agent: state for agent, state in cut.states.items() if isinstance(state, Player)}
     for player in players.values():
         partner = players[player.partner]

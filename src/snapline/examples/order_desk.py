@@ -1,12 +1,12 @@
-"""An order desk that receives requests over HTTP.
+"""An order desk that receives orders over HTTP.
 
 Either the articles are reserved, the customer pays and the ledger books the payment, or the order has no effect.
 
     request → desk: reserve in the stock (a call) → pay (an effect) → book in the ledger (a call) → answer
 
-The payment service refuses some payments, and the ledger refuses some bookings. In these cases the payment is refunded (a saga), the
-reservation is released, and the answer contains the reason. Despite crashes, each answered request has exactly one answer, and the books
-balance in every snapshot.
+The payment service rejects some payments, and the ledger rejects some bookings. After a rejection, the payment is refunded (a saga), the
+reservation is cancelled, and the answer gives the reason. Despite crashes, each request gets at most one answer, and the accounts balance
+in every snapshot.
 
     python -m snapline.examples.payment_service payments.jsonl --port 8401
     snapline run snapline.examples.order_desk:fleet --data-dir desk --arg service=http://127.0.0.1:8401
@@ -47,7 +47,7 @@ class Order(snapline.Message):
 
 
 class Confirmed(snapline.Message):
-    """A positive answer. `receipt` is the number of the entry in the payment service's ledger."""
+    """A positive answer to an order. `receipt` is the sequence number of the payment in the payment service's ledger."""
 
     id: str
     amount: int
@@ -70,13 +70,13 @@ class Reserved(snapline.Message):
 
 
 class Release(snapline.Message):
-    """Request to return the reserved articles to the stock."""
+    """Request to return reserved articles to the stock."""
 
     id: str
 
 
 class Take(snapline.Message):
-    """Request to remove the reserved articles from the stock permanently."""
+    """Request to remove reserved articles from the stock permanently."""
 
     id: str
 
@@ -91,10 +91,10 @@ class Booked(snapline.Message):
 
 
 class Requests(msgspec.Struct):
-    """State of a desk.
+    """State of an order desk.
 
-    `confirmed` contains the amount of each confirmed order, and `refused` the reason for each refused order. `handled` contains each order
-    once.
+    `confirmed` contains the amount of each confirmed order, and `refused` contains the reason for each rejected order. `handled` contains
+    each handled order once.
     """
 
     service: str
@@ -111,7 +111,8 @@ class Lot(msgspec.Struct, frozen=True):
 class Shelves(msgspec.Struct):
     """State of the stock.
 
-    `on_hand` contains the available number of each article. `reserved` and `sold` contain the articles of each order.
+    `on_hand` contains the number of available items of each article. `reserved` and `sold` contain the reserved and the sold articles by
+    order.
     """
 
     on_hand: dict[str, int]
@@ -125,7 +126,7 @@ class Accounts(msgspec.Struct):
 
 
 class NoOrderError(Exception):
-    """An order cannot be fulfilled, so its effects are compensated."""
+    """An order cannot be fulfilled, so its effects must be undone."""
 
 
 class Desk(snapline.Agent):
@@ -195,7 +196,7 @@ class Stock(snapline.Agent):
 
 
 class Ledger(snapline.Agent):
-    """An agent that books the income."""
+    """An agent that books the payments."""
 
     state: Accounts
 
@@ -209,7 +210,7 @@ class Ledger(snapline.Agent):
 
 
 def imbalances(cut: snapline.Cut, stocked: int) -> Iterator[str]:
-    """Describe each imbalance in a cut of a fleet that began with `stocked` items of each article. A correct fleet has no imbalance."""
+    """Describe each imbalance in a cut of a fleet that started with `stocked` items of each article. A correct fleet has no imbalances."""
     desks = [state for state in cut.states.values() if isinstance(state, Requests)]
     shelves, accounts = cut.states.get("stock"), cut.states.get("ledger")
     if not isinstance(shelves, Shelves) or not isinstance(accounts, Accounts):

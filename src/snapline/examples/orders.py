@@ -1,9 +1,11 @@
-"""Handle orders with a planner, a ledger, workers that request prices, and short-lived receipts. Money is neither lost nor created.
+"""A fleet that handles orders, with a planner, a ledger, workers that look up prices, and short-lived receipt agents. Money is never lost
+or created.
 
-The ledger gives an order's money to a worker. The worker requests the price, keeps that amount, returns the change, and spawns a receipt
-agent with the fee. The receipt agent sends the fee to the ledger and stops. Some orders can never be handled, and end as dead letters that
-contain their money. Workers sometimes fail and retry. In every consistent cut, the balances, tills, receipts, dead letters and money in
-transit must add up to the customers' initial money. In the end, each order is done, refused or dead-lettered exactly once.
+For each order, the ledger sends the customer's money to a worker. The worker looks up the price and keeps this amount. The worker returns
+the change and spawns a receipt agent that holds the fee. The receipt agent sends the fee to the ledger and stops. Some orders always fail,
+and end as dead letters that contain their money. Workers sometimes fail, and their turns are then retried. In every consistent cut, the
+total amount of money equals the customers' initial money. It consists of balances, tills, receipts, dead letters and messages in transit.
+At the end, each order has been completed, rejected or dead-lettered exactly once.
 
     snapline run snapline.examples.orders:fleet --hosts 2 --arg orders=200 --arg protocol=hmnr
 """
@@ -57,7 +59,7 @@ class Fee(snapline.Message, tag=True):
 
 
 class Money(snapline.Message):
-    """Money for the ledger."""
+    """A message that carries money to the ledger."""
 
     body: Change | Fee
 
@@ -71,14 +73,15 @@ class Done(snapline.Message):
 
 
 class Entry(snapline.Message, frozen=True):
-    """One entry in the ledger's book. An entry records that an order's money was paid out, or that the order's change was returned."""
+    """An entry in the ledger's book. An entry records that an order's money was paid out or that the order's change was returned."""
 
     id: int
     amount: int
 
 
 class Plan(msgspec.Struct):
-    """State of the planner. `done` counts how often each order was reported done. `pause_s` is the time in seconds between two ticks."""
+    """State of the planner. `done` counts how often each order was reported as completed. `pause_s` is the number of seconds between two
+    ticks."""
 
     orders: int
     pause_s: float
@@ -95,7 +98,7 @@ class Accounts(msgspec.Struct):
 
 
 class Till(msgspec.Struct):
-    """State of a worker. `wait_s` is the response time of the price service in seconds on real hosts."""
+    """State of a worker. `wait_s` is the simulated response time of the price service in seconds; it applies only on real hosts."""
 
     wait_s: float
     money: int = 0
@@ -163,7 +166,8 @@ class Ledger(snapline.Agent):
 
 
 class Worker(snapline.Agent):
-    """An agent that handles orders. A failed turn is undone and retried so often that only impossible orders become dead letters."""
+    """An agent that handles orders. A failed turn is undone and retried often enough that only orders that always fail become dead
+    letters."""
 
     retries: ClassVar[int] = 5
     state: Till
@@ -190,7 +194,7 @@ class Worker(snapline.Agent):
 
 
 class Printer(snapline.Agent):
-    """An agent that represents a receipt. The agent sends its fee to the ledger and stops."""
+    """An agent that represents a receipt. The agent sends the fee to the ledger and stops."""
 
     state: Paper
 
@@ -210,12 +214,12 @@ def start_of(orders: int) -> int:
 
 
 def customer_of(order: int) -> int:
-    """Return the number of the customer who places an order."""
+    """Return the number of the customer who placed an order."""
     return order * 7919 % CUSTOMERS
 
 
 def amount_of(order: int) -> int:
-    """Return the largest amount that the customer pays for an order."""
+    """Return the largest amount that the customer is willing to pay for an order."""
     return 10 + order * 37 % 90
 
 
@@ -225,7 +229,7 @@ def is_poison(order: int) -> bool:
 
 
 def price_of(order: int, amount: int, wait_s: float) -> int:
-    """Return the price that the price service answers, after a delay of `wait_s` seconds."""
+    """Return the price from the price service, which takes `wait_s` seconds to reply."""
     if wait_s:
         time.sleep(wait_s)
     return amount - order % 5
@@ -239,10 +243,8 @@ def fleet(
     wait: str = "0",
     period: str = "0.3",
 ) -> snapline.Fleet:
-    """Return the fleet.
-
-    `pause` is the time in seconds between two ticks of the planner. `wait` is the response time of the price service in seconds.
-    """
+    """Return the fleet. `pause` is the number of seconds between two ticks of the planner. `wait` is the response time of the price service
+    in seconds."""
     ledger = Accounts([start_of(int(orders))] * CUSTOMERS, snapline.History[Entry](), int(workers))
     agents: dict[str, snapline.Agent] = {"planner": Planner(Plan(int(orders), float(pause))), "ledger": Ledger(ledger)}
     agents |= {f"worker-{index}": Worker(Till(float(wait))) for index in range(int(workers))}

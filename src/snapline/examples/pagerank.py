@@ -1,25 +1,26 @@
-"""Find the most important modules of a library, by computing PageRank over its import graph with a fleet of agents.
+"""Find the most important modules of a library. A fleet of agents computes PageRank over the library's import graph.
 
     snapline run snapline.examples.pagerank:fleet --hosts 4 --arg graph=graph.json
 
-By default the graph is that of the running interpreter's standard library. `graph` or `source` selects another graph (`import_graph`).
-`forward_push` explains the method, the exact accounting and the error bound. This module contains the agents, and functions that evaluate a
-cut: they count its mass, and compute the result and its difference from the sequential result.
+By default, this is the import graph of the running interpreter's standard library. The arguments `graph` and `source` select another graph
+(`import_graph`). `forward_push` explains the method, the exact accounting of mass, and the error bound. This module contains the agents, as
+well as functions that count the mass in a cut and compare a cut's result with a sequential computation.
 
-Each agent has one shard. It pushes a batch of seeds when the batch's timer has fired and all mass of the previous round has arrived from
-its neighbours. An agent communicates only with its neighbours, and there is no global barrier. So thousands of messages are in transit,
-from all batches and from different rounds. The total number of messages is known in advance.
+Each agent has one shard. An agent pushes a batch of seeds after the batch's timer has fired and all mass of the previous round has arrived
+from its neighbours. Agents communicate only with their neighbours. There is no global barrier. So thousands of messages are in transit at a
+time, from all batches and from different rounds. The total number of messages is known in advance.
 
-The timers ensure a minimum run time (`seconds`), so that there is time to watch the fleet, and to kill hosts, even on a fast machine. On a
-machine that needs longer for the work, the timers cause no delay.
+Timers ensure a minimum run time (`seconds`). So even on a fast machine there is time to observe the fleet and to kill hosts. On a machine
+that needs longer for the work, the timers cause no additional delay.
 
-`personalised_pagerank` computes personalised PageRank in one process, as a reference for the fleet's result. It differs from `forward_push`
-in all steps: it uses float64 instead of integers, and computes one seed after the other, with all modules in each step. It iterates x = e +
-damping P' x (Jacobi), where e is the seed, and P' moves a module's mass to its imports in equal shares. x is the expected number of visits.
-A walker stops with probability 1 - damping at a module with imports, and with probability 1 at a module without imports.
+`personalised_pagerank` computes the same ranks in a single process, as a reference for the fleet's result. Its algorithm differs entirely
+from `forward_push`. For example, it uses float64 instead of integers, and computes one seed at a time. `personalised_pagerank` iterates x =
+e + damping P' x (Jacobi), where e is the seed vector, and P' moves a module's mass to its imports in equal shares. The limit x contains the
+expected number of visits to each module. A walker stops with probability 1 - damping at a module with imports, and always stops at a module
+without imports.
 
-After k steps the sum of the errors is at most damping**k / (1 - damping), which is below 3e-15 for the 220 steps taken. Including the
-rounding errors of float64, the result is accurate to 1e-13.
+After k steps, the errors add up to at most damping**k / (1 - damping), which is below 3e-15 for the 220 steps taken. Including the rounding
+errors of float64, the result is accurate to 1e-13.
 """
 
 import functools
@@ -63,7 +64,7 @@ ACCURACY = 1e-13
 
 
 def personalised_pagerank(imports: Sequence[Sequence[int]], seeds: Sequence[int]) -> FloatArray:
-    """Return the ranks with shape (modules, seeds). `imports[i]` contains the modules that module i imports."""
+    """Return the ranks as an array of shape (modules, seeds). `imports[i]` contains the indices of the modules that module i imports."""
     count = len(imports)
     sources = np.array([module for module, targets in enumerate(imports) for _ in targets], dtype=np.intp)
     targets = np.array([target for row in imports for target in row], dtype=np.intp)
@@ -85,7 +86,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 class Mass(snapline.Message):
-    """Mass that one round sends to a shard: for each of `rows`, the units for each seed from `column` on."""
+    """Mass that one round sends to a shard. For each of `rows`, it contains the units of each seed, starting at seed `column`."""
 
     round: int
     column: int
@@ -94,13 +95,13 @@ class Mass(snapline.Message):
 
 
 class PushDue(snapline.Message):
-    """A timer message to the agent itself, to push this batch as soon as all mass of the last round has arrived."""
+    """A timer message that tells the agent to push this batch after all mass of the previous round has arrived."""
 
     batch: int
 
 
 class Shard(snapline.Agent):
-    """Agent that pushes the mass of one shard's modules."""
+    """An agent that pushes the mass of one shard's modules."""
 
     # A handler validates its message before it changes the state, and then cannot fail. So a turn that raises has not changed the state.
     # Encoding the state before each turn would take longer than the turn.
@@ -138,7 +139,7 @@ class Shard(snapline.Agent):
 
 
 def agent_of(shard: int) -> str:
-    """Return the id of the agent that has this shard."""
+    """Return the id of the agent for this shard."""
     return f"shard-{shard}"
 
 
@@ -155,22 +156,20 @@ def fleet(
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """Return the fleet. All arguments are strings, as `--arg` passes them.
+    """Return the fleet. All arguments are strings, because `--arg` passes strings.
 
     Args:
-        source: directory whose modules are ranked. By default it is the standard library, unless `graph` is given.
-        graph: file written by `import_graph.write_graph`, so that hosts do not have to read the tree.
-        shards: number of agents.
-        seeds: number of seeds, which are the modules with the most imports.
-        batch: number of seeds whose mass is sent together. Smaller batches mean more and smaller messages.
+        source: directory of the modules to rank. By default, this is the standard library, unless `graph` is given.
+        graph: file written by `import_graph.write_graph`. With this file, hosts need not read the tree.
+        seeds: number of seeds, for which the modules with the most imports are used.
+        batch: number of seeds that are sent together. Smaller batches result in more and smaller messages.
         part: number of seeds per message in the early rounds.
-        tolerance: largest residual at the end, as a fraction of a seed's mass. It determines the number of rounds.
+        tolerance: largest fraction of a seed's mass that may be residual at the end.
         seconds: minimum run time in seconds, or 0 for none.
-        period: seconds between checkpoints, or 0 for no checkpoints.
-        protocol: checkpointing protocol.
+        period: seconds between checkpoints, or 0 to take no checkpoints.
 
     Raises:
-        UsageError: If an argument is not a number or is out of range, or there is no valid graph.
+        UsageError: If an argument is not a number or is out of range, or the graph is invalid.
     """
     imports = load_graph(source=source, graph=graph).imports
     problem = Problem(
@@ -198,10 +197,10 @@ def make_shard(problem: Problem, shard: int) -> Shard:
 
 
 def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
-    """Return the graph that `fleet` ranks if it gets these two arguments.
+    """Return the graph that `fleet` ranks if it is called with these two arguments.
 
     Raises:
-        UsageError: If both are given, or the one that is given does not lead to a valid graph.
+        UsageError: If both arguments are given, or the given one does not lead to a valid graph.
     """
     if source and graph:
         raise UsageError("source and graph are both given: give the directory or the file")
@@ -209,20 +208,21 @@ def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
 
 
 def is_finished(cut: snapline.Cut) -> bool:
-    """Return whether no message is in transit, no timer is set, and all rounds have been pushed. This is a stable property, since no agent
-    can then send a message any more."""
+    """Return whether the computation has finished: no message is in transit, no timer is set, and all rounds have been pushed. This is a
+    stable property, because no agent can then send another message."""
     return cut.is_quiet and all(is_settled(state, batch) for state in shard_states(cut) for batch in batches_of(state))
 
 
 class Account(msgspec.Struct, frozen=True):
-    """Count of a cut's mass, in units of 2**-52 of one seed's mass.
+    """The mass in a cut, in units of 2**-52 of a seed's mass.
 
     Attributes:
-        in_states: mass in the agents' ranks and residuals.
-        in_transit: mass in messages. A restart from the agents' states alone, without channel states, would lose it.
-        expected: total mass that a consistent cut must have.
-        messages: number of messages in transit that contain mass.
-        seeds_wrong: number of seeds whose mass is not exactly one UNIT, which is 0 for a consistent cut.
+        in_states: mass in the ranks and residuals of the agents.
+        in_transit: mass in messages in transit. The mass in transit would be lost if the fleet restarted from the agents' states without
+            the channel states.
+        expected: total mass that every consistent cut has.
+        messages: number of messages in transit that carry mass.
+        seeds_wrong: number of seeds whose mass differs from UNIT; 0 for a consistent cut.
     """
 
     in_states: int
@@ -238,12 +238,13 @@ class Account(msgspec.Struct, frozen=True):
 
     @property
     def in_transit_fraction(self) -> float:
-        """Fraction of all mass that is in messages, from 0 to 1."""
+        """Fraction of the total mass that is in transit, from 0 to 1."""
         return self.in_transit / self.expected
 
 
 def account(cut: snapline.Cut) -> Account:
-    """Count a cut's mass. It is exact only if no message is missing, duplicated, or received without having been sent (G1, G2)."""
+    """Count the mass in a cut. The result is exact only if no message is missing, duplicated, or received without having been sent (G1,
+    G2)."""
     states = shard_states(cut)
     seeds = len(states[0].rounded)
     masses = [
@@ -263,7 +264,7 @@ def account(cut: snapline.Cut) -> Account:
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Largest difference of any entry between a finished cut and the sequential result, and the bound of this difference."""
+    """The largest difference between an entry of a finished cut and of the sequential result, and the upper bound of this difference."""
 
     difference_max: float
     bound: float
@@ -274,9 +275,9 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare(cut: snapline.Cut, graph: ImportGraph) -> Comparison:
-    """Compare a finished cut with the sequential result. This takes a second or less.
+    """Compare a finished cut with the sequential result. The comparison takes at most a second.
 
-    The bound is computed from the shards' residual and rounded mass, plus the accuracy of the sequential result.
+    The bound is computed from the residual and rounded mass of the shards and the accuracy of the sequential result.
     """
     states = shard_states(cut)
     ranks = gather(states)
@@ -286,7 +287,8 @@ def compare(cut: snapline.Cut, graph: ImportGraph) -> Comparison:
 
 
 def top_modules(cut: snapline.Cut, graph: ImportGraph, count: int = 10) -> list[tuple[str, float]]:
-    """Return the modules with the highest mean rank over all seeds. The highest is first, and ties are sorted by name."""
+    """Return the modules with the highest rank, averaged over all seeds, sorted by descending rank. Modules with the same rank are sorted
+    by name."""
     ranks = gather(shard_states(cut))
     means = (ranks.sum(axis=1) / (UNIT * ranks.shape[1])).tolist()
     return sorted(zip(graph.modules, means, strict=True), key=lambda item: (-item[1], item[0]))[:count]

@@ -1,13 +1,14 @@
-"""Run a payment service for the examples.
+"""A payment service for the examples.
 
-The service is a separate program that serves HTTP on this machine, uses only the standard library, and does not depend on fleets.
+The service is a separate HTTP server on this machine, which uses only the standard library and does not depend on fleets.
 
     python -m snapline.examples.payment_service payments.jsonl --port 8401
     python -m snapline.examples.payment_service payments.jsonl -- sh -c 'snapline run … --arg service=$PAYMENTS'
 
-The second form runs the service for as long as the command runs. Each payment is one line of the ledger, which is written to disk before
-the service answers. So a kill loses no answered payment. Callers rely on the *key*: requests with the same `Idempotency-Key` mean the same
-payment and get the same answer, even after a kill. With `--ignore-keys`, the service does not guarantee this.
+If a command is given after `--`, the service runs only while the command runs. Each payment is one line of the ledger file, which is
+written to disk before the service replies. So killing the service loses no payment that was confirmed. Requests with the same *key*
+(`Idempotency-Key`) mean the same payment and get the same reply, even if the service was killed in between. With `--ignore-keys`, the
+service ignores the keys and makes a payment for each request.
 
     POST /payments {"order", "amount"}   pay; 402 above the limit, 409 if the key was used for another request
     GET  /payments/KEY                   return the payment with this key, or 404
@@ -39,14 +40,14 @@ BODY_BYTES_MAX = 64 * 1024
 
 
 class PaymentRequest(msgspec.Struct):
-    """The body of a request. Only payments have an `amount`."""
+    """The body of a request. Only payment requests have an `amount`."""
 
     order: str
     amount: int = 0
 
 
 class NotDoneError(Exception):
-    """A request fails with this HTTP status."""
+    """A request has failed with this HTTP status."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -54,7 +55,7 @@ class NotDoneError(Exception):
 
 
 class Ledger:
-    """All payments, in memory and as one line each on disk."""
+    """All payments, in memory and as lines of the ledger file."""
 
     def __init__(self, path: Path, *, ignores_keys: bool = False) -> None:
         path.touch()
@@ -112,7 +113,8 @@ def _line(entry: Entry) -> bytes:
 
 
 class Service(ThreadingHTTPServer):
-    """HTTP server for the ledger. `delay_s` is a waiting time before and after each entry, so that kills hit critical moments."""
+    """HTTP server for the payment service. `delay_s` is a delay before and after each ledger entry, so that kills are likely to hit
+    critical moments."""
 
     daemon_threads = True
 
@@ -170,7 +172,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing, because the ledger records all requests."""
+        """Do not log requests, because the ledger records all of them."""
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""Send the examples' requests to the payment service (`payment_service.py`), and evaluate the service's ledger.
+"""Send requests from the examples to the payment service (`payment_service.py`), and evaluate the service's ledger.
 
-The functions are meant for `ctx.effect`, so each takes the effect's key. If the service is down, they raise an exception, and the effect is
-retried. A refused payment is a final answer.
+The functions that send requests are meant for `ctx.effect`, so each of them takes the effect's key. If the service is down, they raise an
+exception, so the effect is retried. A rejected payment is a final answer and is not retried.
 """
 
 import json
@@ -23,10 +23,10 @@ class Entry(msgspec.Struct, frozen=True):
     """One line of the service's ledger.
 
     Attributes:
-        number: sequence number of the entry, from 1.
-        key: idempotency key of the request, or "" if it had none.
-        amount: amount of the payment. For a refund, this is the negative amount of the payment with the number `undoes`. If there was no
-            payment to refund, `amount` and `undoes` are 0.
+        number: sequence number of the entry, starting at 1.
+        key: idempotency key of the request, or "" if it had no key.
+        amount: the paid amount. For a refund, this is the negative amount of the refunded payment, whose sequence number is `undoes`. If
+            there was no payment to refund, `amount` and `undoes` are 0.
     """
 
     number: int
@@ -38,9 +38,10 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """The service's answer to a request.
+    """The service's reply to a request.
 
-    `number` is the number of the entry, or 0 if the payment was refused. `is_first` is set if this request made the order's first payment.
+    `number` is the sequence number of the ledger entry, or 0 if the payment was rejected. `is_first` is true if this was the first payment
+    for the order.
     """
 
     number: int
@@ -48,11 +49,11 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class Book:
-    """Indexes the entries of a ledger.
+    """An index of a ledger's entries.
 
     Attributes:
         by_key: the first entry with each key.
-        standing: for each order, its payments that were not refunded.
+        standing: for each order, its payments that have not been refunded.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -78,7 +79,7 @@ class Book:
 
 
 def pay(service: str, order: str, amount: int, *, key: str = "") -> Receipt:
-    """Pay `amount` for `order`. If a key is given, repeated calls pay only once."""
+    """Pay `amount` for `order`. If a key is given, repeated calls with the same key pay only once."""
     try:
         return _ask(f"{service}/payments", key, {"order": order, "amount": amount})
     except urllib.error.HTTPError as error:
@@ -88,7 +89,8 @@ def pay(service: str, order: str, amount: int, *, key: str = "") -> Receipt:
 
 
 def find(service: str, order: str, amount: int, *, key: str) -> Receipt | None:
-    """Return the payment with this key, or None if there is none. This is the probe of an effect whose outcome is unknown."""
+    """Return the payment with this key, or None if it does not exist. An effect whose outcome is unknown uses this function as its
+    probe."""
     try:
         return _ask(f"{service}/payments/{urllib.parse.quote(key, safe='')}", "", None)
     except urllib.error.HTTPError as error:
@@ -110,7 +112,7 @@ def _ask(url: str, key: str, body: dict[str, object] | None) -> Receipt:
 
 
 def read_entries(ledger: Path) -> Iterator[Entry]:
-    """Yield the entries in all complete lines of the ledger file. A kill may have left the last line incomplete."""
+    """Yield the entry of each complete line in the ledger file. The last line may be incomplete because the service was killed."""
     for line in ledger.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):
             yield msgspec.json.decode(line, type=Entry)

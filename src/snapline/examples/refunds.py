@@ -1,16 +1,16 @@
-"""Count how many refunds are made twice or never, if agents use a tool that refunds money and their processes crash while they use it.
+"""Measure how many refunds are paid twice or not at all when agents' processes crash while they call a refund tool.
 
-A clerk pays with an effect. The effect runs only after its request is durable, and always with the same key, and the service
-(`payment_service.py`) pays once per key. With `unsafe`, the clerks call the service like an ordinary tool, so a payment made before a crash
-is repeated after the crash.
+Clerk agents make each refund as an effect. The effect runs only after its request is durable, and always uses the same key. The service
+(`payment_service.py`) pays once per key. With `unsafe`, the clerks call the service like an ordinary tool, so a payment made just before a
+crash is repeated afterwards.
 
-Customers in the fleet request `orders` refunds, then the fleet ends. With `crash_every=N`, the clerk's host is killed immediately after the
-first payment for every N-th order, before the payment's outcome is recorded:
+The customer agents request `orders` refunds, and then the fleet ends. With `crash_every=N`, the clerk's host is killed immediately after
+the first payment for every N-th order, before the outcome is recorded:
 
     python -m snapline.examples.payment_service payments.jsonl -- \\
       sh -c 'snapline run snapline.examples.refunds:fleet --arg service=$PAYMENTS --arg orders=40 --arg crash_every=20'
 
-With `orders=0` the fleet waits for external requests, which this program sends:
+With `orders=0`, the fleet waits for requests from outside, which this program sends:
 
     python -m snapline.examples.refunds --data-dir DIR --orders 209
 """
@@ -44,14 +44,14 @@ class Refund(snapline.Message):
 
 
 class Refunded(snapline.Message):
-    """A positive answer. `receipt` is the number of the entry in the payment service's ledger."""
+    """A positive answer to a refund request. `receipt` is the sequence number of the payment in the payment service's ledger."""
 
     order: int
     receipt: int
 
 
 class Go(snapline.Message):
-    """A message with which an agent tells itself to begin."""
+    """A message that an agent sends to itself in order to start."""
 
 
 class Desk(msgspec.Struct):
@@ -63,14 +63,14 @@ class Desk(msgspec.Struct):
 
 
 class Wishes(msgspec.Struct):
-    """State of a customer. `orders` are the orders to refund, and `refunded` are those that were refunded."""
+    """State of a customer. `orders` contains the orders to refund, and `refunded` contains those already refunded."""
 
     orders: list[int]
     refunded: list[int] = []
 
 
 def refund(service: str, order: int, amount: int, crash_every: int, *, key: str = "") -> Receipt:
-    """Refund an order. This is the agents' tool. The crash in it is part of the experiment."""
+    """Refund an order. The agents call this function as a tool. The tool may crash on purpose, as part of the experiment."""
     receipt = pay(service, f"order-{order}", amount, key=key)
     if crash_every and order % crash_every == 0 and receipt.is_first:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -92,7 +92,7 @@ class Clerk(snapline.Agent):
 
 
 class UnsafeClerk(snapline.Agent):
-    """A clerk that uses no effects, but calls the tool directly."""
+    """A clerk that calls the tool directly instead of as an effect."""
 
     state: Desk
 
@@ -129,7 +129,7 @@ def amount_of(order: int) -> int:
 
 
 def is_over(cut: snapline.Cut) -> bool:
-    """Return whether every customer has received all refunds."""
+    """Return whether all customers have received all of their refunds."""
     customers = [state for state in cut.states.values() if isinstance(state, Wishes)]
     return cut.is_quiet and all(customer.refunded == customer.orders for customer in customers)
 
@@ -142,11 +142,8 @@ def fleet(
     period: str = "0.2",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """Return the fleet.
-
-    `service` is the URL of the payment service. If `orders` is 0, the customers are external. If `unsafe` is "yes", the clerks use no
-    effects.
-    """
+    """Return the fleet. `service` is the URL of the payment service. If `orders` is 0, the requests come from outside the fleet. If
+    `unsafe` is "yes", the clerks call the tool without effects."""
     asked = int(orders)
     desk, kind = Desk(service, int(crash_every)), UnsafeClerk if unsafe == "yes" else Clerk
     agents: dict[str, snapline.Agent] = {f"clerk-{number}": kind(desk) for number in range(CLERKS)}
@@ -162,9 +159,9 @@ def fleet(
 
 
 async def ask_for_all(data_dir: Path, orders: int) -> int:
-    """Request the refund of each order from outside the fleet until it is answered. Return the number of refunds.
+    """Request the refund of each order from outside the fleet. Repeat each request until it is answered. Return the number of refunds.
 
-    The program may be killed and restarted, because a resent request has the same key.
+    The program may be killed and restarted, because a repeated request has the same key.
     """
     at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 

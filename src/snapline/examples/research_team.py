@@ -1,13 +1,14 @@
-"""A research team in which a planner explores a dictionary, searchers look up terms, and a writer summarizes the results.
+"""A research team of agents. A planner explores a dictionary, searchers look up terms, and a writer summarizes the results.
 
-The planner's plan is one durable turn of at least twenty steps. For each term, the planner calls a searcher, has a language model summarize
-the result in one sentence, and adds the article's references to the terms. A crash during the turn loses no answer that has been received.
+The planner's plan is a single durable turn with at least twenty steps. For each term, the planner calls a searcher and asks a language
+model for a summary in one sentence. The article's references are added to the terms to look up. If a host crashes during the turn, no
+answer that was already received is lost.
 
     snapline run snapline.examples.research_team:fleet --hosts 2 --arg topics=checkpoint
     snapline run snapline.examples.research_team:fleet --arg dictionary=foldoc --arg model=smollm2 --arg topics='checkpoint,deadlock'
 
-The articles of the dictionary refer to each other. The dictionary is FOLDOC, as Debian's package `dict-foldoc` installs it, or the small
-dictionary below. Each headword starts a line and is followed by its indented article. A reference to another headword is written {like
+The articles of the dictionary refer to each other. The dictionary is FOLDOC from the Debian package `dict-foldoc`, or the small dictionary
+below. Each headword is at the start of a line, and its article follows in indented lines. References to other headwords are written {like
 this}.
 """
 
@@ -30,7 +31,8 @@ LINK = re.compile(r"\{([^{}()]+?)(?:\s*\([^{}]*\))?\}")
 
 
 class Article(snapline.Message):
-    """An article of the dictionary. `links` contains the headwords to which it refers, without duplicates, in the order of the text."""
+    """An article in the dictionary. `links` contains the headwords to which the article refers, without duplicates, in the order of the
+    text."""
 
     term: str
     text: str
@@ -38,7 +40,8 @@ class Article(snapline.Message):
 
 
 def look_up(dictionary: str, term: str) -> Article:
-    """Return the article on `term`, or an empty article if there is none. `dictionary` is a file, or "" for the small dictionary."""
+    """Return the article about `term`, or an empty article if the dictionary has none. `dictionary` is the path of a dictionary file, or ""
+    for the small dictionary."""
     texts = _read(dictionary)
     text = texts.get(term.lower(), "")
     links = [" ".join(link.split()) for link in LINK.findall(text)]
@@ -48,7 +51,7 @@ def look_up(dictionary: str, term: str) -> Article:
 
 @functools.cache
 def _read(dictionary: str) -> dict[str, str]:
-    """Return the article of each headword as one line. Headwords are in lower case."""
+    """Map each headword to its article, which is joined into one line. Headwords are converted to lower case."""
     text = gzip.decompress(Path(dictionary).read_bytes()).decode() if dictionary else SMALL
     lines_of: dict[str, list[str]] = {}
     article: list[str] = []
@@ -121,7 +124,7 @@ DRAFT_NOTES = 5
 
 
 class Question(snapline.Message):
-    """A question that names the topic to research."""
+    """A question that contains the topic to research."""
 
     topic: str
 
@@ -140,7 +143,7 @@ class Written(snapline.Message):
 
 
 class Report(snapline.Message):
-    """The report on a topic. `read` contains the terms that were looked up, in order."""
+    """The report about a topic. `read` contains the terms that were looked up, in their order."""
 
     topic: str
     text: str
@@ -148,10 +151,8 @@ class Report(snapline.Message):
 
 
 class Plans(msgspec.Struct):
-    """State of a planner.
-
-    `pause_s` is the pause in seconds between two steps of the plan. Without a pause, the small example would end almost immediately.
-    """
+    """State of a planner. `pause_s` is the number of seconds between two steps of the plan. Without a pause, the small example would end
+    almost immediately."""
 
     topics: list[str]
     steps: int
@@ -173,7 +174,7 @@ class Desk(msgspec.Struct):
 
 
 class Planner(snapline.Agent):
-    """An agent that researches its own topics one after another, and topics that clients request."""
+    """An agent that researches its own topics one after another, as well as topics that clients request."""
 
     state: Plans
 
@@ -222,17 +223,17 @@ class Writer(snapline.Agent):
 
 
 def note_on(topic: str, found: Article) -> str:
-    """Return the prompt that asks for a note on an article."""
+    """Return the prompt that requests a note about an article."""
     return f"We read about {topic}. Say in one short sentence what this is. {found.term}: {found.text}"
 
 
 def summary_of(draft: Draft) -> str:
-    """Return the prompt that asks for the summary of a draft's notes."""
+    """Return the prompt that requests a summary of a draft's notes."""
     return f"Write one sentence about {draft.topic}, from these notes. {' '.join(draft.notes[:DRAFT_NOTES])}"
 
 
 def is_over(cut: snapline.Cut) -> bool:
-    """Return whether there is a report on every topic."""
+    """Return whether every topic has a report."""
     state = cut.states["planner"]
     assert isinstance(state, Plans)
     return cut.is_quiet and set(state.topics) <= set(state.reports)
@@ -251,14 +252,13 @@ def fleet(
     """Return the fleet.
 
     Args:
-        topics: topics separated by commas. If empty, the fleet keeps running and answers questions.
-        steps: largest number of terms that a plan looks up.
-        dictionary: "foldoc", a file, or "" for the small dictionary.
-        model: "smollm2", or "" for recorded answers.
-        calls: file in which each call of the model is recorded, or "" to record none.
-        pause: pause in seconds between two steps of a plan.
+        topics: topics separated by commas. If `topics` is empty, the fleet keeps running and answers clients' questions.
+        steps: maximum number of terms that a plan looks up.
+        dictionary: "foldoc", the path of a dictionary file, or "" for the small dictionary.
+        model: "smollm2", or "" to use recorded answers.
+        calls: file for recording each call of the model, or "" to record no calls.
+        pause: seconds between two steps of a plan.
         period: seconds between checkpoints.
-        protocol: checkpointing protocol.
     """
     asked = [topic.strip() for topic in topics.split(",") if topic.strip()]
     book, notes = FOLDOC if dictionary == "foldoc" else dictionary, str(Path(calls).absolute()) if calls else ""

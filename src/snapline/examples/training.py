@@ -1,13 +1,14 @@
-"""Train one small network with several agents. Each agent uses its own data, and the mean of their gradients keeps the agents synchronized.
+"""Train one small neural network with several agents. Each agent trains on its own data. All agents apply the mean of their gradients,
+which keeps their weights equal.
 
-A checkpoint of a training must contain more than the weights. A checkpoint must also contain the momentum, the random state of dropout, and
-the gradients in transit. A cut of the fleet contains all of these, so a fleet that was killed ends with exactly the same weights as a fleet
-that was not.
+A checkpoint of a training run must contain the weights, the optimizer's momentum, the random state of dropout, and the gradients in
+transit. A cut of the fleet contains all of these. So a fleet that was killed and recovered ends with exactly the same weights as a fleet
+that was never killed.
 
     pip install 'snapline[torch]'
     snapline run snapline.examples.training:fleet --hosts 2 --arg steps=100
 
-For synchronization, a worker sends its gradient to all other workers, waits for their gradients, and computes the mean in the order of the
+For each step, a worker sends its gradient to all other workers, waits for their gradients, and computes the mean in the order of the
 workers' names. So the result does not depend on the order in which messages arrive. A worker is at most one step ahead of any other worker.
 """
 
@@ -39,8 +40,8 @@ class NextStep(snapline.Message):
 class Work(msgspec.Struct):
     """State of a worker.
 
-    `gradients` contains the gradients of the current step by worker. `early` contains the gradients of the next step from workers that are
-    ahead.
+    `gradients` contains the gradients for the current step by worker. `early` contains the gradients for the next step, from workers that
+    are one step ahead.
     """
 
     training: snapline.TorchState
@@ -55,7 +56,7 @@ class Work(msgspec.Struct):
 def build() -> tuple[Any, Any]:
     """Return a new network and its optimizer.
 
-    For restoring a training, only the names and shapes of the parameters must be the same each time.
+    When a training run is restored, only the names and shapes of the parameters must be the same as before.
     """
     torch.set_num_threads(1)  # all agents share the cores
     with torch.random.fork_rng():
@@ -66,13 +67,14 @@ def build() -> tuple[Any, Any]:
 
 
 def batch(worker: int, step: int) -> tuple[Any, Any]:
-    """Return a worker's data for a step. The data are the inputs (BATCH, INPUTS) and the target outputs (BATCH, 1), both float32."""
+    """Return a worker's training data for a step. The result contains the inputs of shape (BATCH, INPUTS) and the target outputs of shape
+    (BATCH, 1), both float32."""
     inputs = np.random.default_rng([worker, step]).standard_normal((BATCH, INPUTS), np.float32)
     return torch.from_numpy(inputs), torch.from_numpy(np.sin(inputs.sum(axis=1, keepdims=True)))
 
 
 def gradient_of(model: Any, worker: int, step: int) -> Array:
-    """Return the gradient on a worker's data for a step, as a flat array. Dropout draws from torch's generator."""
+    """Return the gradient for a worker's data at a step, as a flat array. Dropout uses torch's random number generator."""
     inputs, targets = batch(worker, step)
     model.zero_grad()
     ((model(inputs) - targets) ** 2).mean().backward()
@@ -80,7 +82,7 @@ def gradient_of(model: Any, worker: int, step: int) -> Array:
 
 
 def apply_gradient(model: Any, optimizer: Any, gradient: Array) -> None:
-    """Take one step of the optimizer along a flat gradient."""
+    """Perform one step of the optimizer with a flat gradient."""
     remaining = torch.from_numpy(gradient)
     for parameter in model.parameters():
         own_part, remaining = remaining[: parameter.numel()], remaining[parameter.numel() :]
@@ -89,7 +91,7 @@ def apply_gradient(model: Any, optimizer: Any, gradient: Array) -> None:
 
 
 class Worker(snapline.Agent):
-    """An agent that trains the network. A step of the optimizer cannot be undone, so an error counts as a crash of the agent."""
+    """An agent that trains the network. A step of the optimizer cannot be undone, so an error is treated as a crash of the agent."""
 
     on_error = "recover"
     state: Work
@@ -110,7 +112,7 @@ class Worker(snapline.Agent):
         self._step_if_complete(ctx)
 
     def _live(self) -> snapline.TorchState:
-        """Return the training. After a recovery, first create its network."""
+        """Return the network and its optimizer. After a recovery, the network is created first."""
         training = self.state.training
         if not training.is_live:
             training.load_into(*build())
@@ -139,10 +141,8 @@ class Worker(snapline.Agent):
 
 
 def fleet(workers: str = "3", steps: str = "200", pause: str = "0", period: str = "0.3") -> snapline.Fleet:
-    """Return the fleet.
-
-    `pause` is the time in seconds between two steps. `period` is the time in seconds between checkpoints, or 0 for none.
-    """
+    """Return the fleet. `pause` is the number of seconds between two steps. `period` is the number of seconds between checkpoints, or 0 to
+    take no checkpoints."""
     names = [f"worker-{index}" for index in range(int(workers))]
     return snapline.Fleet(
         "training",

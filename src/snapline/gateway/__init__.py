@@ -1,4 +1,4 @@
-"""HTTP gateway of a fleet. Its clients send inputs with idempotency keys, get answers, and read outputs.
+"""HTTP gateway of a fleet. HTTP clients send inputs with idempotency keys, receive answers, and read outputs.
 
-The gateway runs in one process and is an ordinary client of the fleet.
+The gateway runs in a single process and is an ordinary client of the fleet.
 """

@@ -1,20 +1,20 @@
-"""Serves the HTTP gateway of a fleet, for inputs to agents, answers and outputs. The gateway is only an adapter. Its client makes all
-decisions.
+"""HTTP gateway of a fleet, which accepts inputs to agents and returns answers and outputs. The gateway is only an adapter. All decisions
+are made by its client of the fleet.
 
     POST /agents/{agent}/{message}     JSON by the message's type; `Idempotency-Key`; ?answer=none|early|final&timeout_s=
     GET  /outputs, /outputs/{topic}    server-sent events, from ?after= or `Last-Event-ID` on
     GET  /openapi.json                 OpenAPI document, generic or with the message types of one fleet's classes
     GET  /health                       200 while the coordinator answers
 
-Anyone who can reach the gateway may send inputs to public handlers, and to the handlers that the gateway is configured to serve (`Served`).
-Hosts check whether a handler is public (`GivenInput.public_only`). So the gateway listens on a loopback address, or requires a token
-(`check_exposure`). Without a token, it rejects requests from pages of other sites (`http_server.py`). With a token, such pages cannot send
-the token. A body must be declared as JSON. A page of another site can send such a body only after a CORS preflight, which the gateway does
-not answer.
+Anyone who can reach the gateway may send inputs to public handlers and to additional handlers that the gateway is configured to serve
+(`Served`). Hosts check that a handler is public (`GivenInput.public_only`). So the gateway either listens only on a loopback address or
+requires a token (`check_exposure`). Without a token, the gateway rejects requests from web pages of other sites (`http_server.py`). With a
+token, these pages cannot send requests, because they do not know the token. A request's body must be declared as JSON. A page of another
+site can send a JSON body only after a CORS preflight request, to which the gateway does not reply.
 
-`RequestLimits` bounds the number and size of requests, per agent and in total. Requests beyond the limits are rejected immediately. The
-response to a failed request has an error status, and a body as specified in RFC 9457 (problem details). The process has one client and one
-server.
+`RequestLimits` limits the number and size of requests, for each agent and in total. Requests that exceed a limit are rejected immediately.
+If a request fails, the response has an error status and a body with problem details as specified in RFC 9457. The process has a single
+client of the fleet and a single HTTP server.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ from snapline.security.transport import Security
 
 
 class NotJsonError(errors.UsageError):
-    """The body of the request is not declared as JSON."""
+    """The request's body is not declared as JSON."""
 
 
 class BusyError(errors.ExternalFailureError):
-    """Too many requests or readers are active, so the request had no effect."""
+    """Too many requests or output streams are open, so the request was rejected without any effect."""
 
 
 STATUSES: tuple[tuple[type[Exception], int], ...] = (
@@ -80,14 +80,15 @@ OTHERWISE = 500
 
 
 def problem_of(error: Exception) -> JSONResponse:
-    """Return the response to a failed request. It contains the error's text and, if known, the input's agent, key and number."""
+    """Return the response to a request that failed with this error. The response contains the error message and, if known, the agent, key
+    and number of the input."""
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), OTHERWISE)
     about = {name: value for name in ("agent", "key", "number") if (value := getattr(error, name, None))}
     return problem(status, str(error), {"error": type(error).__name__, **about})
 
 
 def problem(status: int, detail: str, more: Mapping[str, object] | None = None) -> JSONResponse:
-    """Return an error response that contains a sentence for people, and fields for programs."""
+    """Return an error response that contains a sentence for people and fields for programs."""
     headers = {"Retry-After": "1"} if status == 503 else {}
     if status == 401:
         headers = {"WWW-Authenticate": "Bearer"}
@@ -113,7 +114,7 @@ STREAMS_MAX = 64
 
 
 class RequestLimits:
-    """Counts the open requests and output streams of one gateway, and enforces the limits."""
+    """Counts the open requests and output streams of a gateway, and enforces their limits."""
 
     def __init__(self) -> None:
         self._requests: Counter[str] = Counter()
@@ -122,10 +123,11 @@ class RequestLimits:
 
     @contextmanager
     def request(self, agent: str) -> Iterator[Callable[[int], None]]:
-        """Count a request to an agent until the block ends. The yielded function counts the bytes of the request's body.
+        """Count a request to an agent until the block ends. The context manager yields a function that counts the bytes of the request's
+        body.
 
         Raises:
-            BusyError: a limit is exceeded. The yielded function raises it too.
+            BusyError: a limit is exceeded. The yielded function also raises this error.
         """
         if self._requests[agent] >= AGENT_REQUESTS_MAX:
             raise BusyError(f"agent {agent} has {AGENT_REQUESTS_MAX} requests of this gateway under way")
@@ -157,10 +159,10 @@ class RequestLimits:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Count a reader of outputs until the block ends.
+        """Count an open output stream until the block ends.
 
         Raises:
-            BusyError: there are too many readers.
+            BusyError: too many output streams are open.
         """
         if self._streams >= STREAMS_MAX:
             raise BusyError(f"this gateway has {STREAMS_MAX} readers of outputs")
@@ -172,8 +174,8 @@ class RequestLimits:
 
 
 class Served:
-    """Messages that the gateway serves in addition to those of public handlers. `patterns` have the form AGENT/TYPE, where `*` matches any
-    characters, such as `desk-*/Order`.
+    """Messages that the gateway accepts in addition to the messages of public handlers. `patterns` have the form AGENT/TYPE, where `*`
+    matches any sequence of characters, as in `desk-*/Order`.
 
     Raises:
         UsageError: a pattern is invalid.
@@ -186,7 +188,7 @@ class Served:
                 raise UsageError(f"--serve {pattern}: use AGENT/TYPE, such as 'desk-*/Order'")
 
     def has(self, agent: str, message_type: str) -> bool:
-        """Return whether a pattern matches messages of this type to this agent."""
+        """Return whether a pattern allows messages of this type to this agent."""
         return any(fnmatchcase(agent, of) and fnmatchcase(message_type, name) for of, name in self._patterns)
 
 
@@ -217,10 +219,10 @@ _PLAIN = MessageReader(None, "message_type", "the output")
 
 
 class Gateway:
-    """Serves HTTP requests with one client of the fleet.
+    """Handles HTTP requests with one client of the fleet.
 
-    `token` is the token that requests must contain, or "" if none is required. `openapi` is the OpenAPI document. `served` are the messages
-    that are served in addition to those of public handlers.
+    `token` is the token that requests must contain, or "" if no token is required. `openapi` is the gateway's OpenAPI document. `served`
+    are the messages that are accepted in addition to the messages of public handlers.
     """
 
     def __init__(self, client: Client, *, token: str, openapi: dict[str, Any], served: Served = NOTHING) -> None:
@@ -256,8 +258,8 @@ class Gateway:
         return self._restricted_to_own_site(guarded)
 
     def _restricted_to_own_site(self, handler: Handler) -> Handler:
-        """Return the handler with an additional check. If no token is required, requests are rejected if they are for a different host
-        name, or if they come from a page of another site."""
+        """Return the handler with an additional check of the request's origin. Without a token, a request is rejected if it is addressed to
+        a different host name or comes from a page of another site."""
         if self._token:
             return handler
 
@@ -332,7 +334,7 @@ class Gateway:
 
 
 class _Reader:
-    """Reads the outputs for one stream. `coming` is the future of the next output."""
+    """Reads the fleet's outputs for one stream. `coming` is a future that yields the next output."""
 
     def __init__(self, found: AsyncGenerator[Output | OutputsReverted, None]) -> None:
         self._found = found
@@ -341,8 +343,8 @@ class _Reader:
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the outputs as server-sent events.
 
-        An event's id is the output's cursor, so a browser that reconnects continues after that output. The next output is requested only
-        when the current one has been sent.
+        The id of an event is the output's cursor, so a browser that reconnects continues with the next output. The next output is requested
+        only after the current one has been sent.
         """
         try:
             while True:
@@ -361,14 +363,14 @@ class _Reader:
             yield b"event: failure\ndata: %b\n\n" % msgspec.json.encode({"detail": str(error)})
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Stop reading outputs."""
         self.coming.cancel()
         await asyncio.wait([self.coming])
         await self._found.aclose()
 
 
 class _OutputStream(StreamingResponse):
-    """Response that streams outputs. It closes `opened` when it ends, even if it was never started."""
+    """A response that streams outputs. The response closes `opened` when it ends, even if streaming never started."""
 
     def __init__(self, reader: _Reader, opened: AsyncExitStack) -> None:
         headers = {"Cache-Control": "no-store"}
@@ -376,14 +378,14 @@ class _OutputStream(StreamingResponse):
         self._opened = opened
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream the response. The server calls this method."""
+        """Stream the response; this is the ASGI entry point."""
         async with self._opened:
             await super().__call__(scope, receive, send)
 
 
 def _event(each: Output | OutputsReverted | None) -> tuple[bytes, bytes, bytes]:
-    """Return the head, the data and the end of an event. The decoded message, which may take 30 times its encoded size, exists only within
-    this function."""
+    """Return the start, the data and the end of an event. Only this function holds the decoded message, which may take 30 times its encoded
+    size."""
     assert each is not None, "that is the end"
     kind = "undone" if isinstance(each, OutputsReverted) else "output"
     if isinstance(each, Output):
@@ -394,8 +396,8 @@ def _event(each: Output | OutputsReverted | None) -> tuple[bytes, bytes, bytes]:
 
 
 async def _result_unless_disconnected(request: Request, asked: Coroutine[Any, Any, _Found]) -> _Found:
-    """Return the result of `asked`. Raise UsageError if the requester disconnects first, so that its place under the limits becomes
-    free."""
+    """Return the result of the awaitable `asked`. If the HTTP client disconnects first, raise UsageError, so that the request no longer
+    counts towards the limits."""
     result_task, disconnect_task = asyncio.ensure_future(asked), asyncio.ensure_future(_end_of(request))
     try:
         await asyncio.wait([result_task, disconnect_task], return_when=asyncio.FIRST_COMPLETED)
@@ -408,13 +410,14 @@ async def _result_unless_disconnected(request: Request, asked: Coroutine[Any, An
 
 
 async def _end_of(request: Request) -> None:
-    """Wait until the requester has disconnected."""
+    """Wait until the HTTP client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def _body_of(request: Request, take: Callable[[int], None]) -> msgspec.Raw:
-    """Return the message's fields as JSON. If the body is empty, there are no fields. `take` counts the bytes of the body."""
+    """Return the message's fields as JSON. An empty body means that there are no fields. `take` is called with the number of bytes of the
+    body."""
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     body = bytearray()
     try:
@@ -476,8 +479,8 @@ _TIMEOUT: _Json = {"name": "timeout_s", "in": "query", "schema": {"type": "numbe
 
 
 def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
-    """Return the OpenAPI document. If `fleet` is given, the document contains the message types of its public handlers and those in
-    `served`. Otherwise it contains no types."""
+    """Return the gateway's OpenAPI document. If `fleet` is given, the document describes the message types of public handlers and the
+    message types in `served`. If `fleet` is not given, the document describes no message types."""
     paths: _Json = {"/outputs/{topic}": {"get": _outputs()}}
     schemas: _Json = {}
     if fleet is None:
@@ -497,7 +500,7 @@ def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
 
 
 def _types_of(fleet: Fleet, served: Served) -> Mapping[str, type]:
-    """Return name → message type, for all message types that the gateway may send to the fleet's agents."""
+    """Return all message types that the gateway may send to the fleet's agents, by name."""
     found: dict[str, type] = {}
     for agent in fleet.agents:
         for name, handler in agent_type(type(fleet.make(agent))).handlers.items():
@@ -541,11 +544,11 @@ CLIENT_NAME = "gateway"
 async def serve(
     address: str, security: Security, listen: tuple[str, int], *, token: str, fleet: Fleet | None, served: Served
 ) -> None:
-    """Serve the gateway until SIGINT or SIGTERM arrives. Print the server's address.
+    """Serve the gateway until SIGINT or SIGTERM arrives, after printing the server's address.
 
     Raises:
-        UsageError: the server cannot listen on the address.
-        CoordinatorUnavailableError: no coordinator answers at the address.
+        UsageError: the server cannot listen at the address.
+        CoordinatorUnavailableError: no coordinator replies at the address.
     """
     async with await open_client(address, security, CLIENT_NAME) as client:
         gateway = Gateway(client, token=token, openapi=openapi_of(fleet, served), served=served)

@@ -1,13 +1,14 @@
-"""Runs an HTTP server for external users and programs. This module handles access, the listening address, limits on connections, and
-shutdown.
+"""HTTP server for external users and programs. This module checks access and the listening address, limits connections, and shuts down the
+server.
 
-uvicorn waits forever for the rest of an incomplete request, and for a client that does not read the response. `BoundedConnection` closes a
-connection if its request is not completed in time or its response is not read in time. If too many connections are open, it closes the one
-that has waited longest for the end of its request. So idle connections cannot block other clients.
+uvicorn waits indefinitely for the rest of an incomplete request, and for a client that does not read its response. `BoundedConnection`
+closes a connection if the request is not complete in time or the response is not read in time. If too many connections are open, the
+connection that has waited longest for the end of its request is closed. So idle connections cannot block other clients.
 
-Pages of other web sites must not use a user's browser to act on the fleet or to read from it. If such a page makes its own domain name
-resolve to 127.0.0.1 (DNS rebinding), the `Host` header contains that name. All other requests from such pages can be recognized by the
-headers `Sec-Fetch-Site` and `Origin`, which a page cannot forge in a browser. Programs that are not browsers send neither header.
+Pages of other web sites must not be able to use a user's browser to control the fleet or read its data. A page may use DNS rebinding: its
+own domain name resolves to 127.0.0.1. The `Host` header then contains that domain name. All other requests from these pages are recognized
+by the headers `Sec-Fetch-Site` and `Origin`, which a page in a browser cannot forge. Programs other than browsers send neither of these
+headers.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ HEAD_BYTES_MAX = 16 * 1024
 
 
 class BoundedConnection(H11Protocol):
-    """HTTP connection with the limits that the module docstring describes."""
+    """An HTTP connection with the limits described in the module docstring."""
 
     waiting_since_s = 0.0
     _ending: asyncio.TimerHandle | None = None
@@ -55,7 +56,6 @@ class BoundedConnection(H11Protocol):
         return cycle is None or cycle.response_complete or cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # same as uvicorn's
-        """Handle an asyncio callback."""
         super().connection_made(transport)
         self._wait_for_request()
         if len(self.connections) > min(CONNECTIONS_MAX, files_max() // 2):
@@ -64,32 +64,28 @@ class BoundedConnection(H11Protocol):
             min(waiting, key=lambda each: each.waiting_since_s).cut()  # this may be the new connection itself
 
     def data_received(self, data: bytes) -> None:
-        """Handle an asyncio callback."""
         was_waiting = self.is_waiting
         super().data_received(data)
         if was_waiting and not self.is_waiting:
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        """Handle the end of a response. uvicorn calls this method, in which the next request may begin."""
+        """Handle the end of a response. uvicorn calls this method. The next request may begin in this method."""
         super().on_response_complete()
         self._stop_waiting()
         if self.is_waiting:
             self._wait_for_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handle an asyncio callback."""
         self._stop_waiting()
         self._stop_taking()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Handle an asyncio callback."""
         super().pause_writing()
         self._taking = self.loop.call_later(READER_S_MAX, self.cut)
 
     def resume_writing(self) -> None:
-        """Handle an asyncio callback."""
         self._stop_taking()
         super().resume_writing()
 
@@ -122,7 +118,8 @@ AsgiApp = Callable[
 
 
 def check_exposure(host: str, token: str) -> None:
-    """Check that the server requires a token if other machines can reach it, because anyone who can reach the server may use the fleet.
+    """Check that the server requires a token if other machines can reach it, because anyone on these machines could otherwise use the
+    fleet.
 
     Raises:
         UsageError: other machines could reach the server without a token, or the token is too short.
@@ -136,8 +133,8 @@ def check_exposure(host: str, token: str) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Server that ends when it receives a signal, and leaves the exit code to the process. uvicorn's own server would raise the signal
-    again."""
+    """Server that shuts down when it receives a signal, and leaves the exit code to the process. uvicorn's own server would raise the
+    signal again after the shutdown."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -151,11 +148,11 @@ class _Server(uvicorn.Server):
 
 
 async def serve_app(app: AsgiApp, listen: tuple[str, int]) -> None:
-    """Serve the application until SIGINT or SIGTERM arrives. Print the server's address.
+    """Serve the application until SIGINT or SIGTERM arrives, after printing the server's address.
 
     Raises:
         AddressError: the address does not belong to this machine.
-        AddressBusyError: the port remains in use, or the host name remains unknown.
+        AddressBusyError: the port is still in use, or the host name still cannot be resolved.
     """
     with listening(*listen) as server_socket:
         print(address_of(server_socket), flush=True)
@@ -163,7 +160,7 @@ async def serve_app(app: AsgiApp, listen: tuple[str, int]) -> None:
 
 
 def server_of(app: AsgiApp) -> uvicorn.Server:
-    """Return a server for the application."""
+    """Return a uvicorn server for the application."""
     config = uvicorn.Config(
         app,
         http=BoundedConnection,
@@ -177,7 +174,7 @@ def server_of(app: AsgiApp) -> uvicorn.Server:
 
 
 def address_of(server_socket: socket.socket) -> str:
-    """Return the server's URL, which can be opened in a browser."""
+    """Return the server's URL for a browser."""
     host, port = server_socket.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -187,7 +184,7 @@ def listening(host: str, port: int) -> socket.socket:
 
     Raises:
         AddressError: the address does not belong to this machine.
-        AddressBusyError: the port remains in use, or the host name remains unknown.
+        AddressBusyError: the port is still in use, or the host name still cannot be resolved.
     """
     wait_until_free(f"{host}:{port}")
     try:
@@ -202,7 +199,7 @@ a bookmark."""
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a host name in a request always means this machine, whatever the browser's name resolver returns."""
+    """Return whether a host name in a request always refers to this machine, regardless of the browser's name resolution."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -210,7 +207,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def is_from_other_site(request: Request) -> bool:
-    """Return whether, according to the browser's headers, a page of another site made this request."""
+    """Return whether the browser's headers show that a page of another site made this request."""
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site not in (None, OWN_SITE, TYPED):
         return True
@@ -218,8 +215,6 @@ def is_from_other_site(request: Request) -> bool:
 
 
 def has_no_site_header(request: Request) -> bool:
-    """Return whether the request contains no header that identifies the site of the page that made it.
-
-    Such a request was made by a program or an old browser, or was typed by a user.
-    """
+    """Return whether the request lacks a header that identifies the requesting page's site. This is the case for programs, old browsers and
+    typed URLs."""
     return request.headers.get("Sec-Fetch-Site") in (None, TYPED) and "Origin" not in request.headers

@@ -1,15 +1,15 @@
 """Messages between hosts, tools and the coordinator.
 
-`host_messages.py` holds the structs that hosts and the coordinator exchange. `status.py` and `answers.py` hold the replies to tools.
-Structs and fields have the same names as in `coordinator.proto`. `wire.py` converts between structs and protobuf messages. Apart from
-`wire.py` and `client_wire.py`, only servicers use protobuf. The host core and the leader core handle the structs directly. `Plan` is the
-only exception. On the wire a plan consists of columns with indices, which are replaced by names before the host core receives the plan.
+`host_messages.py` defines the structs that hosts and the coordinator exchange. `status.py` and `answers.py` define the replies to tools.
+Structs and their fields have the same names as in `coordinator.proto`. `wire.py` converts between structs and protobuf messages. Only
+`wire.py`, `client_wire.py` and the gRPC servicers use protobuf. The host core and the leader core use the structs directly. `Plan` is an
+exception. On the wire, a plan consists of columns with indices, which are replaced by names before the plan reaches the host core.
 
 A host's stream
 ---------------
-A host sends `Join` and receives a reply. After that, both sides send messages at any time. A message that needs a reply is resent on every
-new stream until the reply arrives. Therefore any message may arrive twice, but the messages of one stream arrive in the order in which they
-were sent. The first column of the table names the sender: H for a host, C for the coordinator.
+A host first sends `Join` and receives a reply. After this reply, both the host and the coordinator may send messages at any time. A message
+that needs a reply is resent on every new stream until the reply arrives. So any message may arrive twice, but messages on the same stream
+arrive in the order in which they were sent. The letter at the start of each row is the sender: H for a host, C for the coordinator.
 
     | message                | sent when                                        | answered by                                 |
     |------------------------|--------------------------------------------------|---------------------------------------------|
@@ -47,7 +47,7 @@ were sent. The first column of the table names the sender: H for a host, C for t
 Calls of tools
 --------------
 Each call consists of one request to the leading replica and one reply (`coordinator_client.py`). `answers.py` converts the reply to the
-document that `-o json` prints.
+document that the option `-o json` prints.
 
     | command                                | call             | answer                                                     |
     |----------------------------------------|------------------|------------------------------------------------------------|
@@ -80,5 +80,6 @@ document that `-o json` prints.
     | `coordinator transfer-leader`          | TransferLeader   | LeaderTransferred                                          |
     | `coordinator backup`                   | Backup           | the state's image                                          |
 
-A `Document` is JSON whose shape snapline does not define: the states and messages of a fleet's agents, or the metrics of the Raft library.
+A `Document` is JSON whose structure is not defined by snapline, for example the states and messages of a fleet's agents or the metrics of
+the Raft library.
 """

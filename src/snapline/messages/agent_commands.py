@@ -1,12 +1,12 @@
-"""Operator commands to an agent about its dead letters and external effects. Each command is sent as an input. The payload alone shows that
-the input is a command.
+"""Operator commands to an agent about its dead letters and external effects. Each command is sent to the agent as an input. Only the
+payload shows that the input is a command.
 
-Like every input, a command is logged, numbered, consumed in a turn and recovered. Its payload begins with an empty type name, which no
-message type has, so a message cannot be mistaken for a command.
+Like every input, a command is logged, numbered, consumed by a turn, and recovered after a failure. A command's payload begins with an empty
+type name, which no message type has, so a message cannot be mistaken for a command.
 
-If the agent is waiting for an effect, a command supplies the effect's result or declares that the effect was not executed. The waiting turn
-consumes such a command. If the effect has ended, a command requests a retry or an undo. The agent handles such a command in a turn of its
-own, like a command about a dead letter.
+If the agent is waiting for an effect, the command contains the effect's result or states that the effect was not executed. The waiting turn
+consumes this command. If the effect has ended, the command requests that the effect be retried or undone. The agent handles this command in
+a separate turn, like a command about a dead letter.
 """
 
 import msgspec
@@ -26,10 +26,9 @@ class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Operator command about a dead letter.
 
     Attributes:
-        verb: "retry" or "drop".
-        number: number of the dead letter, unique among its agent's current dead letters.
-        identity: digest of the dead letter's sender and payload. The digest is needed because a recovery may undo a dead letter and reuse
-            its number for a different one.
+        number: number of the dead letter, unique among the agent's current dead letters.
+        identity: digest of the dead letter's sender and payload. The digest is needed because a recovery may undo a dead letter, and its
+            number may then be reused for another.
     """
 
     verb: str
@@ -41,7 +40,7 @@ _dead_letter_command_decoder = msgspec.msgpack.Decoder(DeadLetterCommand)
 
 
 def dead_letter_command_payload(word: DeadLetterCommand) -> bytes:
-    """Return the command encoded as the payload of an input."""
+    """Encode the command as the payload of an input."""
     return COMMAND_PREFIX + msgspec.msgpack.encode(word)
 
 
@@ -74,13 +73,14 @@ UNDO = "undo"
 
 
 class EffectResolution(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Operator command that resolves an effect.
+    """Operator command that states the outcome of an effect.
 
     Attributes:
-        key, generation: key and generation that identify the effect within its agent.
-        number: number of the agent's output that permitted the effect's call. Each command that permits another call emits a new output. So
-            a command applies only to the call that is in doubt, and never to a later call.
-        is_done: whether the effect was executed. If True, `result` is its encoded result. If False, the effect is called again.
+        key, generation: together, the id of the effect within its agent.
+        number: number of the agent's output that permitted the call of the effect. Each command that permits another call produces a new
+            output. So a command applies only to the call whose outcome is unknown, and never to a later call.
+        is_done: whether the effect was executed. If `is_done` is true, `result` is the encoded result of the effect. If `is_done` is false,
+            the effect is called again.
     """
 
     key: str
@@ -94,8 +94,7 @@ class EffectRetry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Request to retry or undo an effect that has ended.
 
     Attributes:
-        verb: "retry" or "undo".
-        key, generation: key and generation that identify the effect within its agent.
+        key, generation: together, the id of the effect within its agent.
     """
 
     verb: str
@@ -108,12 +107,12 @@ _read_request = msgspec.msgpack.Decoder(EffectRetry)
 
 
 def is_effect_resolution(payload: bytes) -> bool:
-    """Return whether the payload is an EffectResolution."""
+    """Return whether the payload is an encoded `EffectResolution`."""
     return payload.startswith(EFFECT_RESOLUTION_PREFIX)
 
 
 def effect_resolution_payload(word: EffectResolution) -> bytes:
-    """Return the resolution encoded as the payload of an input."""
+    """Encode the resolution as the payload of an input."""
     return EFFECT_RESOLUTION_PREFIX + msgspec.msgpack.encode(word)
 
 
@@ -121,7 +120,7 @@ def read_effect_resolution(payload: bytes) -> EffectResolution:
     """Decode the resolution of an effect.
 
     Raises:
-        ProtocolError: the payload is not a resolution.
+        ProtocolError: the payload is not the resolution of an effect.
     """
     try:
         command = (
@@ -137,20 +136,20 @@ def read_effect_resolution(payload: bytes) -> EffectResolution:
 
 
 def is_effect_request(payload: bytes) -> bool:
-    """Return whether the payload is a retry or undo request."""
+    """Return whether the payload is an encoded `EffectRetry`."""
     return payload.startswith(EFFECT_REQUEST_PREFIX)
 
 
 def effect_request_payload(request: EffectRetry) -> bytes:
-    """Return the request encoded as the payload of an input."""
+    """Encode the request as the payload of an input."""
     return EFFECT_REQUEST_PREFIX + msgspec.msgpack.encode(request)
 
 
 def read_effect_request(payload: bytes) -> EffectRetry:
-    """Decode a retry or undo request.
+    """Decode an `EffectRetry` request.
 
     Raises:
-        ProtocolError: the payload is not such a request.
+        ProtocolError: the payload is not an `EffectRetry` request.
     """
     try:
         request = _read_request.decode(payload[len(EFFECT_REQUEST_PREFIX) :]) if is_effect_request(payload) else None
@@ -162,7 +161,7 @@ def read_effect_request(payload: bytes) -> EffectRetry:
 
 
 def parse_effect_key(shown: str) -> tuple[str, int]:
-    """Split the key of an effect, as `snapline effect list` shows it, into key and generation. `refund-17` is generation 1, and
-    `refund-17#2` is generation 2."""
+    """Split an effect key in the notation of `snapline effect list` into key and generation. `refund-17` denotes generation 1, and
+    `refund-17#2` denotes generation 2."""
     key, separator, generation = shown.rpartition("#")
     return (key, int(generation)) if separator and generation.isdecimal() else (shown, 1)

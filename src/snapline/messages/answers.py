@@ -1,7 +1,7 @@
-"""The coordinator's answers to tools, and the JSON documents that tools print for these answers. The status messages are in `status.py`.
+"""The coordinator's answers to tools, and the JSON documents that tools print for these answers.
 
-Structs and fields have the same names as in `coordinator.proto`. Programs that read the `-o json` output rely on the names and the order of
-a document's fields.
+Structs and their fields have the same names as in `coordinator.proto`. Status messages are in `status.py`. Programs that read `-o json`
+output depend on the names and the order of a document's fields.
 """
 
 from collections.abc import Iterable
@@ -15,27 +15,27 @@ from snapline.storage.timestamps import instant
 
 
 class SnapshotsReply(msgspec.Struct, frozen=True, gc=False):
-    """Base class of the replies to the call ReadSnapshots."""
+    """Base class of the replies to the call `ReadSnapshots`."""
 
 
 class RecoveryLineReply(msgspec.Struct, frozen=True, gc=False):
-    """Base class of the replies to the call RecoveryLine."""
+    """Base class of the replies to the call `RecoveryLine`."""
 
 
 class Document(SnapshotsReply, frozen=True, gc=False):
-    """JSON document whose shape depends on the states and messages of the fleet's agents."""
+    """A JSON document whose structure depends on the states and messages of the fleet's agents."""
 
     json: bytes
 
 
 class SnapshotList(SnapshotsReply, frozen=True, gc=False):
-    """All snapshots, oldest first. If a snapshot is unreadable, its `damage` field holds the reason.
+    """All snapshots, oldest first. If a snapshot is unreadable, its `damage` field contains the reason.
 
     Attributes:
         pins: numbers of the pinned epochs.
-        tags: tag name → epoch number.
-        tags_damage: reason why the tags are unreadable. Empty if they are readable.
-        fork: the fleet and the snapshot from which this fleet was forked, if it is a fork.
+        tags: maps each tag's name to its epoch number.
+        tags_damage: why the tags are unreadable; empty if they are readable.
+        fork: for a fork, the fleet and the snapshot from which this fleet was created.
     """
 
     store: str
@@ -47,7 +47,7 @@ class SnapshotList(SnapshotsReply, frozen=True, gc=False):
 
 
 class StoreVerification(SnapshotsReply, frozen=True, gc=False):
-    """Result of checking every byte of a store, or of one epoch, against its digest."""
+    """Result of verifying every byte of a store or of one epoch against its digest."""
 
     store: str
     epoch: int | None
@@ -59,12 +59,12 @@ class StoreVerification(SnapshotsReply, frozen=True, gc=False):
 
 
 class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery line of a fleet in which every failure rolls back to the same epoch.
+    """Recovery line of a fleet in which every failure rolls all agents back to the same epoch.
 
     Attributes:
-        recovery_line: agent → epoch to which the agent rolls back.
-        unborn: agents that did not exist yet in that epoch.
-        rolled_back: number of agents that roll back.
+        recovery_line: maps each agent to the epoch to which it rolls back.
+        unborn: agents that did not exist yet in their epoch.
+        rolled_back: number of agents that are rolled back.
     """
 
     failed: tuple[str, ...]
@@ -77,7 +77,7 @@ class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
 
 
 class CoordinatedLines(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery line for the failure of each single agent or host. Whichever of them fails, all agents roll back."""
+    """Recovery lines for the failure of each single agent or host. Any of these failures rolls back all agents."""
 
     epoch: int
     failures: tuple[str, ...]
@@ -85,12 +85,12 @@ class CoordinatedLines(RecoveryLineReply, frozen=True, gc=False):
 
 
 class AgentOnLine(msgspec.Struct, frozen=True, gc=False):
-    """The checkpoint to which one agent rolls back, and the cost of that rollback.
+    """The checkpoint to which an agent rolls back, and the cost of this rollback.
 
     Attributes:
-        to: number of that checkpoint. None if the agent keeps its live state.
-        checkpoints: number of durable checkpoints that the rollback skips.
-        turns: number of turns undone. Turns that are not known are not counted.
+        to: number of the checkpoint, or None if the agent keeps its live state.
+        checkpoints: number of newer durable checkpoints that the rollback discards.
+        turns: number of undone turns, without turns that are unknown.
     """
 
     agent: str
@@ -103,11 +103,11 @@ class AutonomousLine(RecoveryLineReply, frozen=True, gc=False):
     """Recovery line of a fleet whose agents take checkpoints independently.
 
     Attributes:
-        epoch: newest complete epoch. No recovery line of the current plan lies before this epoch. The messages in the epoch's channel
-            states are not counted in this struct.
+        epoch: newest complete epoch. No recovery line of the current plan is older than this epoch. The other fields do not count messages
+            in the epoch's channel states.
         agents: all agents, sorted.
         in_transit: number of messages that must be delivered again.
-        silent_hosts: hosts that did not answer. The live states of the agents on these hosts are unknown.
+        silent_hosts: hosts that did not reply. The live states of these hosts' agents are unknown.
     """
 
     failed: tuple[str, ...]
@@ -119,22 +119,23 @@ class AutonomousLine(RecoveryLineReply, frozen=True, gc=False):
 
 
 class FailureCost(msgspec.Struct, frozen=True, gc=False):
-    """Cost of one failure. `failed` is an agent's id, or `host:h1` for host h1. `agents` lists the agents that roll back, sorted."""
+    """The cost of one failure. `failed` is an agent's id, or `host:` followed by a host's id. `agents` contains the agents that are rolled
+    back, in sorted order."""
 
     failed: str
     agents: tuple[AgentOnLine, ...]
 
 
 class AutonomousLines(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery lines for the failure of each single agent, followed by those for the failure of each single host."""
+    """Recovery lines for the failures of each single agent, followed by those of each single host."""
 
     lines: tuple[FailureCost, ...]
     silent_hosts: tuple[str, ...]
 
 
 class PastRecovery(msgspec.Struct, frozen=True, gc=False):
-    """A recovery that has been started. Times are in UTC in RFC 3339 format. `done` and `duration_s` are None while the recovery is in
-    progress."""
+    """A recovery that has been started. Times are in UTC, in RFC 3339 format. While the recovery is in progress, `done` and `duration_s`
+    are None."""
 
     plan: int
     line_epoch: int
@@ -157,11 +158,11 @@ class PastRecovery(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsAgain(msgspec.Struct, frozen=True, gc=False):
-    """The inputs that an agent had not yet consumed in an older epoch.
+    """Inputs that an agent had not consumed yet in an older epoch.
 
     Attributes:
-        first, count: sequence number of the first input, and the count of inputs.
-        missing: sequence numbers of the first and the last input that are no longer in any log. Empty if no input is missing.
+        first, count: sequence number of the first of these inputs, and number of inputs.
+        missing: sequence numbers of the first and the last input that no log contains anymore; empty if no input is missing.
     """
 
     agent: str
@@ -171,7 +172,7 @@ class InputsAgain(msgspec.Struct, frozen=True, gc=False):
 
 
 class TopicUndone(msgspec.Struct, frozen=True, gc=False):
-    """Number of a topic's released outputs that a restore would revert."""
+    """Number of released outputs of a topic that a restore would revert."""
 
     topic: str
     count: int
@@ -181,12 +182,13 @@ class RestorePreview(msgspec.Struct, frozen=True, gc=False):
     """Preview of what a restore would undo.
 
     Attributes:
-        created: time at which the snapshot was taken, in UTC in RFC 3339 format.
+        created: time at which the snapshot was taken, in UTC and in RFC 3339 format.
         void_epochs: complete epochs after the snapshot, which the restore discards.
         agents_gone: agents created after the snapshot, which the restore removes.
         agents_back: agents that have left since the snapshot, which the restore brings back.
-        inputs: for each agent, its inputs after the snapshot. These inputs are delivered again, or dropped if `is_dropping_inputs` is set.
-        effects: external effects since the snapshot. A restore does not undo them.
+        inputs: for each agent, the inputs that it had not consumed yet when the snapshot was taken. These inputs are delivered again, or
+            dropped if `is_dropping_inputs` is set.
+        effects: external effects since the snapshot. A restore does not undo external effects.
     """
 
     epoch: int
@@ -203,7 +205,7 @@ class RestorePreview(msgspec.Struct, frozen=True, gc=False):
 
 
 class RestoreReply(msgspec.Struct, frozen=True, gc=False):
-    """The number of the plan that restores the fleet, and the epochs that the plan discards."""
+    """The number of the plan that restores the fleet, and the epochs that are discarded."""
 
     plan: int
     epoch: int
@@ -219,7 +221,7 @@ class CondemnedEpoch(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecoveryHistoryReply(msgspec.Struct, frozen=True, gc=False):
-    """All recoveries so far, oldest first. The first start of the fleet does not count as a recovery."""
+    """All recoveries so far, oldest first. The initial start of the fleet does not count as a recovery."""
 
     recoveries: tuple[PastRecovery, ...]
     condemned_epochs: tuple[CondemnedEpoch, ...]
@@ -229,9 +231,10 @@ class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
     """An agent and its location.
 
     Attributes:
-        state: "alive" if the agent runs on a host. "lost" if its host is lost and the recovery has not happened yet. "unplaced" if the
-            fleet is still forming. "left" if the agent has stopped. "unknown" if the fleet has no such agent.
-        address: address at which the agent's host serves calls.
+        state: "alive" if the agent runs on a host. The value is "lost" if the agent's host is lost and the agent has not been recovered
+            yet. The value is "unplaced" if the fleet has not started yet. The value is "left" if the agent was removed. The value is
+            "unknown" if no agent has this id.
+        address: address at which the agent's host accepts calls.
     """
 
     agent: str
@@ -242,7 +245,7 @@ class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class LocateReply(msgspec.Struct, frozen=True, gc=False):
-    """Locations of agents. `phase` and `reason` are the same as in FleetStatus."""
+    """Locations of agents. `phase` and `reason` have the same meaning as in `FleetStatus`."""
 
     phase: str
     reason: str
@@ -250,20 +253,20 @@ class LocateReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderTransferred(msgspec.Struct, frozen=True, gc=False):
-    """Reply after the leader has changed: id of the replica that leads now."""
+    """Reply after a change of leader, with the id of the new leader."""
 
     leader: str
 
 
 class BackupReply(msgspec.Struct, frozen=True, gc=False):
-    """The complete replicated state in compressed form, and the cluster's name."""
+    """The complete replicated state in compressed form, and the name of the cluster."""
 
     image: bytes
     cluster: str
 
 
 class ReportHostExitReply(msgspec.Struct, frozen=True, gc=False):
-    """True if the fleet counted this run of the host as alive before the report."""
+    """Reply that is true if the fleet considered this run of the host alive before the report."""
 
     is_known: bool
 
@@ -277,7 +280,8 @@ class ForgetHostReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class MoveAgentsReply(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledgement that the hosts are marked. `is_moving` means that the plan that follows `plan` moves agents."""
+    """Acknowledgement that the drain marks of the hosts were changed. If `is_moving` is true, the plan after the plan numbered `plan` moves
+    agents."""
 
     plan: int
     is_moving: bool
@@ -304,8 +308,8 @@ Answer = (
 
 
 class ReleasedOutput(msgspec.Struct, frozen=True, gc=False):
-    """An output that was released. `payload` is the message, encoded by `encode_message`. `cursor` is the position after the output.
-    `emitted_ns` is the wall-clock time at which the output was emitted."""
+    """An output that was released to readers. `payload` is the message in the encoding of `encode_message`. `cursor` is the position
+    directly after the output. `emitted_ns` is the wall-clock time at which the agent emitted the output."""
 
     agent: str
     number: int
@@ -316,7 +320,7 @@ class ReleasedOutput(msgspec.Struct, frozen=True, gc=False):
 
 
 class UndoneOutputs(msgspec.Struct, frozen=True, gc=False):
-    """Notice that the outputs of all epochs after `after` are reverted. `epochs` lists those of these epochs whose files still exist."""
+    """Notice that all outputs of epochs after `after` have been reverted. `epochs` contains the reverted epochs whose files still exist."""
 
     after: int
     epochs: tuple[int, ...]
@@ -324,7 +328,7 @@ class UndoneOutputs(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReleasedOutputs(msgspec.Struct, frozen=True, gc=False):
-    """Released outputs of one epoch, or a part of them. If `undone` is set, a reader must process that notice before the outputs."""
+    """All or some of the released outputs of one epoch. If `undone` is set, the reader must process this notice before the outputs."""
 
     epoch: int
     undone: UndoneOutputs | None
@@ -335,10 +339,9 @@ class ReadOutputsReply(msgspec.Struct, frozen=True, gc=False):
     """The outputs after a cursor.
 
     Attributes:
-        releases: released outputs in order. Empty if nothing was released in time.
-        cursor: position at which to continue. If the outputs after the last returned one have other topics, the cursor is beyond these
-            outputs.
-        is_over: whether the fleet has ended and no more outputs follow.
+        releases: the released outputs in order; empty if no output was released in time.
+        cursor: position at which the reader continues. If more outputs follow, but only of other topics, the cursor is after these outputs.
+        is_over: whether the fleet has ended, so that no more outputs follow.
     """
 
     releases: tuple[ReleasedOutputs, ...]
@@ -347,8 +350,8 @@ class ReadOutputsReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Consumer(msgspec.Struct, frozen=True, gc=False):
-    """A named consumer, its position, and the wall-clock time of its last acknowledgement. `cursor` is empty if nothing has been consumed
-    yet."""
+    """A named consumer, its position, and the wall-clock time of its last acknowledgement. `cursor` is empty if the consumer has not
+    acknowledged any output yet."""
 
     name: str
     cursor: str
@@ -372,7 +375,7 @@ class ForgetConsumerReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class MakeTokenReply(msgspec.Struct, frozen=True, gc=False):
-    """Reply that contains the time at which the token expires, according to the leader's clock."""
+    """Reply that contains the time, on the leader's clock, at which the token expires."""
 
     expires_ns: int
 
@@ -382,7 +385,7 @@ class RevokeTokenReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenStatus(msgspec.Struct, frozen=True, gc=False):
-    """A token as shown to operators, which does not include its digest."""
+    """Information about a token for operators, without the token's digest."""
 
     name: str
     role: str
@@ -398,7 +401,7 @@ class ReadTokensReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class CheckTokenReply(msgspec.Struct, frozen=True, gc=False):
-    """Name and role of the token's bearer. Both are empty if the token is invalid."""
+    """Name and role of a token's bearer, which are empty if the token is invalid."""
 
     name: str
     role: str
@@ -409,7 +412,7 @@ class RecordCallReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordedCall(msgspec.Struct, frozen=True, gc=False):
-    """A user's call that changed state. The fields are the same as in `fleet_records.CallRecord`."""
+    """A recorded call of a user that changed state. The fields are the same as in `fleet_records.CallRecord`."""
 
     number: int
     made_ns: int
@@ -423,7 +426,8 @@ class RecordedCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadAuditReply(msgspec.Struct, frozen=True, gc=False):
-    """The most recent calls, oldest first. `dropped` is the number of calls, before or between these, that are no longer stored."""
+    """The most recent calls, oldest first. `dropped` is the number of earlier calls, or calls between these, whose records have been
+    deleted."""
 
     calls: tuple[RecordedCall, ...]
     dropped: int
@@ -436,12 +440,12 @@ API_VERSION = "snapline/v1"
 
 
 def document(kind: str, **fields: object) -> Rows:
-    """Return a document that consists of `apiVersion`, `kind` and these fields."""
+    """Return a document that consists of `apiVersion`, `kind` and the given fields."""
     return {"apiVersion": API_VERSION, "kind": kind, **fields}
 
 
 def document_of(answer: Answer | FleetStatus | SnapshotOutcome | ReadConsumersReply) -> Rows:
-    """Return the document that tools print for `answer`."""
+    """Convert `answer` to the document that tools print."""
     match answer:
         case Document():
             return msgspec.json.decode(answer.json, type=dict[str, object])
@@ -488,7 +492,7 @@ def document_of(answer: Answer | FleetStatus | SnapshotOutcome | ReadConsumersRe
 
 
 def _plain(answer: msgspec.Struct) -> Rows:
-    """Return the struct as JSON would decode it, with lists instead of tuples."""
+    """Convert the struct to plain JSON values, with lists instead of tuples."""
     return msgspec.json.decode(msgspec.json.encode(answer), type=dict[str, object])
 
 
@@ -506,7 +510,7 @@ def _status(answer: FleetStatus) -> Rows:
 
 
 def _in_seconds(value: object, digits: int) -> object:
-    """Return the value with all its times converted to seconds, at any nesting depth."""
+    """Convert all times in a nested value to seconds."""
     match value:
         case dict():
             return {_in_s(name): _time(name, inner, digits) for name, inner in value.items()}

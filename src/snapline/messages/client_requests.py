@@ -1,8 +1,9 @@
-"""Requests from clients to a host, and the host's answers. A request sends inputs to the host's agents, or asks a question about agents.
+"""Requests from clients to a host, and the host's answers. A request either sends inputs to agents on the host, or asks a question about
+agents.
 
-Structs and fields have the same names as in `inputs.proto`. `client_wire.py` encodes the structs of this module. A request holds at most
-`INPUTS_MAX` inputs, and the total size of their payloads is limited to the largest size of one message between agents. Therefore the cost
-of a request is bounded. A client with more inputs makes several requests.
+Structs and their fields have the same names as in `inputs.proto`. `client_wire.py` encodes these structs. A request contains at most
+`INPUTS_MAX` inputs. The total size of their payloads is at most the maximum size of a message between agents. So the cost of a request is
+bounded. A client sends more inputs in several requests.
 """
 
 from typing import Annotated
@@ -29,10 +30,10 @@ class GivenInput(msgspec.Struct, frozen=True, gc=False):
     """An input that a client sends to a host.
 
     Attributes:
-        key: idempotency key. Two inputs with the same key count as one input.
-        payload: the type's name followed by the fields in MessagePack, as encoded by `encode_message`. If `type` is set, the fields in JSON
-            instead.
-        public_only: whether only a handler that is marked public may receive the input.
+        key: idempotency key. Inputs with the same key count as one input.
+        payload: the name of the type followed by the fields in MessagePack, as encoded by `encode_message`. If `type` is set, the payload
+            instead contains the fields as JSON.
+        public_only: whether the input may be handled only by a handler that is marked as public.
     """
 
     agent: str
@@ -46,10 +47,9 @@ class InputOutcome(msgspec.Struct, frozen=True, gc=False):
     """Outcome of one input.
 
     Attributes:
-        status: "accepted", "repeated", "retry", "refused" or "not public".
-        number: sequence number of the input among the inputs of its agent. 0 if it has not been assigned one.
-        reason: reason why the input was not accepted.
-        host, address: the host where the agent runs, if that is a different host and it is known.
+        number: sequence number of the input among all inputs of the agent; 0 if no number has been assigned.
+        reason: why the input was not accepted.
+        host, address: the host where the agent runs, if this is known and it is a different host.
     """
 
     status: str
@@ -68,12 +68,11 @@ class AskOutcome(msgspec.Struct, frozen=True, gc=False):
     """Result of a request for the answer to one input.
 
     Attributes:
-        status: "replied", "buried", "retry" or "unknown".
-        number: sequence number of the input among the inputs of its agent. 0 if it has not been assigned one.
-        type: name of the answer's message type. Empty if the turn gave no answer.
-        body: the answer, encoded in MessagePack.
-        reason: reason for "retry" and "unknown".
-        host, address: the host where the agent runs, if that is a different host and it is known.
+        number: sequence number of the input among all inputs of the agent; 0 if no number has been assigned.
+        type: name of the answer's message type; empty if the turn gave no answer.
+        body: the answer, encoded as MessagePack.
+        reason: reason for the status "retry" or "unknown".
+        host, address: the host where the agent runs, if this is known and it is a different host.
     """
 
     status: str
@@ -95,10 +94,12 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     """A question to a host about one agent, or about all agents on the host.
 
     Attributes:
-        what: "state" requests the agent's state in the newest snapshot. "live" requests its current state between two turns. "description"
-            requests its current condition. All other values concern all agents of the host and ignore `agent`. "effects" requests the
-            effects for which agents wait. "waiting" requests the agents with pending work. "trace" requests the events of the last seconds.
-        field: if a state is requested, the path of the only value to return. If a trace is requested, the part to return (`TraceWanted`).
+        what: "state" requests the agent's state in the newest snapshot. The value "live" requests the agent's current state between two
+            turns. The value "description" requests a description of what the agent is currently doing. All other values request information
+            about all agents on the host and ignore `agent`. The value "effects" requests the effects for which agents are waiting. The
+            value "waiting" requests the agents with pending work. The value "trace" requests the events of the last few seconds.
+        field: if a state is requested, the path of the single value to return. If a trace is requested, the part of the trace to return
+            (`TraceWanted`).
     """
 
     agent: str
@@ -110,14 +111,14 @@ class AgentState(msgspec.Struct, frozen=True):
     """The state of one agent, as plain values.
 
     Attributes:
-        agent, kind: id of the agent, and its class as `"module:Class"`.
-        host, incarnation: host on which the agent ran or runs, and its incarnation there.
-        epoch: epoch number of the snapshot. None if the state is the live state.
-        time: UTC time at which the snapshot began, or the live state was read.
-        is_live: whether this is the agent's current state between two turns, which a recovery may undo.
-        is_unborn: whether the agent has no state yet because the message that creates it is in transit.
-        field: path that was requested. Empty if no path was requested.
-        state: the state as plain JSON values. If `field` is set, only the value at that path.
+        agent, kind: the agent's id, and its class in the form `"module:Class"`.
+        host, incarnation: the host on which the agent runs or ran, and the agent's incarnation there.
+        epoch: epoch number of the snapshot, or None for the live state.
+        time: UTC time at which the snapshot began or the live state was read.
+        is_live: whether this is the agent's current state between two turns. A recovery may undo this state.
+        is_unborn: whether the agent has no state yet because the message that creates the agent is in transit.
+        field: the requested path; empty if no path was requested.
+        state: the state as JSON values. If `field` is set, `state` is only the value at this path.
     """
 
     agent: str
@@ -133,20 +134,21 @@ class AgentState(msgspec.Struct, frozen=True):
 
 
 class WaitingAgent(msgspec.Struct, frozen=True):
-    """An agent with pending work, as its host currently sees the agent. A recovery may undo that work.
+    """An agent with pending work, as currently seen by its host. A recovery may undo this work.
 
     Attributes:
         host: id of the agent's host.
-        turn: cause of the agent's open durable turn: "message", "input", "timer", "start", "create" or "letter" (a dead letter). "" if no
-            durable turn is open.
-        sender: sender of the message or input that the turn handles.
-        steps: number of entries in the turn's journal.
-        waits_for: description of the event for which the turn waits, as in `snapline agent describe`. "" if the turn is running.
-        waits_s: time in seconds for which the turn has been waiting.
-        problem: reason why the turn cannot continue. "" if it can continue.
+        turn: cause of the agent's unfinished durable turn: "message", "input", "timer", "start", "create" or "letter" (a dead letter).
+            `turn` is "" if the agent has no unfinished durable turn.
+        sender: sender of the message or input that this turn handles.
+        steps: number of entries in the journal of the turn.
+        waits_for: description of the event for which the turn waits, as shown by `snapline agent describe`. `waits_for` is "" if the turn
+            is running.
+        waits_s: how long the turn has been waiting, in seconds.
+        problem: why the turn cannot continue, or "" if it can continue.
         put_off: number of messages that are deferred until the turn ends.
-        inputs: number of inputs from clients that no turn has consumed.
-        dead_letters: number of the agent's dead letters.
+        inputs: number of client inputs that no turn has consumed yet.
+        dead_letters: number of dead letters of the agent.
     """
 
     agent: str
@@ -163,8 +165,8 @@ class WaitingAgent(msgspec.Struct, frozen=True):
 
 
 class WaitingAgents(msgspec.Struct, frozen=True):
-    """The agents with pending work on one or more hosts. `more` is the number of agents omitted. `silent_hosts` lists the hosts that have
-    not answered."""
+    """The agents with pending work on one or more hosts. `more` is the number of further agents that are not listed. `silent_hosts`
+    contains the hosts that have not replied."""
 
     agents: tuple[WaitingAgent, ...] = ()
     more: int = 0
@@ -172,14 +174,14 @@ class WaitingAgents(msgspec.Struct, frozen=True):
 
 
 class TraceWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request for a part of a host's trace. Each request makes the host record a trace for the next few seconds.
+    """Request for part of a host's trace. Each request makes the host record a trace for the next few seconds.
 
     Attributes:
-        after: cursor from the previous answer. "" requests all events that the host has recorded. Before the first request, the host has
-            recorded none.
-        every: sampling interval N. From now on, every N-th message of each channel is traced. Both ends of a channel trace the same
-            messages.
-        most: largest number of lines to return. If there are more, only the newest are returned.
+        after: cursor from the previous answer, or "" to request all recorded events. Before the first request, the host has not recorded
+            any events.
+        every: sampling interval N. From now on, every N-th message of each channel is traced. The sender and the receiver of a channel
+            trace the same messages.
+        most: maximum number of lines to return. If there are more lines, only the newest are returned.
     """
 
     after: str = ""
@@ -188,14 +190,15 @@ class TraceWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecentTrace(msgspec.Struct, frozen=True):
-    """Events on a host after the given cursor.
+    """Events on a host after a given cursor.
 
     Attributes:
-        cursor: cursor for the next request.
+        cursor: cursor to pass in the next request.
         every: sampling interval N. From now on, every N-th message of each channel is traced.
-        missed: number of lines that were lost or omitted since the given cursor.
-        time_ns: time of the answer in nanoseconds since 1970, according to the host's clock.
-        lines: trace lines in the format of `snapline run --trace` (`recovery/trace_merge.py`). The first is a plan line.
+        missed: number of lines after the given cursor that were lost or omitted.
+        time_ns: time of the answer on the host's clock, in nanoseconds since 1970.
+        lines: lines of the trace in the format of `snapline run --trace` (`recovery/trace_merge.py`). The first line of the trace describes
+            the plan.
     """
 
     host: str
@@ -207,4 +210,4 @@ class RecentTrace(msgspec.Struct, frozen=True):
 
 
 class NotHereError(Exception):
-    """The host cannot answer now. The error's text gives the reason."""
+    """The host is currently unable to answer. The error message contains the reason."""

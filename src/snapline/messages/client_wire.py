@@ -1,10 +1,10 @@
 """Wire format of the inputs and questions that clients send to a host, and of the host's answers.
 
-A request with inputs is one stream of messages of about 1 MiB. An input larger than that is split into parts. A reader counts the entries
-of a large message before parsing it. The cost is bounded, since a request has at most `INPUTS_MAX` inputs, and the total size of their
-payloads is limited to the largest size of one message between agents.
+A request with inputs is a stream of messages of about 1 MiB each. Larger inputs are split into parts. A reader counts the entries of a
+large message before parsing it. The cost is bounded: a request contains at most `INPUTS_MAX` inputs, and their total payload is at most the
+maximum size of a message between agents.
 
-The answer to a question is a JSON document, which is also split into parts of 1 MiB.
+The answer to a question is a JSON document, which is split into parts of 1 MiB.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -57,7 +57,7 @@ _read_outcome = reader_of(InputOutcome)
 
 
 def offer_messages(client: str, inputs: Sequence[GivenInput]) -> Iterator[bytes]:
-    """Yield the encoded messages of one request that contains these inputs."""
+    """Encode a request that contains these inputs, and yield its messages."""
     entries: list[inputs_pb2.GivenInput] = []
     size = 0
     sender = client
@@ -72,7 +72,7 @@ def offer_messages(client: str, inputs: Sequence[GivenInput]) -> Iterator[bytes]
 
 
 def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
-    """Yield one entry for the input, or one entry for each part if the input is large."""
+    """Yield one entry for the input, or several entries if the input is too large for one."""
     size = len(given.payload)
     yield inputs_pb2.GivenInput(
         agent=given.agent,
@@ -88,12 +88,12 @@ def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
 
 
 class OfferReader:
-    """Reader that assembles a request from the messages of its stream.
+    """Reader that reassembles a request from a stream of messages.
 
     Attributes:
-        client: name that the sender claims.
-        inputs: inputs that have been received completely.
-        size_bytes: total size of the payloads received so far.
+        client: the name that the sender gives, which is not verified.
+        inputs: the inputs that have been received completely.
+        size_bytes: total size of the payloads that have been received.
     """
 
     def __init__(self) -> None:
@@ -105,10 +105,10 @@ class OfferReader:
         self._parts: list[bytes] = []
 
     def take(self, data: bytes) -> bool:
-        """Process the next message of the stream. Return whether more messages follow.
+        """Process the next message of the stream. Return whether more messages must follow.
 
         Raises:
-            ProtocolError: the message is invalid, or the request exceeds a limit.
+            ProtocolError: the message is invalid or the request exceeds a limit.
         """
         if len(data) > UNCOUNTED_BYTES_MAX:
             check_counts(data, inputs_pb2.OfferRequest.DESCRIPTOR, entries_max=_ENTRIES_MAX, numbers_max=0)
@@ -140,20 +140,20 @@ class OfferReader:
 
 
 def _given(first: inputs_pb2.GivenInput, payload: bytes) -> GivenInput:
-    """Return the input whose first or only entry is `first`."""
+    """Return the input whose first (or only) entry is `first`."""
     return GivenInput(first.agent, first.key, payload, first.type, first.public_only)
 
 
 def encode_outcomes(outcomes: Iterable[InputOutcome]) -> bytes:
-    """Encode the answer to a request with inputs."""
+    """Encode the answer to a request that contained inputs."""
     return inputs_pb2.OfferReply(outcomes=[_write_outcome(outcome) for outcome in outcomes]).SerializeToString()  # type: ignore[misc]  # each is one
 
 
 def decode_outcomes(data: bytes) -> tuple[InputOutcome, ...]:
-    """Decode a host's answer to a request with inputs.
+    """Decode a host's answer to a request that contained inputs.
 
     Raises:
-        ProtocolError: the bytes are not an answer to such a request.
+        ProtocolError: the bytes are not a valid answer.
     """
     reply = parsed(inputs_pb2.OfferReply, data)
     assert isinstance(reply, inputs_pb2.OfferReply)
@@ -164,15 +164,15 @@ def decode_outcomes(data: bytes) -> tuple[InputOutcome, ...]:
 
 
 def encode_ask(agent: str, key: str, *, is_early: bool) -> bytes:
-    """Encode a request for the answer to one input."""
+    """Encode a request for the answer to an input."""
     return inputs_pb2.AskRequest(agent=agent, key=key, early=is_early).SerializeToString()
 
 
 def decode_ask(data: bytes) -> tuple[str, str, bool]:
-    """Decode a request for the answer to one input. Return the agent, the key, and whether an early answer is acceptable.
+    """Decode a request for the answer to an input. Return the agent, the key, and whether an early answer is acceptable.
 
     Raises:
-        ProtocolError: the bytes are not such a request.
+        ProtocolError: the bytes are not a valid request for an answer.
     """
     request = parsed(inputs_pb2.AskRequest, data)
     assert isinstance(request, inputs_pb2.AskRequest)
@@ -180,7 +180,7 @@ def decode_ask(data: bytes) -> tuple[str, str, bool]:
 
 
 def answer_messages(answer: AskOutcome) -> Iterator[bytes]:
-    """Yield the encoded messages that make up one answer."""
+    """Encode one answer, and yield its messages."""
     size = len(answer.body)
     yield inputs_pb2.AskReply(
         status=answer.status,
@@ -198,7 +198,7 @@ def answer_messages(answer: AskOutcome) -> Iterator[bytes]:
 
 
 class AnswerReader:
-    """Reader that assembles an answer from the messages of its stream."""
+    """Reader that reassembles an answer from a stream of messages."""
 
     def __init__(self) -> None:
         self._first: inputs_pb2.AskReply | None = None
@@ -206,10 +206,10 @@ class AnswerReader:
         self._size_bytes = 0
 
     def take(self, data: bytes) -> AskOutcome | None:
-        """Process the next message of the stream. Return the answer if the message is the last one, otherwise None.
+        """Process the next message of the stream. Return the answer if the message is the last message of the stream, otherwise None.
 
         Raises:
-            ProtocolError: the message is invalid, or the answer is larger than a message between agents may be.
+            ProtocolError: the message is invalid, or the answer exceeds the maximum size of a message between agents.
         """
         message = parsed(inputs_pb2.AskReply, data)
         assert isinstance(message, inputs_pb2.AskReply)
@@ -243,7 +243,7 @@ def decode_question(data: bytes) -> Question:
     """Decode a question about an agent or a host.
 
     Raises:
-        ProtocolError: the bytes are not a question.
+        ProtocolError: the bytes are not a valid question.
     """
     request = parsed(agents_pb2.ShowRequest, data)
     assert isinstance(request, agents_pb2.ShowRequest)
@@ -253,15 +253,15 @@ def decode_question(data: bytes) -> Question:
 
 
 def trace_question(wanted: TraceWanted) -> Question:
-    """Return the question that requests a part of a host's trace."""
+    """Return a question that requests part of a host's trace."""
     return Question("", TRACE, msgspec.json.encode(wanted).decode())
 
 
 def trace_wanted(question: Question) -> TraceWanted:
-    """Return the part of the trace that the question requests.
+    """Return which part of the trace the question requests.
 
     Raises:
-        ProtocolError: the question does not specify a part of a trace.
+        ProtocolError: the question does not specify which part of the trace is requested.
     """
     try:
         return msgspec.json.decode(question.field or "{}", type=TraceWanted)
@@ -270,29 +270,29 @@ def trace_wanted(question: Question) -> TraceWanted:
 
 
 def retry_message(reason: str) -> bytes:
-    """Encode the answer of a host that cannot answer now."""
+    """Encode the answer of a host that is currently unable to answer."""
     return agents_pb2.ShowReply(retry=reason).SerializeToString()
 
 
 def view_messages(json: bytes) -> Iterator[bytes]:
-    """Yield the encoded messages that make up one document."""
+    """Encode one document, and yield its messages."""
     for start in range(0, max(1, len(json)), PART_BYTES):
         end = start + PART_BYTES
         yield agents_pb2.ShowReply(json=json[start:end], more=end < len(json)).SerializeToString()
 
 
 class ViewReader:
-    """Reader that assembles a document from the messages of its stream."""
+    """Reader that reassembles a document from a stream of messages."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
 
     def take(self, data: bytes) -> bytes | None:
-        """Process the next message of the stream. Return the document if the message is the last one, otherwise None.
+        """Process the next message of the stream. Return the document if the message is the last message of the stream, otherwise None.
 
         Raises:
-            ProtocolError: the message is invalid, or the document exceeds the size limit.
-            NotHereError: the host cannot answer now.
+            ProtocolError: the message is invalid or the document exceeds the size limit.
+            NotHereError: the host is currently unable to answer.
         """
         message = parsed(agents_pb2.ShowReply, data)
         assert isinstance(message, agents_pb2.ShowReply)

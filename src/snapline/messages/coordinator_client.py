@@ -1,10 +1,10 @@
-"""The client through which tools call the coordinator. It makes unary calls, returns structs instead of protobuf messages, and raises
+"""Client with which tools call the coordinator. The client makes unary calls, returns structs instead of protobuf messages, and raises
 snapline's own errors.
 
-Hosts use an `Attend` stream instead (`agent_runtime/`). `ReplicaChoice` does no I/O. Hosts and tools use it to choose which replica to call
-next. A replica that does not lead returns the leader's internal address. That address may be unreachable from a different network (because
-of a forwarded port or an internal name), while the leader's configured address is reachable. So the returned address is called first. If it
-does not answer, the configured addresses are called in turn, and the returned address is skipped until each of them has been called.
+Hosts use an `Attend` stream instead (`agent_runtime/`). Hosts and tools use `ReplicaChoice` to choose which replica to call next.
+`ReplicaChoice` does no I/O. A replica that is not the leader returns the leader's internal address. The leader's internal address may be
+unreachable from another network, although the leader's configured address is reachable. The client therefore calls the returned address
+first. If the returned address does not reply, the client first calls each configured address before it calls the returned address again.
 """
 
 import asyncio
@@ -54,13 +54,13 @@ class ReplicaChoice:
     """Chooses which of the coordinator's replicas to call next.
 
     Attributes:
-        given: all configured addresses, in the given order. Never empty.
-        current: address to call next.
+        given: all configured addresses, in the given order; never empty.
+        current: the address to call next.
     """
 
     def __init__(self, given: Sequence[str], may_use_address: Callable[[str], bool]) -> None:
-        """Create the choice. `may_use_address` returns whether a leader's address that a replica returns may be used. If only one address
-        is configured, any returned address may be used, and `may_use_address` is not called."""
+        """Create the choice. `may_use_address` returns whether the client may call a leader's address that a replica has returned. If only
+        one address is configured, the client may call any returned address, and `may_use_address` is not called."""
         self.given = tuple(given)
         self.current = self.given[0]
         self._may_use_address = may_use_address if len(self.given) > 1 else lambda address: True
@@ -70,7 +70,8 @@ class ReplicaChoice:
         """Leaders' addresses that replicas have returned, and that have not answered since the current round over `given` began."""
 
     def on_not_leader(self, address: str, leader: str) -> None:
-        """Record that the replica at `address` does not lead. `leader` is the leader's address that the replica has returned, or empty."""
+        """Record that the replica at `address` is not the leader. `leader` is the leader's address that the replica has returned, or
+        empty."""
         self._unreached.pop(address, None)
         self._asked(address)
         if leader and leader not in self._unreached and self._may_use_address(leader):
@@ -79,7 +80,7 @@ class ReplicaChoice:
             self._go_on()
 
     def is_silent(self, address: str) -> None:
-        """Record that the replica at `address` did not answer."""
+        """Record that the replica at `address` did not reply."""
         if address not in self.given:
             self._unreached[address] = None
         self._asked(address)
@@ -132,15 +133,15 @@ _Ask = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
 class CoordinatorClient:
-    """Client for calls to the coordinator. Create the object inside a running event loop. All methods may run concurrently.
+    """Client for calls to the coordinator. Create this object in a running event loop. All methods may be called concurrently.
 
-    `address` is one address, or the addresses of several replicas separated by commas. Each call is first sent to the replica that answered
-    most recently. A replica that does not lead redirects the client to the leader. If a replica does not answer, the client tries the next
-    replica until the call's time limit is reached (`ReplicaChoice`). So a call may be made twice. That is harmless, since calls that change
-    state are idempotent, except that a repeated `create_snapshot` may take an additional snapshot.
+    `address` is the address of the coordinator, or the comma-separated addresses of several replicas. Each call goes first to the replica
+    that replied most recently. A replica that is not the leader redirects the client to the leader. If a replica does not reply, the client
+    tries the next replica until the call's time limit expires (`ReplicaChoice`). So a call may be executed twice. Calls that change state
+    are idempotent, except that repeating `create_snapshot` may take an additional snapshot.
 
-    All methods raise CoordinatorUnavailableError if no replica answers, or AuthenticationError if certificates are the cause. They raise
-    UnknownOutcomeError if no reply arrived in time. Any other error is the one that the coordinator raised.
+    All methods raise CoordinatorUnavailableError if no replica replies, or AuthenticationError if the cause is a certificate. All methods
+    raise UnknownOutcomeError if no reply arrives in time. All other errors are those that the coordinator has raised.
     """
 
     def __init__(
@@ -150,8 +151,8 @@ class CoordinatorClient:
         *,
         on_trouble: Callable[[str], None] = lambda trouble: None,
     ) -> None:
-        """Create a client. `on_trouble` is called with a readable sentence if a call has been retried for `TROUBLE_S` because no replica
-        answers or none leads."""
+        """Create a client. If a call was retried for `TROUBLE_S` because no replica replied or none was the leader, `on_trouble` is called
+        with a sentence for users."""
         self.address = address
         self._on_trouble = on_trouble
         self._security = security or Security.loopback()
@@ -162,30 +163,30 @@ class CoordinatorClient:
         self._channel(self._turns.current)  # raises early if the address must not be used
 
     async def close(self) -> None:
-        """Close the connections. Pending calls are cancelled."""
+        """Close the connections, and cancel pending calls."""
         for channel in self._channels.values():
             await channel.close()
 
     async def status(
         self, timeout_s: float = TIMEOUT_S, *, stale: bool = False, unconfirmed: bool = False
     ) -> FleetStatus:
-        """Return the fleet's status. With `stale`, any replica may answer with the state that it has applied so far.
+        """Return the fleet's status. With `stale`, any replica may reply with the state that it has applied so far.
 
-        With `unconfirmed`, the leader answers without confirming its leadership, which saves a write to the log. For a short time, the
-        answer may then come from a leader that has already been replaced, so only callers that poll should use this option.
+        With `unconfirmed`, the leader replies without confirming its leadership, which saves a write to the log. For a short time, the
+        reply may then come from a leader that was already replaced. So use `unconfirmed` only for polling.
         """
         status: FleetStatus = await self._call("Status", timeout_s, stale=stale, unconfirmed=unconfirmed)
         return status
 
     async def create_snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> SnapshotOutcome:
-        """Take a snapshot now, and return when its epoch is complete or aborted."""
+        """Take a snapshot, and return after its epoch is complete or aborted."""
         outcome: SnapshotOutcome = await self._call("CreateSnapshot", timeout_s)
         return outcome
 
     async def read_snapshots(
         self, verb: str, snapshot: str = "", agent: str = "", timeout_s: float = READ_TIMEOUT_S
     ) -> dict[str, object]:
-        """Return the document that `snapline snapshot VERB` shows. `verb` is "list", "show", "verify" or "history".
+        """Return the document that the command `snapline snapshot VERB` shows. `verb` is "list", "show", "verify" or "history".
 
         Raises:
             NotFoundError: the snapshot or agent does not exist.
@@ -193,8 +194,8 @@ class CoordinatorClient:
         return document_of(await self._call("ReadSnapshots", timeout_s, verb=verb, snapshot=snapshot, agent=agent))
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Return the recovery line for the failure of these agents. An entry `host:h1` means all agents of host `h1`. If `failed` is empty,
-        all agents fail.
+        """Return the recovery line for a failure of these agents. An entry such as `host:h1` means all agents on host `h1`. If `failed` is
+        empty, all agents are assumed to fail.
 
         Raises:
             NotFoundError: an agent or host does not exist.
@@ -206,13 +207,13 @@ class CoordinatorClient:
         return document_of(await self._call("RecoveryLine", timeout_s, each=True))
 
     async def recovery_history(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> dict[str, object]:
-        """Return the recoveries so far, oldest first."""
+        """Return all known recoveries, oldest first."""
         return document_of(await self._call("RecoveryHistory", timeout_s, stale=stale))
 
     async def preview_restore(
         self, snapshot: str, timeout_s: float = READ_TIMEOUT_S, *, drop_inputs: bool = False
     ) -> RestorePreview:
-        """Return a preview of what restoring a snapshot would undo. Raises the errors that `restore` raises for that snapshot."""
+        """Return a preview of what a restore to a snapshot would undo. Raises the same errors as `restore` for this snapshot."""
         reply: RestorePreview = await self._call(
             "PreviewRestore", timeout_s, snapshot=snapshot, drop_inputs=drop_inputs
         )
@@ -221,13 +222,13 @@ class CoordinatorClient:
     async def restore(
         self, snapshot: str, token: str, reason: str, is_dropping: bool, timeout_s: float = SNAPSHOT_TIMEOUT_S
     ) -> RestoreReply:
-        """Restore the fleet to a snapshot, and return when the recovery plan is committed. Two calls with the same `token` count as one
-        restore.
+        """Restore the fleet to a snapshot, and return after the recovery plan is committed. Repeating the call with the same `token` does
+        not restore the fleet again.
 
         Raises:
             NotFoundError: the snapshot does not exist.
-            UsageError: the fleet cannot be restored to the snapshot. The error contains the reason.
-            ExternalFailureError: no recovery plan could be made in time, or another restore is in progress.
+            UsageError: the fleet cannot be restored to this snapshot. The error message contains the reason.
+            ExternalFailureError: no recovery plan was made in time, or another restore is in progress.
         """
         reply: RestoreReply = await self._call(
             "Restore", timeout_s, snapshot=snapshot, token=token, reason=reason, drop_inputs=is_dropping
@@ -240,19 +241,19 @@ class CoordinatorClient:
         return reply
 
     async def locate_all(self, timeout_s: float = TIMEOUT_S) -> LocateReply:
-        """Return the locations of all agents that handle messages, sorted by agent."""
+        """Return the locations of all agents that have not been removed, sorted by agent."""
         reply: LocateReply = await self._call("Locate", timeout_s, all=True)
         return reply
 
     async def read_outputs(
         self, after: str = "", topic: str = "", wait_s: float = 0.0, timeout_s: float = TIMEOUT_S
     ) -> ReadOutputsReply:
-        """Return one page of the released outputs that follow a cursor. If there are none, wait up to `wait_s` for an output.
+        """Return one page of the released outputs after a cursor. If no output is available yet, wait at most `wait_s` seconds.
 
         Raises:
             UsageError: the cursor does not belong to this fleet's store.
-            NotFoundError: some outputs after the cursor have been deleted.
-            DamagedDataError, StoreError: the coordinator found the store damaged or unreadable.
+            NotFoundError: some of the outputs after the cursor have been deleted.
+            DamagedDataError, StoreError: the coordinator has found the store to be damaged or unreadable.
         """
         wait_ms = round(wait_s * 1000)
         page: ReadOutputsReply = await self._call(
@@ -266,8 +267,8 @@ class CoordinatorClient:
         return reply
 
     async def move_consumer(self, name: str, cursor: str = "", timeout_s: float = TIMEOUT_S) -> str:
-        """Acknowledge all outputs up to `cursor` for a consumer, and return the consumer's position. The first call creates the consumer. A
-        consumer's position never moves backwards.
+        """Acknowledge all outputs up to `cursor` on behalf of a consumer, and return the consumer's position. The first acknowledgement
+        creates the consumer. A consumer's position never moves backwards.
 
         Raises:
             UsageError: the name is invalid, or the cursor does not belong to this fleet's store.
@@ -280,19 +281,19 @@ class CoordinatorClient:
         await self._call("ForgetConsumer", timeout_s, name=name)
 
     async def read_replica(self, verb: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Return the document for `verb`: "status", "members" or "metrics". The replica that is called answers for itself, whether or not
-        it leads."""
+        """Return the document for `verb`, which is "status", "members" or "metrics". The called replica replies with its own information,
+        whether or not it is the leader."""
         return document_of(await self._call("ReadReplica", timeout_s, verb=verb))
 
     async def transfer_leader(
         self, to: str = "", timeout_s: float = TIMEOUT_S, *, only_from: str = ""
     ) -> dict[str, object]:
-        """Make replica `to` the leader. If `to` is empty, make the most up-to-date replica the leader. If `only_from` is set, do this only
-        while that replica leads."""
+        """Make replica `to` the leader. If `to` is empty, choose the most up-to-date replica. If `only_from` is set, do this only if
+        replica `only_from` is the leader."""
         return document_of(await self._call("TransferLeader", timeout_s, to=to, only_from=only_from))
 
     async def end_replica(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Make a replica exit. Its supervisor restarts it.
+        """Make a replica's process exit, whose supervisor then restarts it.
 
         Raises:
             NotFoundError: no replica has this name.
@@ -318,8 +319,8 @@ class CoordinatorClient:
         *,
         died_in: Sequence[TurnDeath] = (),
     ) -> bool:
-        """Report, on behalf of a launcher, that this run of a host has ended during the turns in `died_in`. Return whether the fleet
-        counted the run as alive."""
+        """Report, on behalf of a launcher, that this run of a host has exited during the turns in `died_in`. Return whether the fleet
+        considered this run alive before the report."""
         turns = [msgspec.structs.asdict(death) for death in died_in]
         fields = {"host": host, "instance": instance, "reason": reason, "died_in": turns}
         reply: ReportHostExitReply = await self._call("ReportHostExit", timeout_s, **fields)
@@ -330,7 +331,7 @@ class CoordinatorClient:
 
         Raises:
             NotFoundError: the host does not exist.
-            UsageError: the host is alive, or the current plan still places agents on it.
+            UsageError: the host is alive, or agents are still placed on it by the current plan.
         """
         await self._call("ForgetHost", timeout_s, host=host)
 
@@ -342,26 +343,26 @@ class CoordinatorClient:
         is_even: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> MoveAgentsReply:
-        """Drain hosts, resume drained hosts, or spread agents evenly over the hosts. The next plan moves the agents, and `status` shows
-        where they are placed.
+        """Drain hosts, resume drained hosts, or spread the agents evenly over the hosts. The next plan moves the agents. `status` then
+        shows where they are placed.
 
         Raises:
             NotFoundError: a host does not exist.
-            UsageError: no host would remain to run the agents.
+            UsageError: no host would remain for the agents.
         """
         fields = {"drained": list(drained), "resumed": list(resumed), "is_even": is_even}
         reply: MoveAgentsReply = await self._call("MoveAgents", timeout_s, **fields)
         return reply
 
     async def end_host(self, host: str, timeout_s: float = TIMEOUT_S, *, host_start: int = 0) -> None:
-        """End a host's process and fence the host. Its later messages are rejected even if the host never receives the request to end.
+        """End a host's process and fence the host. Even if the request does not reach the host, the host's later messages are rejected.
 
-        `host_start` restricts the call to one run of the host, so that repeating the call does not end a later run. 0 means the current
-        run.
+        `host_start` restricts the call to one run of the host, so that a repeated call does not end a later run. If `host_start` is 0, the
+        call applies to the current run.
 
         Raises:
             NotFoundError: the host does not exist.
-            UsageError: the host is not alive, or has been restarted.
+            UsageError: the host is not alive, or it has been restarted.
         """
         await self._call("EndHost", timeout_s, host=host, host_start=host_start)
 
@@ -370,10 +371,10 @@ class CoordinatorClient:
     async def make_token(
         self, name: str, role: str, digest: bytes, valid_s: int, timeout_s: float = TIMEOUT_S
     ) -> MakeTokenReply:
-        """Register a token by its digest. For `valid_s` seconds, the token authenticates its bearer as `name` with the role `role`.
+        """Register a token by its digest. For `valid_s` seconds, the token authenticates its bearer as user `name` with the role `role`.
 
         Raises:
-            UsageError: a token with this name exists, there are too many tokens, or `role` is not a role for users.
+            UsageError: a token with this name already exists, there are too many tokens, or `role` is not a role for users.
         """
         fields = {"name": name, "role": role, "digest": digest, "valid_s": valid_s}
         made: MakeTokenReply = await self._call("MakeToken", timeout_s, **fields)
@@ -384,27 +385,27 @@ class CoordinatorClient:
         await self._call("RevokeToken", timeout_s, name=name)
 
     async def read_tokens(self, timeout_s: float = TIMEOUT_S) -> ReadTokensReply:
-        """Return all tokens, without their digests."""
+        """Return information about all tokens, without their digests."""
         reply: ReadTokensReply = await self._call("ReadTokens", timeout_s)
         return reply
 
     async def check_token(self, digest: bytes, timeout_s: float = TIMEOUT_S) -> CheckTokenReply:
-        """Return the name and role of the bearer of the token with this digest. Hosts call this method."""
+        """For a host, return the name and role of the bearer of the token with this digest."""
         reply: CheckTokenReply = await self._call("CheckToken", timeout_s, digest=digest)
         return reply
 
     async def record_call(self, timeout_s: float = TIMEOUT_S, **fields: object) -> None:
-        """Record a user's call to a host before the host carries it out. Raises UsageError if the user's token or certificate is invalid or
-        has expired."""
+        """Record a user's call to a host, before the host executes the call. Raises UsageError if the user's token or certificate is
+        invalid or has expired."""
         await self._call("RecordCall", timeout_s, **fields)
 
     async def read_audit(self, count: int, timeout_s: float = TIMEOUT_S) -> ReadAuditReply:
-        """Return the most recent user calls that changed state, at most `count`."""
+        """Return up to `count` of the most recent user calls that changed state."""
         reply: ReadAuditReply = await self._call("ReadAudit", timeout_s, count=count)
         return reply
 
     async def _call(self, call: str, timeout_s: float, /, **fields: object) -> Any:  # the call's own answer
-        """Call one replica after another until the leader has answered, and return its reply."""
+        """Call one replica after another until the leader has replied, and return its reply."""
         loop, request = asyncio.get_running_loop(), encode_request(call, **fields)
         deadline_s, trouble_s = loop.time() + timeout_s, loop.time() + TROUBLE_S
         silent: dict[str, None] = {}
@@ -438,7 +439,7 @@ class CoordinatorClient:
             await asyncio.sleep(RETRY_S)
 
     def _failure(self, error: grpc.aio.AioRpcError, address: str, silent: dict[str, None]) -> SnaplineError:
-        """Return the error for a failed call, and choose the replica to call next. Unreachable replicas are recorded in `silent`."""
+        """Return the error for a failed call, and choose the replica to call next. Add an unreachable replica to `silent`."""
         if error.code() != grpc.StatusCode.UNAVAILABLE:
             return _error_of(error, self.address)
         metadata = dict(error.trailing_metadata() or ())
@@ -468,14 +469,15 @@ class CoordinatorClient:
         )
 
     async def _check_transport(self) -> None:
-        """Raise UsageError if a replica uses TLS while we use plaintext, or the reverse."""
+        """Raise UsageError if a replica uses TLS and this client uses plaintext, or vice versa."""
         for address in self._turns.given:
             mismatch = await transport_mismatch(self._security, address)
             if mismatch is not None:
                 raise UsageError(mismatch)
 
     async def _distrust(self) -> AuthenticationError | None:
-        """Return an error if certificates prevent us from using any of the replicas. Return None if at least one replica can be used."""
+        """Return an error if certificate problems prevent this client from using any of the replicas. Return None if at least one replica
+        can be used."""
         last_failure = ("", "")
         for address in self._turns.given:
             reason = await distrust_reason(self._security, address, role="coordinator", name="coordinator")
@@ -493,9 +495,9 @@ class CoordinatorClient:
 
 
 async def retry_until_available(call: Callable[[], Awaitable[_Reply]]) -> _Reply:
-    """Retry a call until the coordinator answers or `PATIENCE_S` has passed.
+    """Retry a call until the coordinator replies or `PATIENCE_S` seconds have passed.
 
-    The call may be made more than once. Repeating a tool's request is harmless. At worst, one more snapshot is taken.
+    The call may be executed more than once, which is harmless except that it may take an additional snapshot.
     """
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
@@ -508,7 +510,7 @@ async def retry_until_available(call: Callable[[], Awaitable[_Reply]]) -> _Reply
 
 
 def named_error(error: grpc.aio.AioRpcError) -> SnaplineError | None:
-    """Return the snapline error that the server raised, or None if the reply does not name one."""
+    """Return the snapline error that the server has raised, or None if the reply does not contain one."""
     name = dict(error.trailing_metadata() or ()).get(ERROR_KEY)
     error_class = getattr(errors, name, None) if isinstance(name, str) else None
     return (
@@ -519,7 +521,7 @@ def named_error(error: grpc.aio.AioRpcError) -> SnaplineError | None:
 
 
 def _error_of(error: grpc.aio.AioRpcError, address: str) -> SnaplineError:
-    """Return the error that the coordinator raised, or an error that describes why the call failed."""
+    """Return the error that the coordinator has raised, or an error that explains why the call failed."""
     details, named = error.details() or "", named_error(error)
     if named is not None:
         return named

@@ -1,7 +1,7 @@
-"""Records of the topic `@effects`, which is a fleet's ledger of its external effects. This module does no I/O.
+"""Records of the topic `@effects`, the ledger of a fleet's external effects. This module does no I/O.
 
-Each record is an output of the agent that owns the effect (`host/host_effects.py`). So a record is released with its epoch, once and in
-order, and a restore reverts it like any other output.
+Each record is an output of the agent that owns the effect (`host/host_effects.py`). So a record is released with its epoch, exactly once
+and in order. A restore reverts a record like any other output.
 """
 
 from typing import Any, Literal
@@ -28,23 +28,23 @@ archive."""
 
 
 class EffectRecord(msgspec.Struct, frozen=True):
-    """One record of the ledger, emitted by the agent that owns the effect.
+    """A record in the ledger, emitted by the agent that owns the effect.
 
     Attributes:
         stage: "intent", "done", "failed", "left" or "not-done".
-        key: key of the effect, unique within the agent. A key that begins with `@` was generated from the effect's turn.
-        generation: generation of the effect. It starts at 1 and increases by 1 after each compensation.
+        key: key of the effect, unique within the agent. A key that begins with `@` was generated from the turn that started the effect.
+        generation: generation of the effect, which starts at 1 and increases by 1 after each compensation.
         name: name of the effect.
-        outside_key: idempotency key that is passed to the external service.
-        arguments: arguments as readable text.
-        result: result as readable text. If the stage is "failed", the error instead.
-        undo: function that undoes the effect (its compensation), as `"module:function"`. "" if it has none.
-        undo_arguments: encoded arguments of the compensation.
-        undoes, undoes_generation: if this effect is a compensation, key and generation of the effect that it undoes.
-        saga: the saga to which the effect belongs. "" if it belongs to none.
-        timeout_s: time limit of one call in seconds.
-        has_probe, is_repeatable: whether a probe can find out after a crash if the effect was executed, and whether the effect may simply
-            be repeated.
+        outside_key: idempotency key that is sent to the external service.
+        arguments: the effect's arguments as readable text.
+        result: the effect's result as readable text, or the error if `stage` is "failed".
+        undo: function that undoes the effect (its compensation), in the form `"module:function"`, or "" if there is none.
+        undo_arguments: encoded arguments for the compensation.
+        undoes, undoes_generation: for a compensation, the key and generation of the effect that it undoes.
+        saga: the saga that contains the effect, or "" if no saga contains it.
+        timeout_s: time limit of each call in seconds.
+        has_probe, is_repeatable: whether a probe can determine after a crash if the effect was executed, and whether it is safe to repeat
+            the effect.
     """
 
     stage: str
@@ -73,10 +73,11 @@ NEEDS_PEOPLE: Literal["needs people"] = "needs people"
 
 
 class UnfinishedEffect(msgspec.Struct, frozen=True):
-    """An effect for which an agent waits, as reported by the agent's host.
+    """An effect for which an agent is waiting, as reported by the agent's host.
 
     Attributes:
-        intent: record of the effect's intent, if the record has not been released yet and is therefore not in the ledger.
+        intent: record of the effect's intent. `intent` is set only if the record has not been released yet, and so is missing from the
+            ledger.
         asked_ns: wall-clock time of the intent in nanoseconds since 1970.
     """
 
@@ -92,12 +93,12 @@ _decoder = msgspec.msgpack.Decoder(EffectRecord)
 
 
 def read_record(payload: bytes) -> EffectRecord:
-    """Decode a record from the payload of an output under `@effects`. The payload contains the name of the type, and the encoded record."""
+    """Decode the payload of an output of the topic `@effects`. The payload consists of the name of the type and the encoded record."""
     return _decoder.decode(memoryview(payload)[1 + payload[0] :])
 
 
 def readable(value: Any) -> str:
-    """Return a value as one line of readable text. Text longer than `TEXT_CHARACTERS_MAX` is truncated."""
+    """Return a value as a single line of readable text. Text longer than `TEXT_CHARACTERS_MAX` is truncated."""
     try:
         text = msgspec.json.encode(value, enc_hook=repr).decode()
     except Exception:  # A key that is not text, or code of the value's class, may raise anything.
@@ -106,13 +107,13 @@ def readable(value: Any) -> str:
 
 
 def undo_key(key: str, generation: int) -> str:
-    """Return the key of the compensation that undoes this generation of the effect. A compensation is itself an effect with its own key."""
+    """Return the key of the compensation for this generation of the effect. A compensation is itself an effect with its own key."""
     return key + UNDO if generation == 1 else f"{key}#{generation}{UNDO}"
 
 
 def effect_undone_by(key: str) -> tuple[str, int] | None:
-    """Return key and generation of the effect that the compensation with this key undoes. Return None if the key does not belong to a
-    compensation."""
+    """Return the key and generation of the effect that is undone by the compensation with this key. Return None if the key does not belong
+    to a compensation."""
     if not key.endswith(UNDO):
         return None
     undone, _, generation = key.removesuffix(UNDO).partition("#")
@@ -120,5 +121,5 @@ def effect_undone_by(key: str) -> tuple[str, int] | None:
 
 
 def outside_key(cluster: str, agent: str, key: str, generation: int) -> str:
-    """Return the idempotency key that is passed to the external service. All calls of one effect use the same key, even after crashes."""
+    """Return the idempotency key that is sent to the external service. All calls of an effect send the same key, even after crashes."""
     return f"{cluster}/{agent}/{key}" if generation == 1 else f"{cluster}/{agent}/{key}#{generation}"

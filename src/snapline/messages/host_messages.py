@@ -1,4 +1,4 @@
-"""Structs for the messages between hosts and the coordinator. The comments in `coordinator.proto` explain the fields.
+"""Messages between hosts and the coordinator. The comments in `coordinator.proto` explain the fields.
 
 The codec maps structs and fields by name, so their names are the same as in `coordinator.proto`.
 """
@@ -7,8 +7,8 @@ import msgspec
 
 
 class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
-    """A peer host in the plan to which there is no link, and how long the link has been missing. `is_waited` means that a message or
-    request is waiting for the link."""
+    """A host in the plan that has no link to this host, and how long the link has been missing. `is_waited` is true if a message or request
+    is waiting for the link."""
 
     host: str
     host_start: int
@@ -22,10 +22,10 @@ no agent."""
 
 
 class TurnDeath(msgspec.Struct, frozen=True, gc=False):
-    """A turn during which a host's process died. `times` is the number of processes that have died in it. It is set only in plans and in
-    the log.
+    """A turn during which the host's process died. `times`, the number of processes that have died during this turn, is set only in plans
+    and in the log.
 
-    `limit` is the number of deaths that are tolerated. `is_beside` means that the turn ran in its own thread instead of on the event loop.
+    `limit` is the number of tolerated deaths. `is_beside` is true if the turn ran in its own thread instead of on the event loop.
     """
 
     agent: str
@@ -38,7 +38,7 @@ class TurnDeath(msgspec.Struct, frozen=True, gc=False):
     times: int = 0
 
     def describe(self) -> str:
-        """Return a readable description of what the process was doing when it died."""
+        """Describe what the process was doing when it died."""
         if self.what == STOP_WHEN:
             return "stop_when was asked"
         if self.what == CAPTURE:
@@ -47,7 +47,7 @@ class TurnDeath(msgspec.Struct, frozen=True, gc=False):
         return f"agent {self.agent} handled {of}"
 
     def sentence(self) -> str:
-        """Return a readable sentence that contains the description and the number of deaths."""
+        """Return a sentence that contains this description and the number of deaths."""
         return f"{self.times} process{'es' * (self.times > 1)} died while {self.describe()}"
 
 
@@ -56,7 +56,7 @@ class HostMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Directive(msgspec.Struct, frozen=True, gc=False):
-    """Base class of messages from the coordinator to hosts. All of them are idempotent, and are resent on every new stream."""
+    """Base class of messages from the coordinator to hosts. All directives are idempotent, and are resent on every new stream."""
 
 
 class AgentKind(msgspec.Struct, frozen=True, gc=False):
@@ -67,14 +67,14 @@ class AgentKind(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlaceRule(msgspec.Struct, frozen=True, gc=False):
-    """Rule that places certain agents on one of these hosts, as long as at least one of the hosts is present. `agents` is an agent's id, or
-    a prefix of ids followed by `*`."""
+    """Rule that places certain agents on the given hosts, as long as at least one of these hosts is available. `agents` is an agent's id,
+    or a prefix of ids followed by `*`."""
 
     agents: str
     hosts: tuple[str, ...]
 
     def applies_to(self, agent: str) -> bool:
-        """Return whether the rule applies to this agent."""
+        """Return whether the rule names this agent."""
         return agent.startswith(self.agents[:-1]) if self.agents.endswith("*") else agent == self.agents
 
 
@@ -86,7 +86,7 @@ class OpenTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class StandingAgent(msgspec.Struct, frozen=True, gc=False):
-    """An agent that waits for an operator in the middle of a durable turn. `kind` is the kind of the fleet's Concern about the agent."""
+    """An agent that is suspended during a durable turn and waits for an operator. `kind` is the kind of the `Concern` about this agent."""
 
     agent: str
     kind: str
@@ -95,7 +95,7 @@ class StandingAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportedPack(msgspec.Struct, frozen=True, gc=False):
-    """A host's report to the coordinator about a pack that the host has made durable."""
+    """Report that a host has made a pack durable."""
 
     path: str
     size_bytes: int
@@ -168,11 +168,12 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
 
 
 class EpochReport(HostMessage, frozen=True, gc=False):
-    """Report that a host's part of an epoch is durable. The tuples are columns. Agents in the columns are indices into `names`.
+    """Report that a host's part of an epoch is durable. The tuples are columns of a table, in which agents are represented by indices into
+    `names`.
 
-    `slowest` is the agent on this host that was the last to record its state. `start_delay_ns` … `store_ns` are the durations of its
-    phases, as in `PartTimes`. `new_bytes` is the number of bytes written. If `since` is not 0, channels that have not changed since this
-    host's report of epoch `since` are omitted. If it is 0, no channel is omitted.
+    `slowest` is the agent on this host that recorded its state last. The fields from `start_delay_ns` to `store_ns` are the durations of
+    the agent's phases, as in `PartTimes`. `new_bytes` is the number of bytes written. If `since` is not 0, channels that have not changed
+    since this host's report of epoch `since` are omitted. If `since` is 0, no channel is omitted.
     """
 
     epoch: int
@@ -241,11 +242,11 @@ class RetireAgent(HostMessage, frozen=True, gc=False):
 
 
 class OpenLog(HostMessage, frozen=True, gc=False):
-    """Request for permission to log inputs under this plan, or a later report of the last logged batch.
+    """Request for permission to log inputs under this plan, or later, a report of the last logged batch.
 
     Attributes:
-        key: public key that verifies the host's signatures on batches. Empty if batches are not signed.
-        newest: number of the last durable batch if the store is signed or encrypted. Otherwise 0.
+        key: public key for verifying the host's signatures on batches; empty if batches are not signed.
+        newest: number of the last durable batch if the store is signed or encrypted, otherwise 0.
     """
 
     plan: int
@@ -254,7 +255,7 @@ class OpenLog(HostMessage, frozen=True, gc=False):
 
 
 class WantEpoch(HostMessage, frozen=True, gc=False):
-    """Request for an epoch, because a client waits until a complete epoch holds the work of agents on this host."""
+    """Request for an epoch, because a client waits until a complete epoch contains the work of agents on this host."""
 
     plan: int
 
@@ -277,8 +278,8 @@ class AgentFailed(HostMessage, frozen=True, gc=False):
 
 
 class WantRollback(HostMessage, frozen=True, gc=False):
-    """Report that a turn has requested a rollback of the fleet to a snapshot, which is "last", a tag or an epoch number. The agent waits
-    for the rollback. `place` is the function and the line in the agent's code that made the request."""
+    """Report that a turn has requested a rollback of the fleet to a snapshot: "last", a tag or an epoch number. The agent waits for the
+    rollback. `place` is the function and line in the agent's code that made the request."""
 
     agent: str
     incarnation: int
@@ -288,7 +289,7 @@ class WantRollback(HostMessage, frozen=True, gc=False):
 
 
 class TurnSurvived(HostMessage, frozen=True, gc=False):
-    """Report that a turn has ended successfully although processes had died in it before."""
+    """Report that a turn has succeeded after earlier attempts had killed their processes."""
 
     agent: str
     digest: bytes
@@ -307,8 +308,8 @@ class Leave(HostMessage, frozen=True, gc=False):
 
 
 class CheckpointsStored(HostMessage, frozen=True, gc=False):
-    """Report that checkpoints of single agents are durable. The agents took them independently or for a checkpoint round. The tuples are
-    columns, which `coordinator.proto` explains."""
+    """Report that checkpoints of individual agents are durable. The agents took these checkpoints independently or for a checkpoint round.
+    The tuples are columns of a table, which `coordinator.proto` explains."""
 
     host_start: int
     plan: int
@@ -334,8 +335,8 @@ class CheckpointsStored(HostMessage, frozen=True, gc=False):
 
 
 class AgentsFrozen(HostMessage, frozen=True, gc=False):
-    """Report that the host's agents are frozen. No agent starts a turn, and each agent that is not in `running` has a durable checkpoint of
-    its live state."""
+    """Report that all agents on the host are frozen. No agent starts another turn. Each agent that is not in `running` has a durable
+    checkpoint of its live state."""
 
     plan: int
     number: int
@@ -344,8 +345,8 @@ class AgentsFrozen(HostMessage, frozen=True, gc=False):
 
 
 class CheckpointsAnswered(HostMessage, frozen=True, gc=False):
-    """Agents' answers to the requests of a checkpoint round. The tuples are columns. `request_of` contains indices into `agents`. `askers`
-    contains, for each of `agents`, the agent whose request it answers."""
+    """Agents' answers to the requests of a checkpoint round. The tuples are columns of a table. `request_of` contains indices into
+    `agents`. `askers` contains, for each of `agents`, the agent whose request is answered."""
 
     epoch: int
     plan: int
@@ -361,7 +362,7 @@ class CheckpointsAnswered(HostMessage, frozen=True, gc=False):
 
 
 class NumbersReported(HostMessage, frozen=True, gc=False):
-    """Current sequence numbers of a host's agents. Agents that have had no turn since their last checkpoint are omitted."""
+    """Current sequence numbers of the agents on a host. Agents that have had no turn since their last checkpoint are omitted."""
 
     request: int
     plan: int
@@ -374,7 +375,7 @@ class NumbersReported(HostMessage, frozen=True, gc=False):
 
 
 class MessagePart(HostMessage, frozen=True, gc=False):
-    """A part of a message that is too large to be sent as one message on the wire."""
+    """Part of a message that is too large for a single message on the wire."""
 
     data: bytes
     is_last: bool
@@ -384,7 +385,7 @@ class MessagePart(HostMessage, frozen=True, gc=False):
 
 
 class Welcome(Directive, frozen=True, gc=False):
-    """Admit a run of a host. `refuses_effects` means that the fleet is a fork that must not perform external effects."""
+    """Admission of a host's process. If `refuses_effects` is true, the fleet is a fork and must not perform external effects."""
 
     host_start: int
     cluster: str
@@ -394,7 +395,7 @@ class Welcome(Directive, frozen=True, gc=False):
 
 
 class ReadProbe(Directive, frozen=True, gc=False):
-    """Instruction to read this file in the store and return its content."""
+    """Instruction to read this file in the store and return its contents."""
 
     path: str
 
@@ -412,7 +413,7 @@ class Roster(Directive, frozen=True, gc=False):
 
 
 class PlacedAgent(msgspec.Struct, frozen=True, gc=False):
-    """The placement of one agent in a plan. `host` is an index into the plan's hosts."""
+    """The placement of one agent in a plan. `host` is an index into the hosts of the plan."""
 
     agent: str
     kind: str
@@ -423,8 +424,8 @@ class PlacedAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostLog(msgspec.Struct, frozen=True, gc=False):
-    """The input log of one run of a host under one plan. `newest` is the number of a batch that the coordinator knows to be in the log, or
-    0 if it knows of none."""
+    """The input log that one run of a host writes under one plan. `newest` is the number of a batch that the log is known to contain, or 0
+    if no batch is known."""
 
     plan: int
     host: str
@@ -433,9 +434,9 @@ class HostLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(Directive, frozen=True, gc=False):
-    """A recovery plan. `logs` are the logs of earlier plans to which hosts may still write, or of which a batch number is known.
+    """A recovery plan. `logs` contains logs of earlier plans, if hosts may still write to them or they contain a known batch.
 
-    Inputs beyond the recovery line are dropped if they are in the log of a plan whose number is less than `drop_before`.
+    Inputs that were logged after the recovery line are dropped if their log belongs to a plan with a number below `drop_before`.
     """
 
     number: int
@@ -450,11 +451,11 @@ class Plan(Directive, frozen=True, gc=False):
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):
-    """Instruction to begin an epoch. `base` is the newest complete epoch. If a host refers to an epoch newer than `base`, that epoch has
+    """Instruction to begin an epoch. `base` is the newest complete epoch. If a host refers to a newer epoch than `base`, that epoch has
     been condemned.
 
-    `told` is an epoch for which this leader has all reports, or 0 if there is none. Channels that have not changed since that epoch may be
-    omitted from the new report. `again` means that the host's earlier report of this epoch was not sufficient.
+    `told` is an epoch for which this leader has received all reports, or 0 if there is none. The report of the new epoch may omit channels
+    that have not changed since the epoch `told`. If `again` is true, the host's earlier report of this epoch was not sufficient.
     """
 
     epoch: int
@@ -466,11 +467,11 @@ class BeginEpoch(Directive, frozen=True, gc=False):
 
 
 class EndEpoch(Directive, frozen=True, gc=False):
-    """Notice that an epoch is complete or aborted. For a complete epoch, `agents` and `inputs` may hold agents, and for each agent the
-    number of the last input that it had consumed in the epoch.
+    """Notice that an epoch is complete or aborted. For a complete epoch, `agents` and `inputs` may list agents, each with the number of the
+    last input that the agent had consumed in the epoch.
 
-    `emitters` and `outputs` hold agents, and for each agent the number of the last output that it had emitted in the epoch. They are sent
-    in a second EndEpoch, when the epoch's outputs are released.
+    `emitters` and `outputs` list agents, each with the number of the last output that the agent had emitted in the epoch. `emitters` and
+    `outputs` are sent in a second `EndEpoch` when the outputs of the epoch are released.
     """
 
     epoch: int
@@ -483,13 +484,13 @@ class EndEpoch(Directive, frozen=True, gc=False):
 
 
 class OutputsWatched(Directive, frozen=True, gc=False):
-    """Notice that tells hosts whether a consumer reads outputs live. If a consumer does, hosts request an epoch for each pending output."""
+    """Notice whether a consumer is reading outputs live, in which case hosts request an epoch for each pending output."""
 
     is_watched: bool
 
 
 class RollbackRefused(Directive, frozen=True, gc=False):
-    """Notice that an agent's rollback request was refused. The agent keeps waiting until a plan is made for some other reason."""
+    """Notice that an agent's rollback request was refused. The agent keeps waiting until a plan is made for another reason."""
 
     agent: str
     incarnation: int
@@ -506,11 +507,11 @@ class AgentsReserved(Directive, frozen=True, gc=False):
 
 
 class LogOpened(Directive, frozen=True, gc=False):
-    """Confirmation that a log is open. All later plans mention this log to the hosts.
+    """Confirmation that a log is open. All later plans inform the hosts about this log.
 
     Attributes:
-        certificate: the coordinator's signature over the host's key for this log. Empty if batches are not signed.
-        newest: number of a batch that the coordinator, from now on, knows to be in the log.
+        certificate: the coordinator's signature of the host's key for this log; empty if batches are not signed.
+        newest: number of a batch that, from now on, the coordinator knows to be in the log.
     """
 
     plan: int
@@ -550,28 +551,29 @@ class TurnedAway(Directive, frozen=True, gc=False):
 
 
 class CheckpointsKnown(Directive, frozen=True, gc=False):
-    """Notice that the host need not resend its CheckpointsStored reports up to this sequence number."""
+    """Notice that the host need not resend its `CheckpointsStored` reports up to this sequence number."""
 
     sequence: int
 
 
 class FreezeAgents(Directive, frozen=True, gc=False):
-    """Instruction to start no more turns, to checkpoint every agent that has changed, and then to send AgentsFrozen."""
+    """Instruction to start no more turns, checkpoint every agent that has changed, and then send `AgentsFrozen`."""
 
     plan: int
     number: int
 
 
 class ThawAgents(Directive, frozen=True, gc=False):
-    """Instruction to end the freeze with this number. 0 ends any freeze, for a host that has missed the end of its freeze."""
+    """Instruction to end the freeze with this number. The number 0 ends any freeze, because the host may have missed an earlier
+    instruction."""
 
     plan: int
     number: int
 
 
 class RequestCheckpoints(Directive, frozen=True, gc=False):
-    """Instruction to deliver the checkpoint requests of a round to these agents. If an agent's asker is empty, the agent is an initiator of
-    the round."""
+    """Instruction to deliver the checkpoint requests of a round to these agents. An agent whose asker is empty is an initiator of the
+    round."""
 
     epoch: int
     plan: int
@@ -581,7 +583,7 @@ class RequestCheckpoints(Directive, frozen=True, gc=False):
 
 
 class ReportNumbers(Directive, frozen=True, gc=False):
-    """Request for the current sequence numbers of the host's agents, on behalf of a tool."""
+    """Request for the current sequence numbers of the agents on the host, on behalf of a tool."""
 
     request: int
     plan: int
@@ -593,8 +595,8 @@ both deliver the same signal."""
 
 
 class Quiesce(Directive, frozen=True, gc=False):
-    """Instruction to hold back clients' inputs, or calls of external effects, until the next Quiesce, plan or stream. If effects are held,
-    the host answers with Quiesced."""
+    """Instruction to hold back clients' inputs or calls of external effects until the next `Quiesce`, plan or stream. If effects are held
+    back, the host replies with `Quiesced`."""
 
     number: int
     holds_inputs: bool = False
@@ -608,12 +610,12 @@ class Quiesced(HostMessage, frozen=True, gc=False):
 
 
 class WantLeave(HostMessage, frozen=True, gc=False):
-    """Report that the host wants to stop, and waits for a snapshot that holds all work of its agents."""
+    """Report that the host wants to stop and waits for a snapshot that contains all work of its agents."""
 
     reason: str = ""
 
 
 class MayLeave(Directive, frozen=True, gc=False):
-    """Permission to stop. Epoch `epoch` holds all work that the host's agents had done when the host sent WantLeave."""
+    """Permission to stop. The epoch `epoch` contains all work that the host's agents had done when the host sent `WantLeave`."""
 
     epoch: int

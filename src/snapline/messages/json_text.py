@@ -1,8 +1,8 @@
 """Validation of untrusted JSON from HTTP request bodies and command-line arguments.
 
-JSON parsers differ in what they accept, and an unusual value that one parser accepts may cause a failure later. Therefore this module
-rejects text that is not UTF-8, numbers that JSON or a message cannot represent (such as NaN and infinity), duplicate keys in an object, and
-excessive nesting. The error is one sentence.
+JSON parsers differ in what they accept. An unusual value that one parser accepts may cause a failure later. So this module rejects text
+that is not UTF-8, duplicate keys in an object, and excessive nesting. It also rejects numbers that JSON or a message cannot represent, such
+as NaN and infinity. The error message is a single sentence.
 """
 
 import json
@@ -20,7 +20,7 @@ def read_json(given: bytes | str) -> Any:  # whatever it is
     """Parse a JSON text and return its value.
 
     Raises:
-        UsageError: the text is invalid. The error's message is a clause that callers put into a sentence.
+        UsageError: the text is invalid. The error message is a clause that callers insert into a sentence.
     """
     try:
         text = given.decode() if isinstance(given, bytes) else given

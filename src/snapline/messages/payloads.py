@@ -1,12 +1,11 @@
-"""Layout of a message's payload, and readable display of payloads whose type this process does not know. This module does no I/O.
+"""Layout of message payloads, and readable text for payloads whose type is unknown to this process. This module does no I/O.
 
     message     length of the type's name (1 byte), the name, and the fields in MessagePack
     call        `CALL`, the call's id, a message; the call expects a reply
     reply       `REPLY`, the call's id, a message; nothing follows if the reply has no content
     creation    `CREATE`, length of the kind (2 bytes), the kind, the first state
 
-If a message or a creation belongs to a sampled trace, a trace suffix follows the name of its type, or its kind
-(`agent_runtime/message_encoding.py`).
+If a message or creation is part of a sampled trace, the name of its type or kind has a trace suffix (`agent_runtime/message_encoding.py`).
 """
 
 from collections.abc import Callable
@@ -28,7 +27,7 @@ MARK = b"@00-"
 
 
 def split_message(payload: bytes) -> tuple[str, memoryview]:
-    """Return the name of the message's type, without the trace suffix, and the message's body."""
+    """Return the name of the message's type without the trace suffix, and the message's body."""
     end = 1 + payload[0]
     if end > TAIL_BYTES and payload.startswith(MARK, end - TAIL_BYTES):
         return payload[1 : end - TAIL_BYTES].decode(), memoryview(payload)[end:]
@@ -36,7 +35,7 @@ def split_message(payload: bytes) -> tuple[str, memoryview]:
 
 
 def unwrapped(payload: bytes) -> bytes:
-    """Return the message that a call or a reply contains. Any other message, or a reply without content, is returned unchanged."""
+    """Return the message inside a call or reply. Return any other message, or a reply without content, unchanged."""
     for prefix in (CALL, REPLY):
         if payload.startswith(prefix):
             return payload[len(prefix) + CALL_ID_BYTES :] or payload
@@ -44,19 +43,19 @@ def unwrapped(payload: bytes) -> bytes:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a type or of an agent's kind without its trace suffix."""
+    """Remove the trace suffix from the name of a message type or an agent's kind."""
     return name[:-TAIL_BYTES] if name.startswith(MARK.decode(), len(name) - TAIL_BYTES) else name
 
 
 def read_creation(payload: bytes) -> tuple[str, bytes]:
-    """Return the kind and the first state of the agent that the payload creates."""
+    """Return the kind and the initial state of the agent that the payload creates."""
     end = 3 + int.from_bytes(payload[1:3], "big")
     return plain_name(payload[3:end].decode()), payload[end:]
 
 
 def describe_payload(payload: bytes, show: Callable[[bytes], object] = plain) -> object:
-    """Return a readable form of a payload. For a message, it contains the name of its type, and its fields as rendered by `show`. For a
-    creation, it contains the kind and the state."""
+    """Describe a payload in readable text. For a message, the text contains the name of its type and its fields, formatted by `show`. For a
+    creation, the text contains the agent's kind and state."""
     try:
         if payload[:1] == CREATE:
             kind, state = read_creation(payload)

@@ -1,9 +1,10 @@
-"""Status of a fleet and its concerns, as the coordinator reports them to tools. Structs and fields have the same names as in
+"""Status of a fleet and its concerns, as reported by the coordinator to tools. Structs and their fields have the same names as in
 `coordinator.proto`.
 
-A concern is a condition that needs attention, such as a long wait or a missing resource. Each concern contains its age and a remedy. The
-leader detects concerns (`coordinator/leader/leader_concerns.py`). All code that shows, counts or raises alerts for concerns uses `KINDS`.
-`tests/deploy/test_alerts.py` fails if a kind is missing from the docstring of `Concern` (docs/cli.md), from the alerts or from the runbook.
+A concern is a condition that needs attention, such as a long wait or a missing resource. Each concern includes its duration and a remedy.
+The leader detects concerns (`coordinator/leader/leader_concerns.py`). All code that shows, counts or raises alerts for concerns uses
+`KINDS`. The test `tests/deploy/test_alerts.py` fails if a kind is missing from the docstring of `Concern` (docs/cli.md), the alerts or the
+runbook.
 """
 
 import msgspec
@@ -47,45 +48,37 @@ operator may be able to act."""
 
 
 class Concern(msgspec.Struct, frozen=True):
-    """A condition for which the fleet waits, or a resource that it lacks.
+    """A condition for which the fleet is waiting, or a resource that it lacks.
 
     Attributes:
-        kind: one of `KINDS`.
-        hosts: ids of the hosts concerned.
-        since_ns: time in nanoseconds for which this leader has seen the condition.
-        text: description, which is a sentence without a full stop.
-        agents: ids of the agents concerned.
-        remedy: remedy, which is also a sentence without a full stop. "" to use the remedy of the kind.
+        hosts: ids of the affected hosts.
+        since_ns: how long this leader has observed the condition, in nanoseconds.
+        text: description of the condition, as a sentence without the final full stop.
+        agents: ids of the affected agents.
+        remedy: remedy, as a sentence without the final full stop, or "" to use the default remedy of the kind.
 
-    `snapline run` prints each concern that lasts for three seconds, and also its end. Each kind has an alert (docs/runbook.md). If agents
-    of a host wait, `agents` contains the eight agents that have waited longest. The coordinator logs the beginning of each `rpo` and `rto`
-    once, as a warning, and also its end.
+    If a concern lasts for three seconds, `snapline run` prints its beginning and its end. Each kind has an alert (docs/runbook.md). If
+    agents of a host are waiting, `agents` contains the eight agents that have waited longest. The coordinator logs a warning when a concern
+    of the kind `rpo` or `rto` begins, and a message when it ends.
 
-    Kinds:
-        busy: an agent's code blocks the event loop of a live host. The text names the agent, the handler and the line.
-        certificate: the certificate of a host or of the leading replica has expired or is due for renewal.
-        cut: two hosts cannot reach each other.
-        drained: an operator keeps a host without agents.
-        effects: agents are not moved, or hosts do not stop, until running effects have ended.
-        epochs: three or more epochs in a row were aborted, although the store is healthy. The text contains the last reason.
-        hosts: no host is present, because all hosts have left or are lost, or because a new fleet still waits for its first hosts.
-        in_doubt: an agent waits at an effect that may have happened. Either an operator must resolve the effect, or the effect's service
-            has not answered for ten seconds.
-        killer: processes have died while a turn handled a certain message. The concern lasts until a turn of that message succeeds, or the
-            host's process ends between turns.
-        log: a host cannot write its log, so it accepts no inputs, and its durable turns wait.
-        memory: a host's agents are paused, because sender logs and checkpoints that wait for the store fill its memory.
-        plan: a host has not applied the recovery plan.
-        replica: the leading replica is not connected to other replicas, because they are dead or disconnected.
-        restore: a restore of the fleet was requested, but no plan can be made.
-        rollback: an agent's request to restore the fleet was rejected, and the agent waits for an operator.
-        rpo: a failure would undo more work than the fleet's `rpo_s` allows. The concern lasts until an epoch is on time again.
-        rto: a failure stopped the fleet for longer than its `rto_s`. The concern lasts until a later recovery is on time.
-        spare: a host is alive but currently receives no agents, because it blocked the fleet.
-        stop: a host has not reported whether the fleet may stop, or the fleet ends as soon as running effects have ended.
-        store: a recovery waits for the store, or for an operator because all snapshots are damaged.
-        turn: an agent is suspended in a durable turn that the current code cannot continue, because the journal differs, the handler is
-            missing, or something cannot be decoded.
+    Kinds: busy: an agent's code blocks the event loop of a live host. The text contains the agent, the handler and the line. certificate:
+        the certificate of a host or of the leading replica has expired or is due for renewal. cut: two hosts cannot reach each other.
+        drained: an operator has drained a host, so that it has no agents. effects: before agents move or hosts stop, running effects must
+        end. epochs: at least three consecutive epochs were aborted, although the store is healthy. The text contains the latest reason.
+        hosts: no host is present, because all hosts have left or are lost, or because a new fleet is still waiting for its first hosts.
+        in_doubt: an agent waits for an effect that may or may not have been executed. Either an operator must resolve the effect, or the
+        effect's external service has not replied for ten seconds. killer: processes have died while handling a certain message. The concern
+        lasts until a turn handles this message successfully, or the host's process ends between turns. log: a host cannot write its log, so
+        it accepts no inputs and its durable turns wait. memory: a host's agents are paused, because its memory is filled by sender logs and
+        by checkpoints that wait for the store. plan: a host has not applied the recovery plan yet. replica: the leading replica is not
+        connected to some other replicas, because they are dead or disconnected. restore: a restore of the fleet was requested, but no
+        recovery plan can be made. rollback: an agent's request to restore the fleet was rejected, and the agent waits for an operator. rpo:
+        a failure would undo more work than the fleet's `rpo_s` allows. The concern lasts until an epoch is completed in time again. rto: a
+        failure stopped the fleet for longer than its `rto_s`. The concern lasts until a later recovery is fast enough. spare: a host is
+        alive but currently receives no agents, because it blocked the fleet. stop: a host has not reported whether the fleet may stop, or
+        the fleet waits for running effects before it ends. store: a recovery waits for the store, or all snapshots are damaged and the
+        recovery waits for an operator. turn: an agent is suspended in a durable turn that the current code cannot continue. The code does
+        not match the journal, the handler is missing, or data cannot be decoded.
     """
 
     kind: str
@@ -97,7 +90,7 @@ class Concern(msgspec.Struct, frozen=True):
 
 
 def remedy_of(concern: Concern) -> str:
-    """Return the concern's own remedy if it has one, otherwise the remedy of its kind."""
+    """Return the concern's own remedy if it is set, otherwise the default remedy of its kind."""
     host, agent = next(iter(concern.hosts), "ID"), next(iter(concern.agents), "AGENT")
     return concern.remedy or KINDS[concern.kind].format(host=host, agent=agent)
 
@@ -106,15 +99,15 @@ class HostStatus(msgspec.Struct, frozen=True):
     """Status of a host. `state` is "alive", "lost" or "left".
 
     Attributes:
-        log_messages, log_bytes: number and total size of the messages in memory that were sent since their sender's last checkpoint. These
-            and the next four figures are 0 with `chandy-lamport`.
-        checkpoints, forced: number of all checkpoints, and number of forced checkpoints among them.
-        piggyback_bytes, piggybacked: total size of the protocol data on messages, and number of these messages.
-        inputs_waiting: number of inputs from clients that no turn has consumed.
+        log_messages, log_bytes: number and total size of messages in memory that were sent after their sender's last checkpoint. These
+            numbers and the next four fields are 0 with `chandy-lamport`.
+        checkpoints, forced: number of all checkpoints, and how many of them were forced.
+        piggyback_bytes, piggybacked: total size of protocol data on messages, and number of messages that carry protocol data.
+        inputs_waiting: number of client inputs that no turn has consumed yet.
         outputs_waiting, output_bytes_waiting: number and total size of the outputs that are not known to be released.
-        agents_full: number of agents that accept no inputs and start no turns of their own until some of their outputs are released.
+        agents_full: number of agents that accept no inputs and start no turns on their own until some of their outputs are released.
         is_drained: whether an operator has drained the host, so that no agents are placed on it.
-        agents_standing: number of agents that wait for an operator. The fleet's concerns name these agents.
+        agents_standing: number of agents that are waiting for an operator. The fleet's concerns name these agents.
     """
 
     host: str
@@ -144,20 +137,21 @@ class StoreStatus(msgspec.Struct, frozen=True):
     """Location and state of the store.
 
     A degraded store never stops the agents, but their work is not saved while the store is degraded. After three consecutive epochs that
-    could not be stored, the coordinator waits for one second before the next epoch. The wait doubles after each further failure, up to one
-    minute. The first success ends this. Snapshots that are requested manually or taken before a recovery are attempted at once.
+    could not be stored, the coordinator waits for one second before it begins the next epoch. The delay doubles after each further failure,
+    up to one minute. The delay ends with the first epoch that is stored. Snapshots that are requested manually or needed before a recovery
+    are attempted immediately.
 
-    With message logging, agents defer basic checkpoints while more than 16,384 checkpoints or 128 MiB wait on a host; forced checkpoints
-    are still taken. If the sender logs reach 256 MiB of a host's memory, its agents are paused (concern `memory`).
+    With message logging, agents defer basic checkpoints while more than 16,384 checkpoints or 128 MiB wait on a host. Forced checkpoints
+    are still taken. If the sender logs reach 256 MiB of a host's memory, the host's agents are paused (concern `memory`).
 
     Attributes:
-        state: "ok", or "degraded" if epochs or agents' checkpoints cannot be stored. It is "" if it is unknown, because only the leader
-            knows the state.
-        since_ns: time in nanoseconds for which the store has been degraded.
-        reason: the latest failure. "" if the store is not degraded.
+        state: "ok", or "degraded" if epochs or agents' checkpoints cannot be stored. `state` is "" if the state is unknown, because only
+            the leader knows it.
+        since_ns: how long the store has been degraded, in nanoseconds.
+        reason: the latest failure, or "" if the store is not degraded.
         location: path or URL of the store.
-        next_try_ns: time in nanoseconds until the next periodic epoch. 0 if it begins now, or if there are no periodic epochs.
-        skipped: number of epoch triggers and basic checkpoints that were deferred because of the store's state.
+        next_try_ns: nanoseconds until the next periodic epoch. `next_try_ns` is 0 if that epoch begins now or there are no periodic epochs.
+        skipped: number of epochs and basic checkpoints that were deferred because of the store's state.
     """
 
     location: str = ""
@@ -172,9 +166,8 @@ class ForkedFrom(msgspec.Struct, frozen=True):
     """Origin of a forked fleet.
 
     Attributes:
-        name: name of the fork.
-        parent, parent_name: cluster id and name of the fleet from which the fork was made.
-        epoch: epoch number of the snapshot from which the fork was made. It is the same in both fleets.
+        parent, parent_name: cluster id and name of the original fleet.
+        epoch: epoch number of the snapshot from which the fork was created. The number is the same in the original fleet and the fork.
         is_live: whether the fork may perform external effects.
     """
 
@@ -186,15 +179,15 @@ class ForkedFrom(msgspec.Struct, frozen=True):
 
 
 class RecoveryTime(msgspec.Struct, frozen=True):
-    """Duration of a finished recovery, and the work that it undid.
+    """Duration of a completed recovery, and the work that it undid.
 
     Attributes:
-        is_failure: whether the cause was the failure of a host or an agent. If False, agents were moved, or the fleet was restored.
+        is_failure: whether a host or an agent had failed. If `is_failure` is false, agents were moved or the fleet was restored.
         plan_ns: time from the first suspicion of a failure until the plan was committed.
         load_ns: time from the commit until all hosts had applied the plan.
-        rolled_back: how many of the agents did not keep their live state.
-        lost_ns: amount of work lost, as a time. None if it is unknown because agents take checkpoints independently.
-        checkpoints_lost: total number of durable checkpoints that lie after the recovery line, over all agents.
+        rolled_back: number of agents that did not keep their live state.
+        lost_ns: duration of the lost work, or None if it is unknown because agents take checkpoints independently.
+        checkpoints_lost: number of durable checkpoints after the recovery line, summed over all agents.
     """
 
     plan: int = 0
@@ -208,15 +201,16 @@ class RecoveryTime(msgspec.Struct, frozen=True):
 
 
 class LossStatus(msgspec.Struct, frozen=True):
-    """The cost that a failure would have now, and the cost of earlier failures.
+    """What a failure would cost now, and what earlier failures have cost.
 
     Attributes:
-        at_risk_ns: amount of work that would be lost if all hosts failed now, as a time. It is an upper bound if agents take checkpoints
-            independently. None if the fleet is not running.
-        failures: number of failures during the last `observed_ns`, the time since the oldest plan that is kept (at most 64 plans are kept).
-        recoveries: the last eight finished recoveries, oldest first.
-        rpo_ns, rto_ns: recovery objectives in the fleet's definition. 0 if they are not set.
-        missed: objectives that are currently missed, "rpo" or "rto" or both. Only the leader knows them.
+        at_risk_ns: duration of the work that would be lost if all hosts failed now, or None if the fleet is not running. `at_risk_ns` is an
+            upper bound if agents take checkpoints independently.
+        failures: number of failures during the last `observed_ns` nanoseconds. The observation period begins with the oldest plan that is
+            kept. At most 64 plans are kept.
+        recoveries: the last eight completed recoveries, oldest first.
+        rpo_ns, rto_ns: the recovery objectives in the fleet's definition; 0 if they are not set.
+        missed: the objectives that are currently missed: "rpo", "rto", both or none. Only the leader knows this value.
     """
 
     at_risk_ns: int | None = None
@@ -229,19 +223,19 @@ class LossStatus(msgspec.Struct, frozen=True):
 
 
 class IntervalStatus(msgspec.Struct, frozen=True):
-    """Cost of epochs, measured on the newest epoch that was completed by the process that now leads. These measurements are None if there
-    is no such epoch yet.
+    """Cost of epochs, measured on the newest epoch that was completed under the current leader's process. If there is no such epoch yet,
+    the measured fields are None.
 
     Attributes:
-        period_ns: time between two periodic epochs. 0 if epochs are taken only on request.
-        policy: checkpointing policy if agents take checkpoints independently. "" if they do not.
+        period_ns: time between two periodic epochs; 0 if epochs are taken only on request.
+        policy: the checkpointing policy if agents take checkpoints independently, otherwise "".
         epochs: number of complete epochs in the retained history. `duration_ns`, `duration_max_ns` and `gap_ns` are measured over these
             epochs.
-        duration_ns, duration_max_ns: mean and longest time from the start of an epoch until it was decided.
-        gap_ns: mean time between the starts of two consecutive epochs under one plan. 0 if it is unknown.
+        duration_ns, duration_max_ns: mean and maximum time from the start of an epoch until it was completed.
+        gap_ns: mean time between the starts of two consecutive epochs under the same plan; 0 if it is unknown.
         pause_ns: longest time for which a single agent was paused.
-        capture_ns: total time for which a host's agents were paused, one after another. The value is that of the host with the largest
-            total.
+        capture_ns: total time for which the agents of a host were paused, one after another. `capture_ns` is the time of the host with the
+            longest total time.
         new_bytes: number of bytes written for the epoch.
         state_bytes: total size of the agents' states in the epoch, including unchanged parts that were not written again.
         channel_state_bytes: total size of the messages in transit in the epoch.
@@ -263,12 +257,12 @@ class IntervalStatus(msgspec.Struct, frozen=True):
 class FleetStatus(msgspec.Struct, frozen=True):
     """Status of the fleet. `phase` is "forming", "running", "recovering", "finished" or "failed".
 
-    `caller_role` is the caller's role, such as "operator". It is "" in a fleet without certificates, where every caller has all
-    permissions.
+    `caller_role` is the role of the caller, such as "operator". `caller_role` is "" in a fleet without certificates, where every caller has
+    all permissions.
 
     `stored_log_bytes` is the total size of the stored sender logs that the last complete epoch still needs.
 
-    In JSON, times that are in nanoseconds (`…_ns`) in this struct and its parts are in seconds (`…_s`), and None is null.
+    In JSON, times in nanoseconds (`…_ns`) become times in seconds (`…_s`), and None becomes null.
     """
 
     fleet: str = ""
@@ -305,17 +299,17 @@ class FleetStatus(msgspec.Struct, frozen=True):
     caller_role: str = ""
 
     def total(self, name: str) -> int:
-        """Return the sum of a figure over all hosts."""
+        """Return the sum of a field over all hosts."""
         return sum([getattr(host, name) for host in self.hosts])
 
 
 class Standing(msgspec.Struct, frozen=True, gc=False):
-    """Leadership as one replica sees it. Other replicas may have newer information.
+    """Leadership from the point of view of one replica. Other replicas may have newer information.
 
     Attributes:
-        term: Raft term. 0 before the first election.
-        leader: id of the leader. Empty if it is unknown.
-        is_leader: whether this replica leads.
+        term: Raft term; 0 before the first election.
+        leader: id of the leader; empty if the leader is unknown.
+        is_leader: whether this replica is the leader.
     """
 
     term: int = 0
@@ -327,15 +321,14 @@ class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Status of one replica at a point in time.
 
     Attributes:
-        node: id of the replica.
-        standing: leadership as this replica sees it.
+        standing: leadership from the point of view of this replica.
         is_learner: whether the replica has lost its log and must not vote until it has caught up.
         has_quorum: whether the replica is connected to a majority of replicas, including itself.
-        connected: sorted ids of the other replicas to which this replica can send.
+        connected: sorted ids of the other replicas to which this replica can send messages.
         commit_index: index of the last log entry that is known to be committed.
         applied: index of the last log entry that this replica has applied.
-        first_index, last_index: indices of the first and the last entry in the replica's journal.
-        journal_bytes: total size of the journal's entries.
+        first_index, last_index: indices of the first and last entries in the replica's journal.
+        journal_bytes: total size of all entries in the journal.
     """
 
     node: str
@@ -351,12 +344,12 @@ class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AskedReplica(msgspec.Struct, frozen=True):
-    """A replica of the coordinator, and the status that the replica itself has reported.
+    """A replica of the coordinator, and the status that it has reported.
 
     Attributes:
-        id, address: id and address by which the replicas know this replica.
-        status: the reported status. None if the replica has not answered.
-        problem: reason why the replica has not answered. "" if it has.
+        id, address: the replica's id and address among the replicas.
+        status: the reported status, or None if the replica has not replied.
+        problem: why the replica has not replied, or "" if it has replied.
     """
 
     id: str
@@ -366,9 +359,9 @@ class AskedReplica(msgspec.Struct, frozen=True):
 
 
 class SnapshotOutcome(msgspec.Struct, frozen=True):
-    """Outcome of a requested snapshot. `epoch` is 0 if no epoch was started.
+    """Outcome of a snapshot request. `epoch` is 0 if no epoch was started.
 
-    If both `is_complete` and `reason` are set, `epoch` is an earlier epoch, since the recovery line has not advanced since then.
+    If `is_complete` is true and `reason` is not empty, `epoch` is an earlier epoch, after which the recovery line has not advanced.
     """
 
     epoch: int

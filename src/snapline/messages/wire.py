@@ -1,8 +1,10 @@
-"""Wire format of messages between hosts, tools and the coordinator. Structs are converted to protobuf messages and back, by field name.
+"""Wire format of messages between hosts, tools and the coordinator. Structs are converted to protobuf messages and back by matching field
+names.
 
-The cores handle msgspec structs. Protobuf is used only on the wire and in the log. A struct and its message have the same field names. A
-scalar is copied, a tuple becomes a repeated field, a dict becomes a map (decoded in sorted order), a struct becomes a nested message, and
-None becomes an absent field. For each class, a conversion expression is compiled when the class is first used.
+The cores use msgspec structs. Protobuf is used only on the wire and in the log. A struct and the corresponding protobuf message have the
+same field names. A tuple becomes a repeated field, a dict becomes a map that is decoded in sorted order, and a struct becomes a nested
+message. A scalar is copied, and None becomes an absent field. A conversion function is compiled for each class when the class is first
+used.
 """
 
 import types
@@ -50,7 +52,7 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 @cache
 def writer_of(struct_class: type[StructT], message_class: Callable[..., Message]) -> Callable[[StructT], Message]:
-    """Return the function that converts an instance of `struct_class` into a `message_class`."""
+    """Return the function that converts instances of `struct_class` to `message_class` messages."""
     scope: dict[str, Any] = {"message": message_class}
     fields = [f"{field.name}={_written(field, message_class, scope)}" for field in msgspec.structs.fields(struct_class)]
     return _compiled(f"lambda value: message({', '.join(fields)})", scope)
@@ -58,14 +60,15 @@ def writer_of(struct_class: type[StructT], message_class: Callable[..., Message]
 
 @cache
 def reader_of(struct_class: type[StructT]) -> Callable[[Message], StructT]:
-    """Return the function that converts a message into an instance of `struct_class`. Absent fields get protobuf's default values."""
+    """Return the function that converts protobuf messages to instances of `struct_class`. Absent fields get the default values of
+    protobuf."""
     scope: dict[str, Any] = {"struct": struct_class}
     fields = [_read(field, scope) for field in msgspec.structs.fields(struct_class)]
     return _compiled(f"lambda message: struct({', '.join(fields)})", scope)
 
 
 def _written(field: msgspec.structs.FieldInfo, message_class: Any, scope: dict[str, Any]) -> str:
-    """Return the source of the expression that converts one field of a struct into a field of a message. If the value is None, the field is
+    """Return the source code of the expression that converts a struct field to a message field. If the value is None, the field is
     absent."""
     value, struct_class = f"value.{field.name}", _struct_in(field.type)
     if struct_class is None:
@@ -80,7 +83,7 @@ def _written(field: msgspec.structs.FieldInfo, message_class: Any, scope: dict[s
 
 
 def _read(field: msgspec.structs.FieldInfo, scope: dict[str, Any]) -> str:
-    """Return the source of the expression that converts one field of a message into a field of a struct."""
+    """Return the source code of the expression that converts a message field to a struct field."""
     expression, struct_class = f"message.{field.name}", _struct_in(field.type)
     if struct_class is not None:
         read = f"read_{field.name}"
@@ -104,7 +107,7 @@ def _is_optional(kind: Any) -> bool:
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """Return the class of the structs that a field of this type holds, or None if the field holds no structs."""
+    """Return the class of the structs that a field of this type contains, or None if it contains no structs."""
     of = get_args(kind)[0] if _is_repeated(kind) or _is_optional(kind) else kind
     return of if isinstance(of, type) and issubclass(of, msgspec.Struct) else None
 
@@ -115,15 +118,14 @@ def _compiled(source: str, scope: dict[str, Any]) -> Callable[..., Any]:
 
 
 def structs_of(envelope_class: Callable[..., Message], base: type[StructT]) -> dict[str, type[StructT]]:
-    """Return, for each subclass of `base`, the name of the envelope's field whose message has the same name as the subclass, mapped to the
-    subclass."""
+    """Map envelope fields to subclasses of `base`. Each subclass has the same name as the message type of its field."""
     described: Any = envelope_class
     fields = {field.message_type.name: field.name for field in described.DESCRIPTOR.oneofs_by_name["kind"].fields}
     return {fields.pop(struct.__name__): struct for struct in base.__subclasses__()}
 
 
 def parsed(message_class: Callable[..., Message], data: bytes) -> Message:
-    """Parse `data` as a `message_class` and return the message. Raises ProtocolError if `data` is invalid."""
+    """Parse `data` as a `message_class` message. Raises ProtocolError if `data` is invalid."""
     message = message_class()
     try:
         message.ParseFromString(data)
@@ -133,14 +135,14 @@ def parsed(message_class: Callable[..., Message], data: bytes) -> Message:
 
 
 class OneofCodec(Generic[StructT]):
-    """Codec for structs that share one protobuf envelope, which contains one of them in its `oneof kind`.
+    """Codec for structs that share a protobuf envelope. The envelope's `oneof kind` contains exactly one of the structs.
 
     Attributes:
         descriptor: protobuf descriptor of the envelope.
     """
 
     def __init__(self, envelope_class: Callable[..., Message], structs: Mapping[str, type[StructT]]) -> None:
-        """Create the codec. `structs` maps the name of each field in the oneof to the struct class for that field's message."""
+        """Create a codec. `structs` maps the name of each field in the oneof to the struct class of the field."""
         # Generated classes have a descriptor, but the type stubs declare it only for the concrete class.
         described: Any = envelope_class
         self.descriptor: Any = described.DESCRIPTOR
@@ -150,7 +152,7 @@ class OneofCodec(Generic[StructT]):
         self._messages = {name: self.descriptor.fields_by_name[name].message_type._concrete_class for name in structs}
 
     def wrap(self, value: StructT, **fields: object) -> Message:
-        """Return an envelope that contains `value` in its oneof. `fields` are the values of the envelope's other fields."""
+        """Return an envelope whose oneof contains `value`. `fields` contains the values of the envelope's other fields."""
         name = self._names[type(value)]
         return self._envelope_class(**{name: self._message_of(name, value)}, **fields)
 
@@ -158,7 +160,7 @@ class OneofCodec(Generic[StructT]):
         """Return the struct in the envelope's oneof.
 
         Raises:
-            ProtocolError: the oneof is empty, or holds a kind that only a later version knows.
+            ProtocolError: the oneof is empty or contains a kind that is unknown to this version.
         """
         name = envelope.WhichOneof("kind")
         if name is None or name not in self._structs:
@@ -167,24 +169,24 @@ class OneofCodec(Generic[StructT]):
         return value
 
     def encode(self, value: StructT) -> bytes:
-        """Return the encoded envelope that contains `value`."""
+        """Encode an envelope that contains `value`."""
         return self.wrap(value).SerializeToString()
 
     def decode(self, data: bytes) -> StructT:
-        """Return the struct in an encoded envelope.
+        """Decode an envelope, and return the struct that it contains.
 
         Raises:
-            ProtocolError: the bytes are not an envelope, or the envelope holds no kind that this version knows.
+            ProtocolError: the bytes are not an envelope, or it contains no kind that this version knows.
         """
         return self.unwrap(self.parse(data))
 
     def kind_bytes(self, value: StructT) -> bytes:
-        """Return the canonical encoding of `value` without its envelope. Equal values have equal encodings."""
+        """Return the canonical encoding of `value`, without an envelope. Equal values have equal encodings."""
         name = self._names[type(value)]
         return name.encode() + b"\0" + self._message_of(name, value).SerializeToString(deterministic=True)
 
     def parse(self, data: bytes) -> Message:
-        """Parse `data` as an envelope and return the envelope. Raises ProtocolError if `data` is invalid."""
+        """Parse `data` as an envelope message. Raises ProtocolError if `data` is invalid."""
         return parsed(self._envelope_class, data)
 
     def _message_of(self, name: str, value: StructT) -> Message:
@@ -251,7 +253,7 @@ decode_directive: Callable[[bytes], Directive] = directives.decode
 
 
 def path_of(call: str) -> str:
-    """Return the full name of the gRPC call that a tool makes."""
+    """Return the full gRPC method name of a tool's call."""
     return f"/{_CALLS[call].containing_service.full_name}/{call}"
 
 
@@ -274,7 +276,7 @@ def decode_reply(call: str, data: bytes) -> Any:  # each call has its own type o
 
 
 def in_parts(data: bytes) -> Iterator[bytes]:
-    """Yield the messages in which a host's encoded message is sent. If it is larger than `PART_BYTES`, yield several `MessagePart`
+    """Yield a host's encoded message for sending. If the message is larger than `PART_BYTES`, split it into several `MessagePart`
     messages."""
     if len(data) <= PART_BYTES:
         yield data

@@ -1,48 +1,47 @@
-"""Advice on the best protocol and checkpoint interval for a running fleet, computed from the fleet's own measurements.
+"""Advice on the best protocol and checkpoint interval for a running fleet, based on the fleet's own measurements.
 
 Theory of operation
 -------------------
-The fleet measures the *price* C of the checkpoints of one interval, the time D until an epoch is complete, the time R that recoveries take,
-and the number of failures. C is the time for which the agents of one host wait for their checkpoints, on the host where this time is
-longest. These values determine
+The fleet measures the *price* C of the checkpoints in one interval, the time D until an epoch is complete, the duration R of recoveries,
+and the number of failures. C is the longest time for which the agents of any single host wait for their checkpoints. The following values
+are derived from these measurements:
 
-- the mean time M between failures, with confidence limits, or with only a lower limit if no failure was observed;
-- the interval, which is Daly's interval for C and M (`policy.py`), but not less than D or `INTERVAL_MIN_S`. It must also be short enough
-  that the oldest work that can be lost, interval + D, stays within the RPO. Daly's interval grows with the square root of M, so an
-  uncertain M has a reduced effect;
-- the cost of an hour, where T is the interval: the overhead C/T, and for each failure the repeated work T/2 + D plus R. Under koo-toueg,
-  participants are blocked until the round is decided, so D is used as the price C.
+- the mean time M between failures, with confidence limits, or with only a lower limit if no failure was observed.
+- the checkpoint interval, which is Daly's interval for C and M (`policy.py`), but at least D and at least `INTERVAL_MIN_S`. The interval
+  must also be short enough that the work lost by a failure, at most interval + D, stays within the RPO. Daly's interval grows only with the
+  square root of M, so errors in M have a reduced effect.
+- the cost per hour, which for an interval T consists of the overhead C/T and, for each failure, the repeated work T/2 + D and the recovery
+  time R. Under koo-toueg, agents are blocked until the checkpoint round is decided, so D is used as the price C.
 
-*Other protocols* are not running, so their costs can only be bounded. If agents take checkpoints independently, a failure rolls back a
-share s of the agents, each by half of its own interval, so the best interval is Daly's for C and M/s. For `bcs`, the patterns measured in
-docs/protocols.md give the range of s. The cost of sender logs is unknown as long as no such logs are written, so there is no upper bound.
-Therefore a different protocol is advised only if there is direct evidence against the current one:
+*Other protocols* are not running, so only bounds on their costs can be given. If agents take checkpoints independently, each failure rolls
+back a share s of the agents by half of their interval. So the best interval is Daly's interval for C and M/s. For `bcs`, the range of s is
+taken from the patterns measured in docs/protocols.md. The cost of sender logs is unknown while the fleet writes no sender logs, so there is
+no upper bound. A different protocol is therefore advised only if there is direct evidence against the current protocol:
 
-- epochs take longer than the interval between them, or are aborted. Under a coordinated protocol, the longest turn of any agent delays all
-  agents, while under `bcs` it delays only its own agent;
-- under `uncoordinated`, the recovery line lags behind by several intervals, which indicates the domino effect;
-- under a communication-induced protocol, the number of forced checkpoints per basic checkpoint is higher than in any pattern measured under
-  `bcs`.
+- Epochs take longer than the interval between them, or are aborted. Under a coordinated protocol, the longest turn of any agent delays all
+  agents. Under `bcs`, a long turn delays only its own agent.
+- Under `uncoordinated`, the recovery line is older than several intervals, which indicates the domino effect.
+- Under a communication-induced protocol, the ratio of forced to basic checkpoints is higher than in any pattern measured under `bcs`.
 
-Without such evidence, the advice is to keep the fleet's protocol, which is fixed for the life of the fleet, unless a different protocol is
-clearly cheaper. If a different protocol might be cheaper, the advice states the largest possible saving. `snapline sim compare` can measure
-the saving, because it runs the same agents under both protocols.
+Without this evidence, the advice is to keep the fleet's protocol, which cannot be changed later, unless another protocol is clearly
+cheaper. If another protocol might be cheaper, the advice contains the largest possible saving. `snapline sim compare` measures the saving
+by running the same agents under both protocols.
 
 Cost of an hour
 ---------------
-Advice that is based on simulations uses the same costs. The expected cost of an hour is
+Advice based on simulations uses the same cost model. The expected cost per hour is
 
     3600 s × (overhead without failures + loss per failure / mean time between failures)
 
-where the overhead is the time that checkpoints add, as a share of the running time, and the loss per failure is the repeated work plus the
-duration of the recovery (J. T. Daly, FGCS 22(3), 2006, section 2, to first order). Among the protocols whose cost cannot be distinguished
-from that of the cheapest protocol, the simplest one is chosen. Coordinated protocols are simpler than uncoordinated ones, which are simpler
-than communication-induced ones.
+where the overhead is the time that checkpoints add, as a fraction of the running time. The loss per failure is the repeated work plus the
+duration of the recovery (Daly, FGCS 22(3), 2006, section 2, to first order). If the costs of several protocols cannot be distinguished from
+the lowest cost, the simplest of these protocols is chosen. Coordinated protocols are the simplest, followed by uncoordinated protocols and
+then by communication-induced protocols.
 
-*Mean time between failures.* Memoryless failures form a Poisson process. So the observed number of failures yields the failure rate, with
-the exact confidence limits of F. Garwood (Biometrika 28, 1936). At the lower limit, at least this number of failures would be observed with
-a probability of 2.5 %. At the upper limit, at most this number would be observed with a probability of 2.5 %. If no failure was observed in
-a time t, the mean is greater than t / 3.0 with 95 % confidence (rule of three: e^-3 = 5 %).
+*Mean time between failures.* Memoryless failures form a Poisson process. So the exact confidence limits for the failure rate follow from
+the observed number of failures (Garwood, Biometrika 28, 1936). If the true rate equals the lower limit, the probability of observing at
+least this number of failures is 2.5 %. If the true rate equals the upper limit, the probability of observing at most this number of
+failures is 2.5 %. If no failure was observed during a time t, the mean exceeds t / 3.0 with 95 % confidence (rule of three: e^-3 = 5 %).
 """
 
 import math
@@ -71,7 +70,7 @@ STEPS = 80
 
 
 def hourly_cost_s(overhead: float, *, loss_s: float, mtbf_s: float) -> float:
-    """Return the number of seconds per hour that checkpoints and failures cost."""
+    """Return how many seconds per hour are lost because of checkpoints and failures."""
     return HOUR_S * (overhead + loss_s / mtbf_s)
 
 
@@ -84,10 +83,10 @@ class Mtbf(msgspec.Struct, frozen=True):
     """A fleet's mean time between failures, in seconds.
 
     Attributes:
-        mean_s: the mean. None if no failure has happened yet.
-        low_s, high_s: confidence limits (95 %). `high_s` is infinite if it is unknown.
-        failures, observed_s: number of failures, and observation time, from which the mean was computed. Both are 0 if the mean was
-            declared.
+        mean_s: the mean, or None if no failure has occurred yet.
+        low_s, high_s: 95 % confidence limits. `high_s` is infinite if no upper limit is known.
+        failures, observed_s: the number of failures and the observation time from which the mean was computed. Both are 0 if the mean was
+            declared by the user.
     """
 
     mean_s: float | None
@@ -98,10 +97,10 @@ class Mtbf(msgspec.Struct, frozen=True):
 
 
 def declared_mtbf(mtbf_s: float) -> Mtbf:
-    """Return the mean time between failures that a user has declared.
+    """Return the mean time between failures from a value declared by the user.
 
     Raises:
-        UsageError: the value is not a positive, finite time.
+        UsageError: the value is not a positive and finite time.
     """
     if not (math.isfinite(mtbf_s) and mtbf_s > 0):
         raise UsageError(f"mtbf_s is {mtbf_s}: give the fleet's mean time between failures in seconds")
@@ -109,10 +108,10 @@ def declared_mtbf(mtbf_s: float) -> Mtbf:
 
 
 def observed_mtbf(failures: int, observed_s: float) -> Mtbf:
-    """Return the mean time between failures, estimated from observed failures.
+    """Estimate the mean time between failures from observed failures.
 
     Raises:
-        UsageError: a number is negative, or there are failures although the observation time is 0.
+        UsageError: a number is negative, or failures were observed in an observation time of 0.
     """
     if failures < 0 or not (math.isfinite(observed_s) and observed_s >= 0) or (failures and not observed_s):
         raise UsageError(f"{failures} failures in {observed_s} s is not possible")
@@ -123,13 +122,13 @@ def observed_mtbf(failures: int, observed_s: float) -> Mtbf:
 
 
 def poisson_limits(count: int) -> tuple[float, float]:
-    """Return the 95 % confidence limits for the mean of a Poisson distribution, given that `count` events were observed (Garwood 1936)."""
+    """Return the 95 % confidence limits for the mean of a Poisson distribution from which `count` events were observed (Garwood 1936)."""
     high = _mean_where(count, TAIL)
     return (_mean_where(count - 1, 1 - TAIL) if count else 0.0), high
 
 
 def _mean_where(count: int, chance: float) -> float:
-    """Return the mean for which the probability of at most `count` events equals `chance`. That probability decreases as the mean
+    """Return the mean at which the probability of at most `count` events equals `chance`. The probability decreases as the mean
     increases."""
     low, high = 0.0, 10.0 + 4.0 * count
     for _ in range(STEPS):
@@ -139,7 +138,8 @@ def _mean_where(count: int, chance: float) -> float:
 
 
 def _at_most(count: int, mean: float) -> float:
-    """Return the probability of at most `count` events. Logarithms are used because the terms may overflow or underflow as floats."""
+    """Return the probability of at most `count` events for this mean. The terms are computed as logarithms, because they may overflow or
+    underflow as floats."""
     if mean == 0:
         return 1.0
     return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(count + 1))
@@ -166,19 +166,19 @@ ABORTED_SHARE = 0.1
 
 
 class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements of a running fleet. Times are in seconds. None means that a value is unknown.
+    """Measurements of a running fleet. Times are in seconds. Unknown values are None.
 
     Attributes:
-        interval_s: time between two checkpoints of an agent, including forced ones. None if checkpoints are taken only on request, or if
-            the interval has not been measured yet.
-        price_s: time for which the agents of a host wait for the checkpoints of one interval.
-        duration_s: mean duration of an epoch. None if no epoch is complete.
+        interval_s: time between two checkpoints of an agent, including forced checkpoints. `interval_s` is None if checkpoints are taken
+            only on request or the interval has not been measured yet.
+        price_s: time for which a host's agents wait for the checkpoints of one interval.
+        duration_s: mean duration of an epoch, or None if no epoch is complete.
         behind_s: age of the newest recovery line.
-        recoveries_s: durations of recoveries after failures.
-        moved, depth: share of the agents that a failure rolled back, and number of checkpoints that each of them lost.
-        checkpoints, forced: number of all checkpoints so far, and of forced checkpoints.
-        completed, aborted: number of complete and of aborted epochs.
-        rpo_s, rto_s: recovery objectives in the fleet's definition.
+        recoveries_s: durations of the recoveries after failures.
+        moved, depth: share of the agents that a failure rolled back, and the number of checkpoints that each of these agents lost.
+        checkpoints, forced: number of all checkpoints so far, and how many of them were forced.
+        completed, aborted: numbers of complete and of aborted epochs.
+        rpo_s, rto_s: the recovery objectives in the fleet's definition.
     """
 
     protocol: str
@@ -204,21 +204,21 @@ class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def forced_ratio(self) -> float | None:
-        """Return the number of forced checkpoints per basic checkpoint, or None if there was no basic checkpoint."""
+        """Return the number of forced checkpoints per basic checkpoint, or None if there were no basic checkpoints."""
         basic = self.checkpoints - self.forced
         return self.forced / basic if basic > 0 else None
 
 
 class BestInterval(msgspec.Struct, frozen=True):
-    """The best checkpoint interval for a given mean time between failures. Times are in seconds.
+    """The best checkpoint interval for a given mean time between failures.
 
     Attributes:
-        interval_s: time from one checkpoint of an agent to the next.
-        every_s: the period to configure for the trigger in order to obtain this interval. It is longer than the interval if messages force
-            additional checkpoints.
-        formula_s: Daly's interval.
-        bound: reason why the interval differs from Daly's: "duration", "least" or "rpo". "" if it does not differ.
-        cost_s: cost of an hour.
+        interval_s: time from one checkpoint of an agent to its next one, in seconds.
+        every_s: period in seconds that must be configured for the trigger in order to achieve this interval. `every_s` is longer than the
+            interval if messages force additional checkpoints.
+        formula_s: Daly's interval in seconds.
+        bound: why the interval differs from Daly's interval: "duration", "least" or "rpo"; "" if it does not differ.
+        cost_s: cost per hour in seconds.
     """
 
     mtbf_s: float
@@ -230,8 +230,8 @@ class BestInterval(msgspec.Struct, frozen=True):
 
 
 class ProtocolCost(msgspec.Struct, frozen=True):
-    """Lower and upper bound of a protocol's cost of an hour, at its best interval. `high_s` is None if it is unknown. `how` describes how
-    the bounds were obtained."""
+    """Lower and upper bound of a protocol's cost per hour, at the protocol's best interval. `high_s` is None if the upper bound is unknown.
+    `how` describes how the bounds were obtained."""
 
     protocol: str
     low_s: float
@@ -243,16 +243,16 @@ class FleetAdvice(msgspec.Struct, frozen=True):
     """The advice for a fleet.
 
     Attributes:
-        protocol: the advised protocol. It is the fleet's current protocol unless there is evidence against it or another protocol is
+        protocol: the advised protocol, which is the fleet's current protocol unless there is evidence against it or another protocol is
             clearly cheaper.
-        is_other_protocol, is_other_interval: whether changing the protocol is worthwhile, and whether changing the interval is.
-        interval: best interval for the most likely mean time between failures. None if that time or the price is unknown.
-        cost_now_s: cost of an hour with the current settings. None if it is unknown.
-        interval_low_s, interval_high_s: best intervals for the two confidence limits of the mean time between failures.
-        intervals: best intervals for several mean times between failures, if the actual mean time is unknown.
-        costs: the costs of the protocols that were compared.
-        why: reasons for the advice, as sentences with numbers.
-        missing: sentences that name unknown values and explain how to obtain them.
+        is_other_protocol, is_other_interval: whether it is worthwhile to change the protocol, and to change the interval.
+        interval: best interval for the most likely mean time between failures, or None if this time or the price is unknown.
+        cost_now_s: cost per hour with the current settings, or None if it is unknown.
+        interval_low_s, interval_high_s: best intervals for the lower and the upper confidence limit of the mean time between failures.
+        intervals: best intervals for several possible mean times between failures, if the actual value is unknown.
+        costs: the costs of the compared protocols.
+        why: reasons for the advice, as sentences that contain numbers.
+        missing: sentences that name the unknown values and explain how to obtain them.
     """
 
     protocol: str
@@ -300,7 +300,7 @@ def advise(figures: RunningFigures, mtbf: Mtbf) -> FleetAdvice:
 
 
 def best_interval(figures: RunningFigures, mtbf_s: float) -> BestInterval:
-    """Return the best interval under the fleet's current protocol. The price must be known."""
+    """Return the best interval under the fleet's current protocol. The price of checkpoints must be known."""
     price_s, share = _price_s(figures), _share(figures)
     formula_s = daly(price_s, mtbf_s / share)
     lowest, bound = max((INTERVAL_MIN_S, "least"), (figures.duration_s or 0.0, "duration"))
@@ -313,7 +313,7 @@ def best_interval(figures: RunningFigures, mtbf_s: float) -> BestInterval:
 
 
 def breaks_rpo(figures: RunningFigures) -> bool:
-    """Return whether a failure at the current interval can lose more work than the fleet's definition allows (RPO)."""
+    """Return whether a failure at the current interval could lose more work than the fleet's RPO allows."""
     if figures.rpo_s is None or figures.interval_s is None:
         return False
     return figures.interval_s + (figures.duration_s or 0.0) > figures.rpo_s
@@ -324,8 +324,8 @@ def _interval_at(figures: RunningFigures, mtbf_s: float) -> float | None:
 
 
 def _price_s(figures: RunningFigures) -> float:
-    """Return the price in seconds. Under koo-toueg it is at least the duration of a round, because participants are blocked until the round
-    is decided."""
+    """Return the price of checkpoints in seconds. Under koo-toueg, it is at least the duration of a checkpoint round, because agents are
+    blocked until the round is decided."""
     blocked_s = (figures.duration_s or 0.0) if figures.protocol == KOO_TOUEG else 0.0
     return max(figures.price_s or 0.0, blocked_s, COST_MIN_S)
 
@@ -351,7 +351,7 @@ def _cost_now_s(figures: RunningFigures, mtbf_s: float) -> float | None:
 
 
 def protocol_costs(figures: RunningFigures, best: BestInterval) -> list[ProtocolCost]:
-    """Return the cost of the fleet's current protocol, followed by bounds for the usual alternatives."""
+    """Return the cost of the fleet's current protocol, followed by bounds on the costs of the usual alternatives."""
     own = ProtocolCost(figures.protocol, best.cost_s, best.cost_s, "from the fleet's own figures")
     other_costs = [
         _other(figures, best, protocol) for protocol in (CHANDY_LAMPORT, BCS) if protocol != figures.protocol
@@ -382,7 +382,7 @@ def _suitable(own: str, costs: Sequence[ProtocolCost], *, is_refuted: bool) -> s
 
 
 def evidence_against(figures: RunningFigures) -> list[str]:
-    """Return the evidence against the fleet's current protocol that does not depend on costs. The result is empty if there is none."""
+    """Return evidence against the fleet's current protocol that does not depend on costs, or an empty result if there is none."""
     if not is_autonomous(figures.protocol):
         return _delayed_by_turns(figures)
     ratio = figures.forced_ratio

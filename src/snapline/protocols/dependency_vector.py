@@ -1,66 +1,67 @@
-"""Protocols of the RDT family. FDAS, FDI and BHMR use dependency vectors, while NRAS, CBR and CAS need no piggyback.
+"""Checkpointing protocols of the RDT family. FDAS, FDI and BHMR use dependency vectors. NRAS, CBR and CAS add no data to messages.
 
 Theory of operation
 -------------------
-RDT (rollback-dependency trackability) means that dependency vectors show every Z-path between checkpoints, just as they show every causal
-path. Then no checkpoint is useless (G6), and the vectors alone determine the earliest and the latest consistent cut that contains a given
-checkpoint. A Z-path is not causal if it leaves some agent by a message that was sent *before* the path's previous message was received in
-the same interval. So each protocol takes a checkpoint between certain sends and receives:
+RDT (rollback-dependency trackability) means that dependency vectors show every Z-path between checkpoints, not only causal paths. RDT
+implies that no checkpoint is useless (G6). The vectors alone determine the earliest and the latest consistent cut that contains a given
+checkpoint. A Z-path is not causal if some agent sends a message of the path *before* it receives the previous message of the path in the
+same interval. So each protocol forces a checkpoint between certain sends and receives:
 
-- CAS, checkpoint after send: immediately after sends. Departure: one checkpoint follows all sends of a turn, since no receive can come
-  between them. In a trace, where turns are not known, a checkpoint follows each send.
-- CBR, checkpoint before receive: before every receive.
-- NRAS, no receive after send: before a receive, if there was a send in the interval.
-- FDI, fixed dependency interval: before a receive that changes the vector, if there was a send or a receive in the interval.
-- FDAS, fixed dependency after send: before a receive that changes the vector, if there was a send in the interval.
+- CAS (checkpoint after send) takes a checkpoint immediately after sends. Departure: a single checkpoint follows all sends of a turn,
+  because no receive can occur between them. In a trace, where turns are unknown, a checkpoint follows each send.
+- CBR (checkpoint before receive) takes a checkpoint before every receive.
+- NRAS (no receive after send) takes a checkpoint before a receive if the interval contains a send.
+- FDI (fixed dependency interval) takes a checkpoint before a receive that changes the vector if the interval contains a send or a receive.
+- FDAS (fixed dependency after send) takes a checkpoint before a receive that changes the vector if the interval contains a send.
 
-In the same state, FDI and NRAS force a checkpoint whenever FDAS does, and CBR forces one whenever any of these three does. CAS, CBR and
-NRAS are baselines. Their vectors would only serve to find consistent cuts, so a live fleet does not send them.
+In the same state, FDI and NRAS force a checkpoint whenever FDAS does. CBR forces a checkpoint whenever any of these three protocols does.
+CAS, CBR and NRAS are included only for comparison. A live fleet does not send their vectors, which would serve only for finding consistent
+cuts.
 
-Sources: D. L. Russell, "State Restoration in Systems of Communicating Processes", IEEE TSE 6(2), 1980 (NRAS); Y.-M. Wang, "Consistent
-Global Checkpoints that Contain a Given Set of Local Checkpoints", IEEE Transactions on Computers 46(4), 1997 (FDAS and the family).
+Sources: Russell, "State Restoration in Systems of Communicating Processes", IEEE TSE 6(2), 1980 (NRAS); Wang, "Consistent Global
+Checkpoints that Contain a Given Set of Local Checkpoints", IEEE Transactions on Computers 46(4), 1997 (FDAS and the family).
 
-Encoding: entry k of the vector is the number of k's checkpoints in the causal past, including the initial checkpoint. It equals the index
-of k's current interval plus one, and 0 means that k is unknown. Comparisons have the same results as with the indices.
+Encoding: entry k of the vector is the number of checkpoints of agent k in the causal past, including the initial checkpoint. The entry
+equals the index of k's current interval plus one. An entry of 0 means that agent k is unknown. Comparing these numbers gives the same
+results as comparing the indices.
 
-Why deltas are correct (`piggyback` has the general argument): merging takes the entrywise maximum. An omitted entry was contained in an
-earlier message of the channel, so it is not higher than the receiver's entry. Therefore it would neither force a checkpoint nor change the
-vector.
+Why deltas are correct (`piggyback` contains the general argument): vectors are merged by taking the maximum of each entry. An omitted entry
+was contained in an earlier message on the same channel, so it is not higher than the receiver's entry. So the omitted entry would neither
+force a checkpoint nor change the vector.
 
 BHMR
 ----
-BHMR ensures RDT with fewer forced checkpoints than FDAS, but adds a bit matrix to every message.
+BHMR guarantees RDT with fewer forced checkpoints than FDAS, but adds a bit matrix to each message.
 
-FDAS forces a checkpoint when a message that reports a newer interval arrives after a send. The resulting Z-path may be harmless. If a
-causal path connects the same two intervals, the vectors already show the dependency, and no checkpoint is needed. To detect this, each
-agent keeps, in addition to the dependency vector,
+FDAS forces a checkpoint if a message that reports a newer interval arrives after a send. The resulting Z-path may be harmless. If a causal
+path connects the same two intervals, the vectors already show the dependency, so no checkpoint is needed. To detect harmless Z-paths, each
+agent keeps the following data in addition to the dependency vector:
 
-- simple[k]: whether no causal path from k's last known checkpoint to this agent contains a further checkpoint;
-- causal[k][l]: whether, as far as this agent knows, there is a causal path from k's last known interval to agent l;
-- sent_to[l]: whether this agent has sent a message to l since its last checkpoint.
+- simple[k]: whether all causal paths from the last known checkpoint of agent k to this agent contain no other checkpoint.
+- causal[k][l]: whether this agent knows of a causal path from the last known interval of agent k to agent l.
+- sent_to[l]: whether this agent has sent a message to agent l since its last checkpoint.
 
-A message forces a checkpoint if
+A message forces a checkpoint in either of two cases:
 
-- it reports a newer interval of some agent k, and since its last checkpoint the receiver has sent a message to some agent l to which the
-  message's sender knows no causal path from that interval; or
-- it closes a causal path that starts and ends in the receiver's current interval and is not simple, which means that a checkpoint lies on
-  the path.
+- The message reports a newer interval of some agent k. In addition, since its last checkpoint, the receiver has sent a message to an agent
+  l to which the sender knows no causal path from k's interval.
+- The message closes a causal path that starts and ends in the receiver's current interval and contains a checkpoint, so it is not simple.
 
-Then for every Z-path there is a causal path between the same intervals. So RDT holds, and therefore G6.
+These forced checkpoints ensure that for every Z-path, a causal path connects the same intervals. So RDT holds, which implies G6.
 
-Source: R. Baldoni, J.-M. Helary, A. Mostefaoui and M. Raynal, "A Communication-Induced Checkpointing Protocol that Ensures
-Rollback-Dependency Trackability", 27th International Symposium on Fault-Tolerant Computing (FTCS), 1997. Departures: piggybacks are deltas,
-as described below. With absolute piggybacks, FIFO channels are not needed. A fixed set of agents is never needed.
+Source: Baldoni, Helary, Mostefaoui and Raynal, "A Communication-Induced Checkpointing Protocol that Ensures Rollback-Dependency
+Trackability", 27th International Symposium on Fault-Tolerant Computing (FTCS), 1997. Departures: messages carry only deltas, as described
+below. If messages carried absolute values, FIFO channels would not be needed. The set of agents need not be fixed in either case.
 
-Encoding: vector entries are the interval's index plus one, as above. Entry k of a piggyback consists of three numbers: k,
-vector[k] with simple[k] as the lowest bit, and row k of `causal` as a mask.
+Encoding: as above, vector entries are interval indices plus one. Entry k of a message's protocol data consists of three numbers: k,
+vector[k] with simple[k] as the lowest bit, and row k of `causal` as a bit mask.
 
-Why deltas are correct (`piggyback` has the general argument). Entry k is omitted if vector[k], simple[k] and row k have not changed since
-the last message to this receiver i. While vector[k] stays the same, simple[k] can only become false, and row k can only gain bits. Merging
-preserves this order, so merging the same entry again changes nothing. The first test concerns entries that are higher than the receiver's,
-and omitted entries are not higher. The second test concerns entry i. If entry i is omitted, it equals entry i of an earlier message. If the
-earlier message met the test, it forced a checkpoint, and vector[i] is now higher than the entry. If it did not, the entry still does not
-meet the test.
+The following shows why deltas are correct (`piggyback` contains the general argument). Entry k is omitted if vector[k], simple[k] and row k
+have not changed since the previous message to this receiver i. While vector[k] stays the same, simple[k] can only become false, and row k
+can only gain bits. Merging respects this order, so merging the same entry again has no effect. In the first case, the message contains an
+entry that is higher than the receiver's entry. An omitted entry is never higher. The second case depends on entry i. If entry i is omitted,
+it equals entry i of an earlier message. If the second case applied to the earlier message, a checkpoint was forced. So the receiver's
+vector[i] is now higher than the entry. If the second case did not apply then, it does not apply now.
 """
 
 from typing import ClassVar
@@ -81,12 +82,12 @@ from snapline.protocols.rule import CheckpointRule, SilentRule
 
 
 class _VectorRule(CheckpointRule):
-    """Base class of protocols in which, after a certain event, the dependency vector must not change until the next checkpoint.
+    """Base class of protocols under which the dependency vector must not change between a certain event and the next checkpoint.
 
     Attributes:
-        _vector: agent → number of its checkpoints in the causal past. A missing entry means 0.
-        _is_fixed: whether the vector must not increase before the next checkpoint. Checkpoints reset it.
-        _changes: tracks which entries the next message to each receiver must carry.
+        _vector: maps each agent to the number of its checkpoints in the causal past. A missing entry means 0.
+        _is_fixed: whether the vector must not increase before the next checkpoint. Each checkpoint resets this flag.
+        _changes: the entries that the next message to each receiver must carry.
     """
 
     __slots__ = ("_changes", "_is_fixed", "_vector")
@@ -116,7 +117,7 @@ class _VectorRule(CheckpointRule):
 
     def _raises_the_vector(self, sender: int, entries: Entries) -> bool:
         """Return whether a message with these entries would increase the vector. Under FDAS, checking only the sender's entry would give
-        the same result, but deltas are short enough to check all entries."""
+        the same result. All entries are checked, because deltas are short enough."""
         vector = self._vector
         return any(value > vector.get(ordinal, 0) for ordinal, value in entries.items())
 
@@ -149,7 +150,7 @@ class _VectorRule(CheckpointRule):
 
 
 class FdasRule(_VectorRule):
-    """FDAS (fixed dependency after send): the first send in an interval fixes the vector."""
+    """FDAS (fixed dependency after send): after the first send in an interval, the vector must not change."""
 
     __slots__ = ()
 
@@ -157,7 +158,7 @@ class FdasRule(_VectorRule):
 
 
 class FdiRule(_VectorRule):
-    """FDI (fixed dependency interval): the first send or receive in an interval fixes the vector."""
+    """FDI (fixed dependency interval): after the first send or receive in an interval, the vector must not change."""
 
     __slots__ = ()
 
@@ -169,7 +170,7 @@ class FdiRule(_VectorRule):
 
 
 class NrasRule(SilentRule):
-    """NRAS (no receive after send): forces a checkpoint before every receive that follows a send in the same interval."""
+    """NRAS (no receive after send): force a checkpoint before each receive that follows a send in the same interval."""
 
     __slots__ = ("_has_sent",)
 
@@ -199,7 +200,7 @@ class NrasRule(SilentRule):
 
 
 class CbrRule(SilentRule):
-    """CBR (checkpoint before receive): forces a checkpoint before every receive."""
+    """CBR (checkpoint before receive): force a checkpoint before every receive."""
 
     __slots__ = ()
 
@@ -211,8 +212,8 @@ class CbrRule(SilentRule):
 
 
 class CasRule(SilentRule):
-    """CAS (checkpoint after send): never forces a checkpoint before a receive. The caller takes a checkpoint after the sends of a turn
-    instead."""
+    """CAS (checkpoint after send): never force a checkpoint before a receive. Instead, the caller takes a checkpoint after the sends of a
+    turn."""
 
     __slots__ = ()
 
@@ -225,14 +226,14 @@ _Received = dict[int, tuple[int, bool, int]]
 
 
 class BhmrRule(CheckpointRule):
-    """The BHMR rule of one agent. In masks, bit k stands for agent k.
+    """The BHMR rule of one agent. In bit masks, bit k represents agent k.
 
     Attributes:
-        _vector: agent → number of its checkpoints in the causal past. A missing entry means 0.
-        _simple: mask of a subset of the agents in `_vector`. The agent's own bit is always set.
-        _causal: agent in `_vector` → its row of `causal`. In row k, bit k and the agent's own bit are always set.
-        _sent_to: mask of the agents to which messages were sent since the last checkpoint.
-        _changes: tracks which entries the next message to each receiver must carry.
+        _vector: maps each agent to the number of its checkpoints in the causal past. A missing entry means 0.
+        _simple: bit mask of those agents in `_vector` whose `simple` flag is true. The bit of this agent is always set.
+        _causal: maps each agent in `_vector` to its row of `causal`. In row k, the bits of agent k and of this agent are always set.
+        _sent_to: bit mask of the agents to which this agent has sent messages since its last checkpoint.
+        _changes: the entries that the next message to each receiver must carry.
     """
 
     __slots__ = ("_causal", "_changes", "_own", "_sent_to", "_simple", "_vector")

@@ -1,85 +1,84 @@
-"""Coordinated checkpointing protocol in which messages carry epoch stamps, and markers close channels early.
+"""Coordinated checkpointing protocol in which messages carry epoch stamps, and markers allow channels to be closed early.
 
-`protocol="chandy-lamport"` selects this protocol. It combines the stamps of Lai and Yang with the markers of Chandy and Lamport.
+The setting `protocol="chandy-lamport"` selects this protocol. The protocol combines the stamps of Lai and Yang with the markers of Chandy
+and Lamport.
 
 Theory of operation
 -------------------
-The problem: for each epoch, take one consistent cut of a running fleet. Channels may open at any time, agents may join and leave, and turns
-may last minutes. Model: agents are crash-stop, channels are reliable and FIFO with messages numbered 1, 2, 3 …, turns are atomic, and there
-are no clocks. Epochs are numbered 1, 2, 3 … in the order in which the coordinator begins them. Several epochs may be open at once.
-*Received* means consumed by a turn, so a message in the mailbox is still in its channel. Below, r is `recorded`, the last epoch for which
-this agent has recorded its state.
+The problem is to take one consistent cut of a running fleet for each epoch. Channels may open at any time, agents may join and leave, and
+turns may last minutes. Model: agents are crash-stop, turns are atomic, and there are no clocks. Channels are reliable and FIFO, and number
+their messages 1, 2, 3 and so on. Epochs are numbered 1, 2, 3 and so on, in the order in which the coordinator begins them. Several epochs
+may be open at the same time. A message counts as *received* when a turn has consumed it, so a message in the mailbox is still in its
+channel. Below, r denotes `recorded`, the last epoch for which the agent has recorded its state.
 
-1. A message is stamped with the value of r at the moment when it leaves the outbox. It is never stamped with an epoch that is owed but not
-   recorded.
-2. If an announcement by the host, a marker or a message mentions an epoch e > r, the agent owes e and must record its state before its next
-   turn. If it was a message, the message waits in the mailbox until then.
-3. When the agent records its state up to e, one image serves all epochs r + 1 … e. The channel state of each such epoch x begins with the
-   messages in the mailbox whose stamp is < x. Then r is set to e.
-4. A message with stamp s that arrives after that is added to the channel state of every open epoch x with s < x <= r.
-5. On each channel that it has ever used, the agent sends a marker that contains e and the number of the last message sent before the
-   record. The marker follows all messages stamped < e, and may also follow later messages. When the marker arrives, or when the receiver
-   records its state if that happens later, the number of messages received and recorded must equal the marker's number.
-6. An agent that is created while epochs are open is unborn in these epochs, which means that it has sent and received nothing. Messages
-   that reach it with a lower stamp, including the message that creates it, belong to the channel state.
-7. An agent whose leave is committed does not owe epochs that begin after the commit.
+1. A message is stamped with the value of r when it leaves the outbox, and never with an epoch that the agent has not recorded yet.
+2. If an announcement by the host, a marker or a message refers to an epoch e > r, the agent *owes* e. It must then record its state before
+   its next turn. A message that refers to e waits in the mailbox until then.
+3. When the agent records its state for e, the same image serves all epochs from r + 1 to e. The channel state of each of these epochs x
+   starts with the messages in the mailbox whose stamp is < x. After the recording, r is set to e.
+4. A message with stamp s that arrives later is added to the channel state of every open epoch x with s < x <= r.
+5. On each channel that it has ever used, the agent sends a marker. The marker contains e and the number of the last message sent before the
+   agent recorded its state. The marker follows all messages stamped < e, and may also follow later messages. When the receiver has the
+   marker and has recorded its state, the number of received and recorded messages must equal the number in the marker.
+6. An agent that is created while an epoch is open is unborn in this epoch, so it counts as having sent and received nothing. Messages with
+   a lower stamp that reach the agent belong to the channel state, including the message that creates it.
+7. After an agent's leave is committed, the agent does not owe epochs that begin later.
 
-Correctness. G1: a message with stamp s >= x was sent after its sender recorded x, or by an agent that is unborn in x, and is consumed only
-after the receiver has recorded x (rule 2). G2: a message with stamp s < x was sent before its sender recorded x. When the receiver recorded
-x, it had already consumed the message, or the message was in the mailbox (rule 3), or the message arrived afterwards (rule 4). The proof
-does not need markers, which only close channels early and serve as a check. An epoch is complete when the reported numbers balance
-(`check_coverage`).
+Correctness. G1: consider a message with stamp s >= x. Either the message was sent after its sender recorded x, or its sender is unborn in
+x. The receiver consumes the message only after it has recorded x (rule 2). G2: a message with stamp s < x was sent before its sender
+recorded x. The message was either consumed before the receiver recorded x, or in the mailbox at that time (rule 3), or it arrived later
+(rule 4). The proof does not need markers, which only close channels early and serve as a check. An epoch is complete when the reported
+numbers match (`check_coverage`).
 
-Sources: T. H. Lai and T. H. Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987: each message carries the sender's
-colour, which here is the epoch. F. Mattern, "Efficient Algorithms for Distributed Snapshots and Global Virtual Time Approximation", JPDC
-18, 1993: a snapshot is complete when the counts balance. K. M. Chandy and L. Lamport, 1985: the marker. Departures: several epochs may be
-open at once, one image serves all owed epochs, and agents may join and leave. Since channels are FIFO, message numbers replace the counts,
-and every gap is detected (`EpochRecording`).
+Sources: Lai and Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987. Their messages carry the sender's colour, which
+corresponds to the epoch here. In Mattern, "Efficient Algorithms for Distributed Snapshots and Global Virtual Time Approximation", JPDC 18,
+1993, a snapshot is complete when the message counts balance. The markers are those of Chandy and Lamport,
+1985. Departures: several epochs may be open at the same time, one image serves all owed epochs, and agents may join and leave. Since
+channels are FIFO, message numbers replace the message counts, and every gap is detected (`EpochRecording`).
 
-If an epoch ends before this agent has recorded it, the core stores that fact, so that the agent does not record the epoch later. Records of
-an ended epoch are never used. So a message stamped with an ended epoch only requires the agent to record smaller epochs that are still
-open.
+If an epoch ends before this agent has recorded it, the core remembers this and does not record the epoch later. Recordings of ended epochs
+are never used. So if a message is stamped with an ended epoch, the agent needs to record only lower epochs that are still open.
 
-Invariants (see `validate`): `recorded <= owed`. Every open epoch is <= `recorded`. Each channel state holds messages with consecutive
-numbers, which directly follow the last number received before the record, and with stamps lower than the epoch.
+Invariants (see `validate`): `recorded <= owed`. Every open epoch is <= `recorded`. The messages in a channel state have stamps lower than
+the epoch, and consecutive numbers that directly follow the last number received before the recording.
 
 The caller's duties:
 
 1. *Safety depends on this rule:* while `owed > recorded`, start no turn. When no turn is running, pass `TurnBoundaryReached` to the core,
    and execute `RecordState` before the next event.
-2. Stamp messages with `recorded` when they leave the outbox, and number them per channel. Messages that are held in the outbox count as not
-   sent, and belong to the agent's image.
-3. Pass `MessageArrived` once for every arriving message whose stamp differs from `recorded`, in the channel's order, before the message
-   enters the mailbox. If the stamps are equal, the event may be omitted because it has no effect.
+2. Stamp messages with `recorded` when they leave the outbox, and number the messages of each channel. Messages held in the outbox count as
+   not sent, and belong to the agent's image.
+3. Pass `MessageArrived` exactly once for each arriving message whose stamp differs from `recorded`. Keep the order of the channel, and do
+   this before the message enters the mailbox. If the stamp equals `recorded`, the event may be omitted because it has no effect.
 4. Send the markers of `SendMarkers` after all messages that left the outbox earlier. Later messages may overtake the markers.
-5. Pass `EpochEnded` for every epoch, complete or aborted, that began during the agent's life or in which the agent is unborn.
+5. Pass `EpochEnded` for every epoch, complete or aborted, that began during the agent's lifetime or in which the agent is unborn.
 
 One open epoch at one agent
 ---------------------------
-`EpochRecording` holds an agent's message numbers in one open epoch, and the channel states, which grow until every channel is closed (rules
-3 to 5). A channel state consists of the messages with the numbers directly after the last one received before the record, all with stamps
-lower than the epoch. The marker shows where the channel state ends. Everything else is a fault of a peer or of the link, and raises
-`ProtocolError`.
+`EpochRecording` contains an agent's message numbers in one open epoch, and the channel states, which grow until each channel is closed
+(rules 3 to 5). The marker shows where the channel state ends. Any message or marker that violates these rules is an error of a peer or the
+link, and raises `ProtocolError`.
 
 Completeness of an epoch
 ------------------------
-An epoch is complete when every channel that a sender has reported is covered by the report of its receiver. The coordinator checks this
-with `check_coverage`. Every agent in an epoch reports from its record the last number sent on each outgoing channel, the last number
-received on each incoming channel, and the current number of messages in each channel state. The channel i -> j is covered when received_j +
-recorded_j = sent_i (F. Mattern, JPDC 18, 1993, balances counts; here, message numbers serve as counts, since channels are FIFO). If
-received_j > sent_i, there is an orphan message (G1). If received_j + recorded_j > sent_i, the channel state contains a message from outside
-the cut (G2). Both cases mean that a peer has violated the protocol, so the epoch is aborted and an alarm is raised.
+An epoch is complete when the receivers' reports cover all channels that the senders have reported. The coordinator checks this with
+`check_coverage`. Each agent in an epoch reports, for the time when it recorded its state, the last number sent on each outgoing channel and
+received on each incoming channel. An agent also reports the current number of messages in each channel state. The channel i -> j is covered
+when received_j + recorded_j = sent_i. Mattern (JPDC 18, 1993) compares message counts. Here, message numbers serve as counts, because
+channels are FIFO. If received_j > sent_i, there is an orphan message (G1). If received_j + recorded_j > sent_i, the channel state contains
+a message from outside the cut (G2). Both errors mean that a peer has violated the protocol, so the epoch is aborted and an alarm is raised.
 
-*Senders* determine which channels exist, since a receiver may not know a channel yet. So an epoch waits for a report from every agent that
-a reported sender mentions, and also from every agent that was a member when the epoch began. The caller checks the latter. Sent numbers are
-fixed at the record, and recorded counts only increase, so an outdated report may delay completion but is never wrong.
+The *senders* determine which channels exist, because a receiver may not know a channel yet. So an epoch waits for a report from every agent
+to which messages were sent, and from every agent that was a member when the epoch began. The caller checks the reports of the members. Sent
+numbers no longer change after the recording, and recorded counts only increase. So an outdated report may delay completion, but never leads
+to a wrong result.
 
 The caller's duties:
 
 1. Pass the latest report of each agent in this epoch, including unborn agents.
-2. If an agent's leave was committed before the epoch began, pass the agent in `gone`, and use its committed numbers as its report until all
-   its messages are received. Messages to such an agent become dead letters, so channels to it are not checked.
-3. Treat the epoch as complete when every member has reported and `Coverage.is_whole` is True.
+2. If an agent's leave was committed before the epoch began, include the agent in `gone`. Use its committed numbers as its report until all
+   its messages have been received. Messages to this agent become dead letters, so the channels to it are not checked.
+3. Treat the epoch as complete when every member has sent a report and `Coverage.is_whole` is true.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -93,7 +92,7 @@ Numbers = tuple[tuple[str, int], ...]
 
 
 class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A message in the mailbox, which has arrived but has not been consumed by a turn. `channel` is its sender."""
+    """A message in the mailbox, which no turn has consumed yet. `channel` is the sender of the message."""
 
     channel: str
     number: int
@@ -103,8 +102,7 @@ class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RecordedPart(msgspec.Struct, frozen=True, gc=False):
-    """Copy of the data that one agent has recorded for one epoch so far. It contains the agent's message numbers and, by sender, the
-    channel states in order."""
+    """A copy of the message numbers and channel states that one agent has recorded for one epoch so far."""
 
     epoch: int
     is_unborn: bool
@@ -114,7 +112,7 @@ class RecordedPart(msgspec.Struct, frozen=True, gc=False):
 
 
 class EpochRecordingImage(msgspec.Struct, frozen=True):
-    """A hashable image of an EpochRecording."""
+    """A hashable image of an `EpochRecording`."""
 
     epoch: int
     is_unborn: bool
@@ -125,12 +123,12 @@ class EpochRecordingImage(msgspec.Struct, frozen=True):
 
 
 class EpochRecording:
-    """An open epoch that `agent` has recorded, or in which the agent is unborn.
+    """An open epoch that `agent` has recorded or in which it is unborn.
 
     Attributes:
-        sent, received: the agent's message numbers when it recorded its state. Empty if the agent is unborn. They never change.
-        in_transit: sender → messages in the channel state so far. Senders without messages have no entry.
-        markers: sender whose channel is closed → number in the marker.
+        sent, received: the agent's message numbers at the time when it recorded its state; empty if the agent is unborn. They never change.
+        in_transit: maps each sender to the messages in the channel state so far. Senders without messages have no entry.
+        markers: maps the sender of each closed channel to the number in its marker.
     """
 
     __slots__ = ("agent", "epoch", "in_transit", "is_unborn", "markers", "received", "sent")
@@ -151,10 +149,10 @@ class EpochRecording:
         return self.received.get(channel, 0) + len(self.in_transit.get(channel, ()))
 
     def record(self, message: WaitingMessage) -> None:
-        """Add `message` to the state of its channel (rules 3 and 4). Its stamp must be lower than the epoch.
+        """Add `message`, whose stamp must be lower than the epoch, to the channel state (rules 3 and 4).
 
         Raises:
-            ProtocolError: the channel is closed, or there is a gap in its message numbers.
+            ProtocolError: the channel is closed, or there is a gap in the message numbers.
         """
         channel, number = message.channel, message.number
         if channel in self.markers:
@@ -170,7 +168,7 @@ class EpochRecording:
         self.in_transit.setdefault(channel, []).append(message)
 
     def close(self, channel: str, last_number: int) -> None:
-        """Check that the number of messages received and recorded equals the marker's number, then close `channel` (rule 5). Repeating a
+        """Check that the number of received and recorded messages equals the marker's number, then close `channel` (rule 5). A repeated
         marker has no effect.
 
         Raises:
@@ -184,7 +182,7 @@ class EpochRecording:
         self.markers[channel] = last_number
 
     def report(self) -> RecordedPart:
-        """Return a copy of all data recorded so far."""
+        """Return a copy of all data that has been recorded so far."""
         in_transit = {channel: list(messages) for channel, messages in self.in_transit.items()}
         return RecordedPart(self.epoch, self.is_unborn, dict(self.sent), dict(self.received), in_transit)
 
@@ -193,7 +191,7 @@ class EpochRecording:
         return f"{received} were received before the record and {len(self.in_transit.get(channel, ()))} recorded"
 
     def validate(self) -> None:
-        """Check every invariant. Raise AssertionError if one is violated."""
+        """Check the invariants. Raise AssertionError if one is violated."""
         about = f"{self.agent}, epoch {self.epoch}"
         assert not (self.is_unborn and (self.sent or self.received)), f"{about}: unborn with numbers"
         for channel, messages in self.in_transit.items():
@@ -219,7 +217,7 @@ class EpochRecording:
 
     @classmethod
     def restore(cls, agent: str, image: EpochRecordingImage) -> Self:
-        """Return the recording whose image `freeze` returned."""
+        """Restore a recording from an image that `freeze` has returned."""
         sent, received = dict(image.sent), dict(image.received)
         restored = cls(agent, image.epoch, is_unborn=image.is_unborn, sent=sent, received=received)
         restored.in_transit = {channel: list(messages) for channel, messages in image.in_transit}
@@ -234,13 +232,13 @@ more than a thousand ahead is treated as damaged."""
 
 
 class EpochAnnounced(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The host announces that `epoch` has begun. The event has no effect if the epoch is already known, recorded or ended."""
+    """Event: the host announces that `epoch` has begun. The event has no effect if the epoch is already known, recorded or ended."""
 
     epoch: int
 
 
 class MessageArrived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A message from the agent `channel` has arrived, and is about to enter the mailbox."""
+    """Event: a message from the agent `channel` has arrived, and is about to enter the mailbox."""
 
     channel: str
     number: int
@@ -250,11 +248,11 @@ class MessageArrived(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class TurnBoundaryReached(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """No turn is running, so the agent's state can be recorded. The event has no effect if no epoch is owed.
+    """Event: no turn is running, so the agent's state can be recorded. The event has no effect if the agent owes no epoch.
 
     Attributes:
-        sent: receiver → number of the last message that has left the outbox.
-        received: sender → number of the last message that a turn has consumed.
+        sent: maps each receiver to the number of the last message to it that has left the outbox.
+        received: maps each sender to the number of the last message from it that a turn has consumed.
         waiting: messages in the mailbox, in the order of arrival.
     """
 
@@ -264,8 +262,8 @@ class TurnBoundaryReached(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A marker has arrived from the agent `channel`. `last_number` is the number of the last message that this agent sent before it
-    recorded `epoch`."""
+    """Event: a marker has arrived from the agent `channel`. `last_number` is the number of the last message that the sender of the marker
+    sent on this channel before it recorded `epoch`."""
 
     channel: str
     epoch: int
@@ -273,36 +271,36 @@ class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class MarkersReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Markers of one epoch have arrived from several agents at once, as a link delivers them. `last_numbers` maps each sender to its last
-    number. The receiver must not modify it."""
+    """Event: markers of one epoch have arrived from several agents at once. `last_numbers` maps each sender to the number in its marker.
+    The core must not modify this mapping."""
 
     epoch: int
     last_numbers: dict[str, int]
 
 
 class EpochEnded(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`epoch` is complete or aborted, so its state can be discarded. The event may arrive twice, or before this agent has recorded the
-    epoch."""
+    """Event: `epoch` is complete or aborted, so its data can be discarded. The event may arrive twice, or before this agent has recorded
+    the epoch."""
 
     epoch: int
 
 
 class LeaveCommitted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The agent's leave is committed. `last_epoch` is the last epoch that began before the commit, and the last epoch that includes this
-    agent."""
+    """Event: the agent's leave is committed. `last_epoch` is the last epoch that includes this agent, because it is the last epoch that
+    began before the commit."""
 
     last_epoch: int
 
 
 class RecordState(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Capture the agent's image now. The image serves all `epochs`, which are in ascending order. There is at least one."""
+    """Command: capture the agent's image now. The image serves all epochs in `epochs`, which are in ascending order."""
 
     epochs: tuple[int, ...]
 
 
 class SendMarkers(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Send each receiver a marker that contains the number of the last message sent to that receiver before `epoch` was recorded.
-    `last_numbers` may be empty, and must not be modified."""
+    """Command: send a marker to each receiver. The marker contains the number of the last message sent to this receiver before `epoch` was
+    recorded. `last_numbers` may be empty, and must not be modified."""
 
     epoch: int
     last_numbers: dict[str, int]
@@ -321,7 +319,7 @@ Command = RecordState | SendMarkers
 
 
 class EpochStampedImage(msgspec.Struct, frozen=True):
-    """A hashable image of an `EpochStampedCore`, whose docstring describes the fields."""
+    """A hashable image of an `EpochStampedCore`. The fields are described in the docstring of that class."""
 
     agent: str
     recorded: int
@@ -334,24 +332,24 @@ class EpochStampedImage(msgspec.Struct, frozen=True):
 
 
 class EpochStampedCore:
-    """Core of the protocol for one agent. It is not thread-safe and does no I/O.
+    """The protocol core of one agent. The core is not thread-safe and does no I/O.
 
     Attributes:
-        agent: this agent's id, for error messages.
-        recorded: r, which is the last recorded epoch and the stamp of messages that leave now. It never decreases.
-        owed: the largest known epoch that must be recorded. Equal to `recorded` if no epoch is owed.
-        _settled: epoch up to which every epoch is recorded or has ended. At least `recorded`.
-        _ended: the epochs after `_settled` that have ended. It stays short, because `_settled` advances over ended epochs that directly
-            follow it.
-        _last_epoch: the last epoch that may be owed, if the agent's leave is committed. None otherwise.
-        _open: epoch number → recording of an open epoch. The numbers are in ascending order, and all are <= `recorded`.
-        _early_markers: epoch after `recorded` → sender → number in a marker that arrived before this agent recorded the epoch.
+        agent: the agent's id, for error messages.
+        recorded: the last recorded epoch (r above). Messages that leave the outbox are stamped with this epoch. It never decreases.
+        owed: the highest known epoch that must be recorded; equal to `recorded` if the agent owes no epoch.
+        _settled: an epoch number up to which all epochs have been recorded or have ended. `_settled` is at least `recorded`.
+        _ended: epochs above `_settled` that have ended. The collection stays small, because `_settled` advances over ended epochs that
+            directly follow it.
+        _last_epoch: the last epoch that the agent may owe, if its leave is committed; otherwise None.
+        _open: maps the number of each open epoch to its recording. The numbers are in ascending order, and all of them are <= `recorded`.
+        _early_markers: for each epoch that this agent has not recorded yet, maps each sender to the number in its early marker.
     """
 
     __slots__ = ("_early_markers", "_ended", "_last_epoch", "_open", "_settled", "agent", "owed", "recorded")
 
     def __init__(self, agent: str, *, recorded: int = 0, unborn_in: Iterable[int] = ()) -> None:
-        """Create the core of an agent that starts with r = `recorded` and is unborn in the open epochs `unborn_in`."""
+        """Create a core for an agent that starts with the given `recorded` epoch and is unborn in the open epochs `unborn_in`."""
         self.agent = agent
         self.recorded = recorded
         self.owed = recorded
@@ -370,9 +368,9 @@ class EpochStampedCore:
         """Handle one event. Return the commands to execute, in order.
 
         Raises:
-            ProtocolError: there is a gap in a channel's numbers, a marker's number does not match, a message that is stamped lower than an
-                epoch arrived after that epoch's marker, or an epoch number is too far ahead. The error message contains the evidence. The
-                core must not be used afterwards.
+            ProtocolError: there is a gap in a channel's numbers, a marker contains an unexpected number, a message stamped below an epoch
+                arrives after its marker, or an epoch number is too high. The error message contains the evidence. The core must not be used
+                afterwards.
         """
         match event:
             case MessageArrived():
@@ -393,14 +391,14 @@ class EpochStampedCore:
                 assert_never(event)
 
     def open_epochs(self) -> tuple[int, ...]:
-        """Return, in ascending order, the open epochs that this agent has recorded or in which it is unborn."""
+        """Return the open epochs that this agent has recorded or in which it is unborn, in ascending order."""
         return tuple(self._open)
 
     def record_of(self, epoch: int) -> RecordedPart:
-        """Return a copy of the record of `epoch` so far. Its channel states may still grow.
+        """Return a copy of the data recorded for `epoch` so far. The channel states may still grow.
 
         Raises:
-            KeyError: this agent has not recorded `epoch`, or the epoch has ended.
+            KeyError: this agent has not recorded `epoch`, or `epoch` has ended.
         """
         return self._open[epoch].report()
 
@@ -481,7 +479,7 @@ class EpochStampedCore:
         return []
 
     def _owe(self, epoch: int) -> list[Command]:
-        """Handle an announcement, marker or stamp that mentions `epoch`. From then on, the agent owes the largest epoch up to `epoch` that
+        """Handle an announcement, marker or stamp that refers to `epoch`. From now on, the agent owes the highest epoch up to `epoch` that
         is neither recorded nor ended."""
         if self._last_epoch is not None:
             epoch = min(epoch, self._last_epoch)
@@ -491,7 +489,7 @@ class EpochStampedCore:
         return []
 
     def _largest_unsettled(self, epoch: int) -> int:
-        """Return the largest epoch up to `epoch` that is neither recorded nor ended. If there is none, return `recorded`."""
+        """Return the highest epoch up to `epoch` that is neither recorded nor ended, or `recorded` if there is none."""
         while epoch > self._settled:
             if epoch not in self._ended:
                 return epoch
@@ -511,7 +509,7 @@ class EpochStampedCore:
         self._move_ended_to_settled()
 
     def _move_ended_to_settled(self) -> None:
-        """Advance `_settled` over ended epochs that directly follow it. This keeps `_ended` short, since epochs end roughly in order."""
+        """Advance `_settled` over ended epochs that directly follow it. This keeps `_ended` small, because epochs end roughly in order."""
         while self._settled + 1 in self._ended:
             self._settled += 1
             del self._ended[self._settled]
@@ -530,11 +528,7 @@ class EpochStampedCore:
             )
 
     def validate(self) -> None:
-        """Check every invariant.
-
-        Raises:
-            AssertionError: an invariant is violated, which means that this core has a bug.
-        """
+        """Check the invariants. Raise AssertionError if one is violated, which means that this core has a bug."""
         about = f"{self.agent} at epoch {self.recorded}"
         assert self.recorded <= self._settled, f"{about}: recorded, but only settled up to {self._settled}"
         assert self.owed == self.recorded or not self._is_settled(self.owed), f"{about}: owes settled {self.owed}"
@@ -563,7 +557,7 @@ class EpochStampedCore:
 
     @classmethod
     def restore(cls, image: EpochStampedImage) -> Self:
-        """Return a core in exactly the state of the image."""
+        """Restore a core from an image that `freeze` has returned."""
         core = cls(image.agent, recorded=image.recorded)
         core.owed = image.owed
         core._settled = image.settled
@@ -580,10 +574,10 @@ class AgentReport(msgspec.Struct, frozen=True, gc=False):
     """The message numbers of one agent in one epoch.
 
     Attributes:
-        is_unborn: whether the agent was created while the epoch was open, so that `sent` and `received` are empty.
-        sent: receiver → number of the last message sent before the record.
-        received: sender → number of the last message consumed before the record.
-        recorded: sender → how many messages are in the channel state so far.
+        is_unborn: whether the agent was created while the epoch was open, in which case `sent` and `received` are empty.
+        sent: maps each receiver to the number of the last message sent to it before the recording.
+        received: maps each sender to the number of the last message from it that was consumed before the recording.
+        recorded: maps each sender to the number of messages in the channel state so far.
     """
 
     agent: str
@@ -597,9 +591,9 @@ class Coverage(msgspec.Struct, frozen=True, gc=False):
     """The channels of an epoch that are not covered yet, and the channels that make the epoch invalid.
 
     Attributes:
-        missing: one tuple (sender, receiver, reason) for each channel that is not covered yet.
-        orphans: one tuple (sender, receiver, sent, received) for each channel whose receiver has more messages than were sent inside the
-            cut. The last number includes the channel state if only the channel state is too long.
+        missing: a tuple (sender, receiver, reason) for each channel that is not covered yet.
+        orphans: a tuple (sender, receiver, sent, received) for each channel whose receiver has more messages than the sender sent inside
+            the cut. If only the channel state is too long, `received` includes the number of messages in the channel state.
     """
 
     missing: list[tuple[str, str, str]]
@@ -612,11 +606,11 @@ class Coverage(msgspec.Struct, frozen=True, gc=False):
 
 
 def check_coverage(reports: Mapping[str, AgentReport], gone: Collection[str]) -> Coverage:
-    """Compare the numbers that senders and receivers have reported for all channels. The comparison takes linear time.
+    """Compare the message numbers that senders and receivers have reported for all channels. This takes linear time.
 
     Args:
         reports: the latest report of each agent in the epoch.
-        gone: agents that left before the epoch began. Preferably a set or a dictionary, for fast lookup.
+        gone: agents that left before the epoch began. Pass a set or dictionary for fast lookup.
     """
     coverage = Coverage([], [])
     for sender, report in reports.items():
@@ -646,7 +640,7 @@ def _check_channel(coverage: Coverage, sender: str, receiver: str, sent: int, re
 def _check_receiver_only_channels(
     coverage: Coverage, receiver: str, report: AgentReport, reports: Mapping[str, AgentReport], gone: Collection[str]
 ) -> None:
-    """Check the channels that only the receiver has reported. Their senders have sent no messages on them inside the cut."""
+    """Check the channels that only the receiver has reported. The senders have sent no messages on these channels inside the cut."""
     claims = {**report.received, **report.recorded} if report.recorded else report.received
     for sender in claims:
         sender_report = reports.get(sender)

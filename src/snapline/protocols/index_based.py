@@ -1,67 +1,73 @@
-"""Index-based communication-induced protocols, BCS and HMNR. Every checkpoint has an index, and clocks increase along every Z-path.
+"""The index-based communication-induced checkpointing protocols BCS and HMNR. Every checkpoint has an index, and clocks increase along
+every Z-path.
 
 HMNR
 ----
 HMNR, also called FI, forces a checkpoint only if some checkpoint could otherwise become useless.
 
-A checkpoint is useless if and only if it lies on a Z-cycle. BCS prevents every Z-path along which a clock could decrease. HMNR uses more
-information about the causal past and forces fewer checkpoints. Each agent keeps a Lamport clock whose events are checkpoints, and
+A checkpoint is useless (part of no consistent cut) if and only if it lies on a Z-cycle. BCS prevents every Z-path along which a clock could
+decrease. HMNR uses more information about the causal past and forces fewer checkpoints. Each agent keeps a Lamport clock that advances at
+checkpoints. For each other agent k, it also keeps the following values.
 
-- count[k]: the number of k's checkpoints that this agent knows;
-- taken[k]: whether a causal path from the last of these checkpoints to this agent contains a further checkpoint;
-- greater[k]: whether, as far as this agent knows, its clock is greater than k's clock;
-- sent_to[k]: whether this agent has sent a message to k since its last checkpoint.
+- `count[k]` is the number of k's checkpoints that this agent knows of.
+- `taken[k]` says whether a causal path from the last of these checkpoints to this agent contains a further checkpoint.
+- `greater[k]` says whether this agent's clock is greater than k's clock, as far as this agent knows.
+- `sent_to[k]` says whether this agent has sent a message to k since its last checkpoint.
 
-A message forces a checkpoint if
+A message forces a checkpoint if it meets condition C1 or C2.
 
-- C1: it advances the receiver's clock, and since its last checkpoint the receiver has sent a message to some agent k whose clock, as far as
-  the message's sender knows, is less than the new clock. Without a checkpoint, a Z-path would lead from a higher clock to a lower one; or
-- C2: it closes a causal path that starts and ends in the receiver's current interval and contains a checkpoint. That checkpoint would lie
-  on a Z-cycle.
+- C1: The message advances the receiver's clock. Moreover, since its last checkpoint, the receiver has sent a message to an agent whose
+  clock, as far as the sender knows, is less than the new clock. Without a forced checkpoint, a Z-path would lead from a higher clock to a
+  lower one.
+- C2: The message closes a causal path that starts and ends in the receiver's current interval and contains a checkpoint. Without a forced
+  checkpoint, the checkpoint on the path would lie on a Z-cycle.
 
-Then clocks increase along every Z-path, so there is no Z-cycle (G6). RDT does not hold.
+As a result, clocks increase along every Z-path, so there is no Z-cycle (G6). RDT does not hold.
 
 Source: J.-M. Helary, A. Mostefaoui, R. Netzer and M. Raynal, "Communication-Based Prevention of Useless Checkpoints in Distributed
-Computations", Distributed Computing 13(1), 2000. Departures: piggybacks are deltas, as described below. With absolute piggybacks, FIFO
-channels are not needed. A fixed set of agents is never needed, since for an unknown agent `count` is 0, and `taken` and `greater` are true.
+Computations", Distributed Computing 13(1), 2000. Departures from the paper: messages carry only the piggyback entries that have changed. If
+messages carry all entries, channels need not be FIFO. The set of agents may change at any time: for an unknown agent, `count` is 0, and
+`taken` and `greater` are true.
 
-Encoding: the complements `not_taken` and `not_greater` are stored and sent, so that no bit is set for an unknown agent. A piggyback begins
-with the clock. Entry k consists of count[k] with both bits as the lowest bits.
+Encoding: the negations `not_taken` and `not_greater` are stored and sent instead, so that an unknown agent has no bit set. A piggyback
+begins with the sender's clock. Entry k is one number: `count[k]`, shifted left by two, with the bits `not_taken[k]` and `not_greater[k]` as
+the lowest two bits.
 
-Why deltas are correct (`piggyback` has the general argument). Entry k is omitted if, since the last message to this receiver i, count[k]
-and taken[k] have not changed and k has not been added to not_greater.
+Sending only changed entries is correct for the following reasons. The module `piggyback` contains the general argument. A message to
+receiver i omits entry k if, since the previous message to i, `count[k]` and `taken[k]` have not changed and k has not been added to
+`not_greater`.
 
-- count and taken: while the count stays the same, `taken` can only become true. Merging takes the higher count, and for equal counts the
-  disjunction of `taken`. This is monotone, so merging the same entry again changes nothing.
-- C2 concerns entry i. If entry i is omitted, it equals entry i of an earlier message. If the earlier message met C2, it forced a
-  checkpoint, and count[i] is now higher than the entry. If it did not meet C2, the entry still does not meet it, since count[i] only
-  increases.
-- not_greater refers to the current clock value, and while the clock stays the same, bits are only added. If both clocks are equal, it is
-  enough to add the new bits. If the message's clock is higher than the receiver's, no message with this clock value was sent on the channel
-  before, since otherwise the receiver would have that value. Every bit set at this clock value, including the sender's own bit, was noted
-  as a change when it was set, so the message carries all of them.
-- If no change was noted, the clock has not changed either, because a new clock value sets the agent's own bit again. Then the piggyback is
-  empty.
+- While `count[k]` stays the same, `taken[k]` can only become true. Merging two entries keeps the higher count. If the counts are equal,
+  `taken[k]` is true if it is true in either entry. Merging is monotone, so merging the same entry again changes nothing.
+- Condition C2 depends only on the entry of the receiver i. If a message omits entry i, the entry equals entry i of an earlier message to i.
+  If that earlier message met C2, it forced a checkpoint, so i's own checkpoint count is now higher than the count in the entry. If that
+  earlier message did not meet C2, the omitted entry does not meet C2 either, since i's own checkpoint count only increases.
+- The bits in `not_greater` refer to the current clock value. While the clock stays the same, bits are only added. If the clocks of sender
+  and receiver are equal, it is enough to send the added bits. If the message's clock is higher than the receiver's, no earlier message on
+  the channel had this clock value, because otherwise the receiver would have adopted it. Every bit in `not_greater`, including the sender's
+  own bit, was recorded as a change when it was set at this clock value, so the message carries all of them.
+- If no change was recorded, the clock has not changed either, because a new clock value sets the agent's own bit again. If nothing has
+  changed, the piggyback is empty.
 
 BCS
 ---
 Under BCS, each agent has one checkpoint index, and forced checkpoints keep the indices of all agents close together.
 
-Every checkpoint has an index. The index of a basic checkpoint is the agent's previous index plus one. The index of a forced checkpoint
-equals the index in the message that forces it. Messages carry the sender's index. A message whose index is higher than the receiver's
-forces a checkpoint before the turn that handles the message. So no message that is sent after a checkpoint with index k is received before
-one with index k. For every k, take the first checkpoint of each agent whose index is >= k, or the agent's live state if it has no such
-checkpoint. Together they form a consistent cut, so no checkpoint is useless (G6). The last checkpoints with an index <= k, in contrast, do
+The index of a basic checkpoint is the agent's previous index plus one. The index of a forced checkpoint equals the index in the message
+that forces it. Messages carry the sender's index. A message whose index is higher than the receiver's forces a checkpoint before the turn
+that handles the message. So no message sent after a checkpoint with index k is received before a checkpoint with index k. For every k, take
+the first checkpoint of each agent whose index is >= k, or the agent's live state if it has no such checkpoint. These checkpoints and live
+states together form a consistent cut, so no checkpoint is useless (G6). By contrast, each agent's last checkpoint with an index <= k would
 not form a consistent cut.
 
-The index is a Lamport clock whose events are checkpoints. The protocol needs neither FIFO channels nor a fixed set of agents. It does not
-track Z-paths with vectors, so RDT does not hold. No scalar clock can ensure RDT.
+The protocol needs neither FIFO channels nor a fixed set of agents. The protocol does not track Z-paths with vectors, so it does not ensure
+rollback-dependency trackability (RDT). No protocol with a scalar clock can ensure RDT.
 
 Source: D. Briatico, A. Ciuffoletti and L. Simoncini, "A Distributed Domino-Effect Free Recovery Algorithm", IEEE
 Symposium on Reliability in Distributed Software and Database Systems, 1984. Departures: none.
 
-Piggyback: the index, which is one number. It takes one to three bytes for the first two million checkpoints, so sending deltas would not
-justify the bookkeeping.
+The piggyback is the sender's index. The index takes at most three bytes for the first two million checkpoints, so sending only changes
+would not justify the bookkeeping.
 """
 
 from typing import ClassVar
@@ -84,14 +90,14 @@ _NOT_GREATER, _NOT_TAKEN, _COUNT_SHIFT = 1, 2, 2
 
 
 class HmnrRule(CheckpointRule):
-    """HMNR rule of one agent. Masks have bit k for agent k.
+    """The HMNR protocol's state for one agent. In every bit mask, bit k represents agent k.
 
     Attributes:
-        _clock: 1 after the initial checkpoint; never falls while the agent runs.
-        _count: by agent, the number of its checkpoints known here, including the initial one. No entry: 0.
-        _not_taken: a subset of the agents in `_count`, always with the own bit.
-        _not_greater: a subset of the agents in `_count`, always with the own bit.
-        _sent_to: agents that received messages since the last checkpoint.
+        _clock: the agent's Lamport clock, which is 1 after the initial checkpoint and never decreases while the agent runs.
+        _count: for each known agent, the number of its checkpoints known to this agent, including the initial checkpoint. No entry: 0.
+        _not_taken: mask of the agents k for which `taken[k]` is false. The mask always contains this agent.
+        _not_greater: mask of the agents k for which `greater[k]` is false. The mask always contains this agent.
+        _sent_to: mask of the agents to which this agent has sent messages since its last checkpoint.
         _changes: entries that the next message to each receiver must carry.
     """
 
@@ -130,11 +136,11 @@ class HmnrRule(CheckpointRule):
         return self._lets_a_clock_fall(clock, entries) or self._closes_a_cycle(entries)
 
     def _lets_a_clock_fall(self, clock: int, entries: Entries) -> bool:
-        """Return whether the message meets condition C1."""
+        """Return whether the message meets condition C1 (see the module docstring)."""
         return clock > self._clock and self._sent_to & ~_not_greater_in(entries) != 0
 
     def _closes_a_cycle(self, entries: Entries) -> bool:
-        """Return whether the message meets condition C2."""
+        """Return whether the message meets condition C2 (see the module docstring)."""
         own = entries.get(self.agent, 0)
         return own >> _COUNT_SHIFT == self._count[self.agent] and not own & _NOT_TAKEN
 
@@ -210,11 +216,10 @@ def _not_greater_in(entries: Entries) -> int:
 
 
 class BcsRule(CheckpointRule):
-    """The BCS rule of one agent.
+    """The BCS protocol's state for one agent.
 
     Attributes:
-        index: index of the last checkpoint, which is 0 for the initial checkpoint. It never decreases while the agent runs.
-        _piggyback: the encoded index.
+        index: index of the agent's last checkpoint, or 0 if that is the initial checkpoint. The index never decreases while the agent runs.
     """
 
     __slots__ = ("_piggyback", "index")

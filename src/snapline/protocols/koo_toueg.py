@@ -1,89 +1,95 @@
-"""Koo and Toueg's checkpointing protocol, which is blocking, has two phases, and involves only as many participants as consistency
-requires.
+"""Koo and Toueg's blocking two-phase checkpointing protocol, in which only those agents take part that consistency requires.
 
 Theory of operation
 -------------------
-The problem: from time to time, some agents need a new checkpoint. These agents are the initiators of a round. Which other agents must take
-a checkpoint too, so that the latest permanent checkpoints of all agents still form a consistent cut? Model: agents are crash-stop, channels
-are reliable and FIFO with messages numbered 1, 2, 3 …, turns are atomic, and there are no clocks. There is one round at a time, and round
-numbers increase. *Received* means consumed by a turn. `KooTouegCore` implements an agent's part of the protocol, and `KooTouegRound` the
-coordinator's part.
+Problem: from time to time, some agents, called the initiators of a round, need a new checkpoint. Which other agents must take a checkpoint
+too, so that the latest permanent checkpoints of all agents still form a consistent cut? Model: agents are crash-stop, channels are reliable
+and FIFO with messages numbered 1, 2, 3 …, turns are atomic, and there are no clocks. There is one round at a time, and round numbers
+increase. A message counts as *received* when a turn has consumed it. `KooTouegCore` implements an agent's part of the protocol, and
+`KooTouegRound` the coordinator's part.
 
-Each agent keeps two tables about the time since its own last checkpoint, whether permanent or tentative. `received_from[j]` is the number
-of the last message received from j, and `first_sent[j]` the number of the first message sent to j. A missing entry means 0.
+Each agent keeps two tables, which cover the time since its last permanent or tentative checkpoint. `received_from[j]` is the number of the
+last message received from j, and `first_sent[j]` the number of the first message sent to j. An entry that is missing counts as 0.
 
-1. An agent takes a *tentative* checkpoint if it is an initiator, or if p asks it for a checkpoint with a number v and 0 < first_sent[p] <=
-   v. The latter means that p has received a message that this agent sent after its last checkpoint. If an agent is asked again in the same
-   round, it answers yes. If an agent is asked for a checkpoint that it does not need, it answers yes without taking one.
-2. When an agent takes a tentative checkpoint, it saves both tables and empties them. It then asks every agent j in the saved
-   `received_from` for a checkpoint, with the saved number.
+1. An agent takes a *tentative* checkpoint if it is an initiator, or if an agent p requests one with a message number v such that 0 <
+   first_sent[p] <= v. The condition 0 < first_sent[p] <= v means that p has received a message that this agent sent after its last
+   checkpoint. If an agent already has a tentative checkpoint in the round, it answers yes to further requests. If an agent receives a
+   request for a checkpoint that it does not need, it answers yes without taking one.
+2. When an agent takes a tentative checkpoint, it saves both tables and empties them. The agent then requests a checkpoint from every agent
+   j in the saved `received_from`, and passes the saved number along.
 3. Between its tentative checkpoint and the decision, an agent starts no turn, and no message leaves its outbox.
-4. If all agents have answered yes, the tentative checkpoints become permanent. Otherwise they are discarded, and the saved tables are
-   merged with the current ones. Merging keeps the newer entry of `received_from` and the older entry of `first_sent`.
+4. If all agents have answered yes, the tentative checkpoints become permanent. If the round is aborted, the tentative checkpoints are
+   discarded, and the saved tables are merged with the current tables. Merging keeps the newer entry of `received_from` and the older entry
+   of `first_sent`.
 
 Correctness. Suppose that, after a commit, j has received message v from i inside the cut, but i sent v outside the cut. The previous cut
-was consistent, so j took part in the round and had received v since its last checkpoint. Hence i was asked with a number of at least v. If
-i took no part, v was sent after i's last checkpoint, so 0 < first_sent[j] <= v, and i should have taken part. If i took part, v was sent
-after i's tentative checkpoint, and by rule 3 after the decision. But the decision waited for j, which had already received v. Both cases
-are contradictions. No agent takes part without need. So the participants are the smallest set that contains the initiators and, for each
-participant p, all agents from which p has received a message that was sent after their permanent checkpoint.
+was consistent, so j took a checkpoint in the round after it had received v. Hence j requested a checkpoint from i with a number of at least
+v. If i took no checkpoint in the round, v was sent after i's last checkpoint, so 0 < first_sent[j] <= v, and i should have taken one. If i
+took a checkpoint in the round, v was sent after this tentative checkpoint, and therefore, by rule 3, after the decision. But the decision
+was made only after j had answered, and j had received v before its answer. Both cases are contradictions. No agent takes an unnecessary
+checkpoint. So the set of participants is the smallest that contains the initiators and, for each participant p, every agent whose messages
+since its permanent checkpoint include one that p has received.
 
 Recovery with survivors. Let P be the permanent checkpoints and L the recovery line of a plan. L contains the live state of each surviving
-agent, and the permanent checkpoint of each agent that is rolled back (or an older checkpoint if that one is unreadable). *No survivor's
-table needs to change.* A table contains only its agent's own message numbers, between the agent's permanent checkpoint and its current
-state. A survivor keeps both. For an agent that is rolled back, the two are the same checkpoint, so its tables are empty (`restart`). Reused
-numbers are unambiguous too, since numbers are reused only beyond the line. L is consistent, so each message that a survivor has received
-from a rolled-back agent was sent inside L. Each message that a survivor has sent to a rolled-back agent since its own permanent checkpoint
-is delivered again under its old number. The new permanent checkpoints are the entrywise minimum of P and L, and the minimum of two
-consistent cuts is consistent.
+agent and the permanent checkpoint of each agent that is rolled back. If an agent's permanent checkpoint is unreadable, L contains an older
+checkpoint of the agent. The tables of survivors need not change. An agent's tables contain only message numbers from its own permanent
+checkpoint to its current state. A survivor keeps both. The tables of an agent that is rolled back are empty, because its current state is
+its permanent checkpoint (see `restart`). Reused message numbers are unambiguous, since a rollback reuses only numbers of messages that were
+sent outside L. L is consistent, so each message that a survivor has received from a rolled-back agent was sent inside L. Each message that
+a survivor has sent to a rolled-back agent since its own permanent checkpoint is delivered again under its old number. For each agent, the
+new permanent checkpoint is the earlier of its entries in P and L, and the minimum of two consistent cuts is consistent.
 
-An agent that joins starts with empty tables. Its permanent checkpoint is its unborn state, so the message that creates it counts as
-received since that checkpoint.
+An agent that joins starts with empty tables. The permanent checkpoint of a joining agent is its state before its creation, so the message
+that creates it counts as received since that checkpoint.
 
 Source: R. Koo and S. Toueg, "Checkpointing and Rollback-Recovery for Distributed Systems", IEEE TSE SE-13(1), 1987, the checkpoint
-algorithm. Departures: there is no tree of requests. Each agent answers immediately, and its answer contains its own requests, which the
-coordinator forwards. The coordinator collects all answers. Several initiators may share a round. Messages in transit are not left to the
-transport, but are resent from the senders' logs. Instead of the paper's rollback algorithm, the coordinator computes the recovery line.
+algorithm. Unlike in the paper, there is no tree of requests. Each agent answers immediately, and its answer contains its own requests,
+which the coordinator forwards. A round may have several initiators. Messages in transit are resent from the senders' logs instead of being
+left to the transport. Instead of the paper's rollback algorithm, the coordinator computes the recovery line.
 
-Invariants (see `validate`): while an agent is blocked, both tables are empty. Every entry is at least 1. When the round is decided, there
-are no saved tables.
+Invariant (see `validate`): while an agent is blocked, both tables are empty. Invariant: every entry of a table is at least 1. Invariant:
+after the decision of the round, there are no saved tables.
 
-The duties of an agent's caller:
+The caller of an agent's core has the following duties.
 
 1. *Safety depends on this rule:* while `is_blocked` is True, start no turn and send no message from the outbox. Pass `CheckpointRequested`
    only while no turn is running, and execute `TakeTentative` before the next event.
-2. Store in the tentative checkpoint the image that `freeze` returns immediately after `TakeTentative`. Send an `Answer` only when the
-   checkpoint is durable. If the checkpoint cannot be stored, pass `TentativeFailed`, and send the answer that results from it instead.
-3. Report every message with its number, both when it leaves the outbox and when a turn consumes it, in the channel's order.
-4. Deliver the decision of a round to every agent that was asked in the round, before any request of a later round. Requests and decisions
-   may arrive twice or late.
-5. Abort the open round when a recovery plan is made. Inform each survivor of every decision before it reports its live state.
+2. Store in the tentative checkpoint the image that `freeze` returns immediately after `TakeTentative`. Send an `Answer` only after the
+   checkpoint is durable. If the checkpoint cannot be stored, pass `TentativeFailed` to the core, and send only the answer that it returns
+   for this event.
+3. Report each message's number when the message leaves the outbox and when a turn consumes it. Report the numbers in the order of the
+   channel.
+4. Deliver a round's decision to every agent that received a request in the round, before any request of a later round. Requests and
+   decisions may be duplicated or delayed.
+5. Abort the open round when a recovery plan is made. Deliver every decision to each survivor before the survivor reports its live state.
 
 The coordinator's part of one round
 -----------------------------------
 The coordinator asks agents for checkpoints, forwards their requests, collects the answers and decides. In the paper, each agent forwards
-requests itself, and answers when all agents below it in the tree have answered. Here the coordinator does both for all agents. An answer
-contains the agent's own requests, and the round ends when no question is open. A *question* is a pair (agent, by). The agent is asked on
-behalf of the agent `by`, or as an initiator if `by` is None. Each question has exactly one number, since `by` takes only one tentative
-checkpoint per round.
+requests itself, and answers when all agents below it in the tree have answered. Here the coordinator forwards the requests and collects the
+answers of all agents. An answer contains the agent's own requests. The round ends when no question is unanswered. A *question* is a pair
+(agent, by), which represents a request to the agent. The coordinator sends the request on behalf of the agent `by`. If `by` is None, the
+agent is an initiator. Each question has exactly one message number, since the agent `by` takes only one tentative checkpoint per round.
 
-- If all answers are yes and no question is open, the round is committed.
-- If an agent answers no, an agent that was asked is lost, or the round times out, the round is aborted.
+- If all questions are answered with yes, the round is committed.
+- The round is aborted if an agent answers no, if an agent that was asked fails, or if the round times out.
 
-A question is omitted if its answer is known to be yes. This is the case if the agent already has a tentative checkpoint in this round, or
-has left the fleet after a last checkpoint that holds all its messages. An agent that need not take part on behalf of one asker may have to
-take part on behalf of the next. So a yes answers only the question that was asked.
+The coordinator omits a question if the answer is known to be yes. The answer is known if the agent already has a tentative checkpoint in
+this round, or if it left the fleet after a last checkpoint that covers all its messages. An agent that needs no checkpoint on behalf of one
+agent may need one on behalf of another. So an answer of yes counts only for the question that it answers.
 
 The state of a round is not durable. A new leader reads the round's number from the log, and aborts the round.
 
-Invariants (see `validate`): every answered question was asked. A committed round has no open question. All participants were asked.
+Invariant (see `validate`): every answered question was asked. Invariant: in a committed round, every question is answered. Invariant: every
+participant was asked.
 
-The duties of a round's caller:
+The caller of a round's core has the following duties.
 
-1. Begin each round with `RoundStarted`. Run one round at a time, and give each a higher number than the previous one.
-2. Commit a `Decide` to the log, then send the decision to every agent in `asked`. Only then begin the next round.
-3. When a host reconnects, ask the questions in `open_questions` again. Answers may arrive twice.
-4. Pass `AgentLost` when an agent's host is declared failed, before the recovery plan, and whether or not the agent was asked.
+1. Begin each round by passing a `RoundStarted` event. Run one round at a time. Round numbers must increase.
+2. Commit a `Decide` to the log, then send the decision to every agent in `asked`. Begin the next round only after the decision has been
+   sent.
+3. When a host reconnects, resend the requests for the questions in `open_questions`. Answers may arrive twice.
+4. When an agent's host is declared failed, pass `AgentLost` before the recovery plan is made, even if the agent was not asked.
 """
 
 from collections.abc import Collection
@@ -95,26 +101,28 @@ from snapline.errors import ProtocolError, UsageError
 
 
 class MessageSent(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Message `number` to the agent `to` has left the outbox."""
+    """The message with this number to the agent `to` has left the outbox."""
 
     to: str
     number: int
 
 
 class MessageConsumed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A turn has consumed message `number` from the agent `sender`."""
+    """A turn has consumed the message with this number from the agent `sender`."""
 
     sender: str
     number: int
 
 
 class CheckpointRequested(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The coordinator requests a checkpoint in `round`. The event may arrive twice or late.
+    """The coordinator requests a checkpoint from this agent in `round`. The request may be duplicated or delayed.
 
     Attributes:
-        by: the agent on whose behalf the coordinator asks. None if this agent is an initiator.
-        number: number of the last message that `by` has received from this agent. It has no meaning for an initiator.
-        is_willing: whether the caller can take a checkpoint now, which requires free storage and an agent that is not leaving.
+        by: the agent on whose behalf the coordinator requests the checkpoint, or None if this agent is an initiator.
+        number: number of the last message that the agent `by` has received from this agent. The number has no meaning if this agent is an
+            initiator.
+        is_willing: whether the caller can take a checkpoint now. The caller cannot take one if there is no free storage or if the agent is
+            leaving.
     """
 
     round: int
@@ -130,8 +138,8 @@ class TentativeFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RoundDecided(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`round` has been committed or aborted. The event has no effect on checkpoints if the outcome is already known here, or if this agent
-    took no part."""
+    """The coordinator has committed or aborted the round. The event has no effect on checkpoints if the outcome is already known, or if
+    this agent has no tentative checkpoint in the round."""
 
     round: int
     is_committed: bool
@@ -144,14 +152,13 @@ class TakeTentative(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Answer to the coordinator. A repeated question (same `round` and `by`) is answered again.
+    """Answer to the coordinator. A repeated request with the same `round` and `by` is answered again.
 
     Attributes:
-        by: the value of `by` in the request.
-        is_willing: whether the answer is yes. A single no aborts the round.
+        is_willing: whether the answer is yes. If one agent answers no, the round is aborted.
         is_participant: whether the agent has taken a tentative checkpoint in this round.
-        requests: agent to ask → number of the last message received from that agent. Empty unless this agent is a participant. It must not
-            be modified.
+        requests: for each agent from which a checkpoint is requested, the number of the last message received from that agent. The mapping
+            is empty unless this agent is a participant. The receiver of the answer must not modify the mapping.
     """
 
     round: int
@@ -178,14 +185,14 @@ Command = TakeTentative | Answer | MakePermanent | Discard
 
 
 class ChannelTables(msgspec.Struct, frozen=True, array_like=True):
-    """The tables `received_from` and `first_sent` as saved by a tentative checkpoint. They never change."""
+    """The tables `received_from` and `first_sent`, as saved when a tentative checkpoint is taken. They never change."""
 
     received_from: dict[str, int]
     first_sent: dict[str, int]
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
-    """Image that `freeze` encodes. The docstring of `KooTouegCore` describes the fields."""
+    """Image that `freeze` encodes."""
 
     agent: str
     round: int
@@ -201,17 +208,18 @@ _DECODER = msgspec.msgpack.Decoder(_Image)
 
 
 class KooTouegCore:
-    """Core of the protocol for one agent. It is not thread-safe and does no I/O.
+    """Core that runs the protocol for one agent. The core is not thread-safe and does no I/O.
 
     Attributes:
-        agent: this agent's id.
-        round: the latest round known here, or 0 before the first round. It never decreases. Requests of older rounds are ignored.
-        received_from: sender → number of the last message received since the last checkpoint.
-        first_sent: receiver → number of the first message sent since the last checkpoint.
-        _is_decided: whether the decision of `round` is known, so that further requests of the round are ignored.
-        _is_refused: whether this agent has answered no in `round`. It then repeats that answer.
+        round: number of the latest round that this agent knows of, or 0 before the first round. It never decreases. The core ignores
+            requests of older rounds.
+        received_from: for each sender, the number of the last message received since this agent's last checkpoint.
+        first_sent: for each receiver, the number of the first message sent since this agent's last checkpoint.
+        _is_decided: whether this agent knows the decision of `round`, so that it ignores further requests of the round.
+        _is_refused: whether this agent has answered no in `round`. If it has, the agent repeats this answer for each further request of the
+            round.
         _asked_by: the agent on whose behalf the tentative checkpoint was requested.
-        _saved: the tables as they were before the tentative checkpoint. None if there is no tentative checkpoint.
+        _saved: the tables as they were before the tentative checkpoint, or None if there is no tentative checkpoint.
     """
 
     __slots__ = ("_asked_by", "_is_decided", "_is_refused", "_saved", "agent", "first_sent", "received_from", "round")
@@ -220,8 +228,7 @@ class KooTouegCore:
         """Create the core of an agent whose permanent checkpoint equals its current state.
 
         Args:
-            agent: the agent's id.
-            latest_round: the last decided round. Requests of this round and of older rounds are ignored.
+            latest_round: the last decided round. The core ignores requests of this round and of older rounds.
         """
         self.agent = agent
         self.round = latest_round
@@ -234,8 +241,8 @@ class KooTouegCore:
 
     @property
     def is_blocked(self) -> bool:
-        """Return whether there is a tentative checkpoint whose round is undecided. If there is, the caller must start no turn and send no
-        message from the outbox."""
+        """Return whether the agent is blocked, which means that it has a tentative checkpoint whose round is undecided. While the agent is
+        blocked, the caller must start no turn and send no message from the outbox."""
         return self._saved is not None
 
     def sent(self, to: str, number: int) -> None:
@@ -263,9 +270,9 @@ class KooTouegCore:
         """Handle one event. Return the commands to execute, in order.
 
         Raises:
-            ProtocolError: the event is a request of a new round while an older round is undecided here, a request without a number, or the
-                commit of a round that this agent has refused.
-            UsageError: a message was sent or consumed while the agent is blocked.
+            ProtocolError: If a request of a new round arrives while an older round is undecided, if a request has no number, or if the
+                event commits a round that this agent has refused.
+            UsageError: If a message was sent or consumed while the agent is blocked.
         """
         match event:
             case MessageSent():
@@ -309,8 +316,8 @@ class KooTouegCore:
         self.round, self._is_decided, self._is_refused = number, False, False
 
     def _is_needed(self, event: CheckpointRequested) -> bool:
-        """Apply rule 1: return whether this agent is an initiator, or whether the asking agent has received a message that this agent sent
-        after its last checkpoint."""
+        """Return whether rule 1 requires a checkpoint: this agent is an initiator, or the requesting agent has received a message sent
+        after this agent's last checkpoint."""
         return event.by is None or 0 < self.first_sent.get(event.by, 0) <= event.number
 
     def _take_tentative(self, by: str | None) -> None:
@@ -324,7 +331,7 @@ class KooTouegCore:
         return Answer(self.round, by, not self._is_refused, self.is_blocked, requests)
 
     def _requests(self) -> dict[str, int]:
-        """Return the requests of rule 2, taken from the saved tables. Messages that the agent sent to itself are skipped."""
+        """Return the requests that this agent makes under rule 2, based on the saved tables. The agent makes no request to itself."""
         if self._saved is None:
             return {}
         return {agent: number for agent, number in self._saved.received_from.items() if agent != self.agent}
@@ -352,8 +359,8 @@ class KooTouegCore:
         return [Discard(event.round)]
 
     def _skip(self, number: int) -> list[Command]:
-        """Mark a round as decided in which this agent took no part. Otherwise a late request of that round would block the agent
-        forever."""
+        """Mark a round as decided if this agent took no checkpoint in it. Without the mark, a late request of the round would block the
+        agent forever."""
         if self._saved is None:
             self.round, self._is_decided, self._is_refused = number, True, False
         return []
@@ -386,14 +393,15 @@ class KooTouegCore:
             assert all(number >= 1 for number in table.values()), f"{about}: an entry below 1"
 
     def freeze(self) -> bytes:
-        """Encode the complete state, which is stored in every checkpoint. Equal states have equal encodings."""
+        """Encode the complete state of the core. Every checkpoint of the agent contains this encoding. Equal states have equal
+        encodings."""
         live = ChannelTables(self.received_from, self.first_sent)
         image = _Image(self.agent, self.round, self._is_decided, self._is_refused, self._asked_by, live, self._saved)
         return _ENCODER.encode(image)
 
     @classmethod
     def restore(cls, image: bytes) -> Self:
-        """Return a core in exactly the encoded state, which may be blocked. See also `restart`.
+        """Return a core whose state is exactly the encoded state. The agent of this core may be blocked. See also `restart`.
 
         Raises:
             ProtocolError: `image` is not a result of `freeze`.
@@ -407,13 +415,14 @@ class KooTouegCore:
 
     @classmethod
     def restart(cls, image: bytes, *, latest_round: int = 0) -> Self:
-        """Return the core of an agent that starts from a permanent checkpoint. `image` is the core's image in that checkpoint.
+        """Return the core of an agent that starts from a permanent checkpoint. `image` is the encoding of the core in that checkpoint.
 
-        The image was taken immediately after the checkpoint, so its tables are empty. Its round was undecided at that time, which no longer
-        matters. Pass the plan's `latest_round`, so that requests from before the recovery are ignored.
+        The core was encoded immediately after the checkpoint, so the tables in the image are empty. The round in the image was undecided at
+        that time, which no longer matters. Pass the recovery plan's `latest_round`, so that the core ignores requests from before the
+        recovery.
 
         Raises:
-            ProtocolError: `image` is not a result of `freeze` immediately after a checkpoint.
+            ProtocolError: If `image` was not returned by `freeze` immediately after a checkpoint.
         """
         decoded = _decode(image)
         if decoded.live.received_from or decoded.live.first_sent:
@@ -429,25 +438,25 @@ def _decode(image: bytes) -> _Image:
 
 
 class RoundStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The round's number is committed, so the initiators can be asked. A duplicate event has no effect."""
+    """The round's number is committed. The coordinator can now send requests to the initiators. A duplicate event has no effect."""
 
 
 class AnswerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`agent` has answered. Answers of other rounds, duplicate answers and late answers have no effect."""
+    """`agent` has answered. Answers that belong to other rounds, are duplicates or arrive late have no effect."""
 
     agent: str
     answer: Answer
 
 
 class AgentLost(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`agent` has failed. The round is aborted if the agent was asked. Otherwise it is aborted as soon as the agent would have to be
-    asked."""
+    """`agent` has failed. If the agent was asked for a checkpoint, the round is aborted. If the agent was not asked, the round is aborted
+    as soon as the agent would have to be asked."""
 
     agent: str
 
 
 class TimedOut(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The round has lasted too long. It is aborted unless it is already decided."""
+    """The round has exceeded its time limit. The round is aborted unless it is already decided."""
 
 
 class AskAgent(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -459,7 +468,7 @@ class AskAgent(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Decide(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Commit the round's outcome to the log. This is the last command of a round, and is returned only once."""
+    """Commit the round's outcome to the log. A round returns this command exactly once, as its last command."""
 
     is_committed: bool
 
@@ -470,7 +479,7 @@ Question = tuple[str, str | None]
 
 
 class KooTouegRoundImage(msgspec.Struct, frozen=True):
-    """A hashable image of a round. The docstring of `KooTouegRound` describes the fields."""
+    """A hashable copy of a round's state."""
 
     round: int
     initiators: tuple[str, ...]
@@ -483,31 +492,28 @@ class KooTouegRoundImage(msgspec.Struct, frozen=True):
 
 
 class KooTouegRound:
-    """Core of one round at the coordinator. It is not thread-safe and does no I/O.
+    """Core that runs one round at the coordinator. The core is not thread-safe and does no I/O.
 
     Attributes:
-        round: number of the round.
-        initiators: ids of the initiators in ascending order. There is at least one.
-        decision: True if the round is committed, False if it is aborted, None while it is open.
+        initiators: ids of the initiators in ascending order. A round has at least one initiator.
+        decision: True if the round is committed, False if it is aborted, None while it is undecided.
         _gone: agents that have left the fleet. They are not asked.
-        _questions: question → number, for every question asked, in the order of asking.
-        _answered: the questions that were answered with yes.
+        _questions: for each question asked, its message number. The questions are in the order in which they were asked.
+        _answered: the questions that agents have answered with yes.
         _participants: agents that have a tentative checkpoint, in the order of their answers.
-        _lost: agents that have failed.
     """
 
     __slots__ = ("_answered", "_gone", "_lost", "_participants", "_questions", "decision", "initiators", "round")
 
     def __init__(self, round: int, initiators: Collection[str], *, gone: Collection[str] = ()) -> None:
-        """Create an undecided round in which no agent has been asked.
+        """Create an undecided round. No agent has been asked for a checkpoint yet.
 
         Args:
-            round: number of the round, as committed in the coordinator's log.
-            initiators: agents that need a checkpoint.
-            gone: agents that have left the fleet after a last checkpoint.
+            round: number of the round, which must be committed to the coordinator's log.
+            gone: agents that have left the fleet after taking a last checkpoint.
 
         Raises:
-            UsageError: there is no initiator, or an initiator has left the fleet.
+            UsageError: If there is no initiator, or if an initiator has left the fleet.
         """
         if not initiators:
             raise UsageError(f"round {round} has no initiator; name at least one agent that wants a checkpoint")
@@ -525,19 +531,20 @@ class KooTouegRound:
 
     @property
     def participants(self) -> tuple[str, ...]:
-        """Return, in ascending order, the agents that are known to have a tentative checkpoint. After a commit, that checkpoint is
-        permanent."""
+        """Return, in ascending order, the agents that are known to have a tentative checkpoint. If the round is committed, these tentative
+        checkpoints are permanent."""
         return tuple(sorted(self._participants))
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Return all agents that were asked, in ascending order. Each of them must receive the decision."""
+        """Return the ids of all agents that were asked for a checkpoint, in ascending order. The caller must send the round's decision to
+        each of these agents."""
         return tuple(sorted({agent for agent, _ in self._questions}))
 
     @property
     def open_questions(self) -> list[AskAgent]:
-        """Return the questions that were asked but not answered with yes, in the order of asking. If the round is decided, return no
-        questions."""
+        """Return the questions that no agent has answered with yes yet, in the order in which they were asked. If the round is decided,
+        return an empty list."""
         if self.decision is not None:
             return []
         return [
@@ -550,7 +557,7 @@ class KooTouegRound:
         """Handle one event. Return the commands to execute, in order.
 
         Raises:
-            ProtocolError: the event is an answer to a question that was never asked in this round.
+            ProtocolError: If the event is an answer to a question that was never asked in this round.
         """
         if self.decision is not None:
             return []
@@ -597,8 +604,8 @@ class KooTouegRound:
         return self._decide(is_committed=False) if is_asked else []
 
     def _ask(self, requests: dict[str, int], *, by: str | None) -> list[RoundCommand]:
-        """Return the commands that ask these agents, in the order of their ids, so that equal answers lead to equal questions. Abort the
-        round if one of the agents is lost."""
+        """Return the commands that request checkpoints from these agents. The commands are in the order of agent ids, so that equal answers
+        lead to equal questions. If one of the agents has failed, abort the round."""
         commands: list[RoundCommand] = []
         for agent, number in sorted(requests.items()):
             if agent in self._participants or agent in self._gone:
@@ -646,7 +653,7 @@ class KooTouegRound:
 
     @classmethod
     def restore(cls, image: KooTouegRoundImage) -> Self:
-        """Return a round in exactly the state of the image."""
+        """Return a round whose state is exactly the state in the image."""
         core = cls(image.round, image.initiators, gone=image.gone)
         core._questions = {(agent, by): number for agent, by, number in image.questions}
         core._answered = dict.fromkeys(image.answered)

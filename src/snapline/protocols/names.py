@@ -1,14 +1,14 @@
 """Names and properties of the checkpointing protocols.
 
-A fleet has one protocol, which cannot change during a run. The protocol's *mode* defines who decides when an agent takes a checkpoint:
+A fleet has one protocol, which cannot change during a run. A protocol's *mode* defines who decides when an agent takes a checkpoint.
 
-- coordinated: the coordinator decides, for the whole fleet (`chandy-lamport`) or for the agents that must take part (`koo-toueg`);
-- uncoordinated: each agent decides for itself;
-- communication-induced: each agent decides for itself, but the piggyback of a message may force an additional checkpoint.
+- In *coordinated* mode, the coordinator decides, either for the whole fleet (`chandy-lamport`) or for the agents that must take part
+  (`koo-toueg`).
+- In *uncoordinated* mode, each agent decides for itself.
+- In *communication-induced* mode, each agent decides for itself, but data attached to a message may force an additional checkpoint.
 
-All protocols except `chandy-lamport` are *logged*: each agent stores its own checkpoints with a log of its sent messages, and the
-coordinator groups these checkpoints into epochs. In *autonomous* protocols, the coordinator requests no checkpoints, and computes the
-recovery line.
+A protocol is called *logged* if each agent stores its own checkpoints together with a log of its sent messages. All protocols except
+`chandy-lamport` are logged. Under an *autonomous* protocol, the coordinator requests no checkpoints and must compute the recovery line.
 """
 
 from snapline.errors import UsageError
@@ -50,5 +50,5 @@ def is_logged(protocol: str) -> bool:
 
 
 def is_autonomous(protocol: str) -> bool:
-    """Return whether agents take checkpoints without a request by the coordinator, so that the recovery line must be computed."""
+    """Return whether agents take checkpoints without a request from the coordinator, so that the recovery line must be computed."""
     return is_logged(protocol) and protocol != KOO_TOUEG

@@ -2,27 +2,29 @@
 
 Theory of operation
 -------------------
-A piggyback is a sequence of numbers, each encoded as a varint: seven bits per byte, lowest bits first, with the high bit set on all bytes
-except the last. A vector has one entry per agent. A message carries only the entries that have changed since the last message to the same
-receiver (M. Singhal and A. Kshemkalyani, "An Efficient Implementation of Vector Clocks", Information Processing Letters 43, 1992). The
-receiver needs no additional state. On a FIFO channel without loss, it has already merged the channel's earlier messages, and every merge is
-monotone and idempotent. So merging an unchanged entry again would change nothing, and could not force a checkpoint. Each rule explains why
-this holds for its own fields.
+A piggyback is protocol data attached to a message: a sequence of numbers, each encoded as a varint. A varint stores seven bits per byte,
+lowest bits first, and sets the high bit on all bytes except the last. A protocol's vector has one entry per agent. A message carries only
+the entries that have changed since the last message to the same receiver (M. Singhal and A. Kshemkalyani, "An Efficient Implementation of
+Vector Clocks", Information Processing Letters 43, 1992). The receiver needs no additional state to merge the entries. On a FIFO channel
+without loss, the receiver has already merged the channel's earlier messages. Every merge is monotone and idempotent. So merging an
+unchanged entry again would have no effect and could not force a checkpoint. Each protocol's module explains why this argument holds for the
+protocol's own fields.
 
-The sender stores when each entry last changed, and when it last sent a message to each receiver. This takes O(agents) + O(destinations)
-memory. `EntryChanges` keeps the entries in the order of their last change, so a send examines only the entries that it carries and one
-more.
+For each entry, the sender stores when it last changed, and for each receiver, when it last sent a message to that receiver. The bookkeeping
+takes O(agents) + O(destinations) memory. `EntryChanges` keeps the entries in the order of their last change, so sending a message examines
+at most one entry that the message does not carry.
 
-Rollbacks. The bookkeeping is part of the rule's image, and therefore of every checkpoint. On a consistent cut, the receiver's state has
-merged the channel's messages up to its received number r, and the sender's bookkeeping corresponds to its sent number s >= r. The messages
-r + 1 … s are delivered again, in order and with their original piggybacks. So when the next message, s + 1, arrives, the receiver has
-merged 1 … s, just as without the rollback. This holds if one side, both sides or neither side was rolled back. It does not hold if an
-undone send still counts as sent, so the complete image must be restored.
+Rollbacks. The bookkeeping is part of the protocol state that every checkpoint contains. On a consistent cut, the receiver has merged the
+channel's messages 1 … r, and the sender's bookkeeping covers the messages 1 … s, where s >= r. After a rollback, the messages r + 1 … s are
+delivered again, in order and with their original piggybacks. So when message s + 1 arrives, the receiver has merged the messages 1 … s, as
+it would have without the rollback. The argument holds whether the sender, the receiver, both or neither was rolled back. The argument fails
+if an undone send still counts as sent, so a rollback must restore the complete bookkeeping.
 
-Masks cost some CPU time but save bytes. With 100 agents, a send and its merge under `hmnr` take 8.6 µs and 7.3 bytes, compared with 7.4 µs
-and 25.4 bytes without masks (`benchmarks/piggyback.py`).
+Grouping agents with equal values into bit masks costs CPU time but saves bytes. With 100 agents under the HMNR protocol, sending and
+merging a piggyback takes 8.6 µs and 7.3 bytes, compared with 7.4 µs and 25.4 bytes without masks (`benchmarks/piggyback.py`).
 
-Channels that are not FIFO need absolute piggybacks, which contain every known entry. Sending them does not change the bookkeeping.
+Channels that are not FIFO need piggybacks that contain every known entry. Creating a piggyback with every entry does not change the
+bookkeeping.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +54,7 @@ Entries = dict[int, int]
 
 
 def encode(numbers: Sequence[int]) -> bytes:
-    """Return the numbers encoded as varints. No number may be negative."""
+    """Return the numbers encoded as varints. The numbers must not be negative."""
     if max(numbers, default=0) < 0x80:
         return bytes(numbers)
     encoded = bytearray()
@@ -87,10 +89,10 @@ def decode(data: bytes) -> list[int]:
 
 
 def pack_entries(entries: Sequence[tuple[int, int]], size: int) -> list[int]:
-    """Pack (ordinal, value) pairs as a list of numbers, in the shortest form. If there are no pairs, the list is empty.
+    """Pack (ordinal, value) pairs into a list of numbers, in the shortest of three forms. If there are no pairs, return an empty list.
 
     Args:
-        entries: the pairs, in any order. The receiver must not need the values of entries that are omitted.
+        entries: the pairs, in any order. The receiver must not depend on entries that are omitted.
         size: a number greater than every ordinal in `entries`.
     """
     if not entries:
@@ -110,8 +112,8 @@ def pack_entries(entries: Sequence[tuple[int, int]], size: int) -> list[int]:
 
 
 def _masks(entries: Sequence[tuple[int, int]], size: int) -> dict[int, int]:
-    """Return value → mask of the agents with that value. The result is empty if there are so many values that a different form is
-    shorter."""
+    """Return, for each value, a bit mask of the agents that have this value. Return an empty mapping if there are so many values that a
+    different form is shorter."""
     values = dict.fromkeys(value for _, value in entries)
     if len(values) * (size // 7 + 2) >= min(2 * len(entries), size):
         return {}
@@ -122,10 +124,9 @@ def _masks(entries: Sequence[tuple[int, int]], size: int) -> dict[int, int]:
 
 
 def unpack_entries(numbers: Sequence[int], *, least: int = 1) -> Entries:
-    """Return the entries packed by `pack_entries`. Zeros in the dense form are omitted.
+    """Return the entries packed by `pack_entries`. If the entries are packed in the dense form, omit those with the value 0.
 
     Args:
-        numbers: the packed entries.
         least: smallest valid value of an entry.
 
     Raises:
@@ -166,10 +167,11 @@ class EntryChanges:
     """Tracks, for each receiver, which entries of a vector have changed since the last message to that receiver.
 
     Attributes:
-        size: the largest ordinal of an entry that has ever changed, plus one.
-        _now: number of messages recorded so far.
-        _changed: ordinal → value of `_now` when its entry last changed. The latest change comes last.
-        _sent: receiver → value of `_now` before the last message to that receiver. The latest message comes last.
+        size: one more than the largest ordinal of an entry that has ever changed.
+        _now: number of sent messages recorded so far, which serves as the current time.
+        _changed: for each ordinal, the value of `_now` when the ordinal's entry last changed. The entry that changed last is at the end.
+        _sent: for each receiver, the value of `_now` before the last message to that receiver. The receiver of the latest message is at the
+            end.
     """
 
     __slots__ = ("_changed", "_now", "_sent", "size")
@@ -181,7 +183,7 @@ class EntryChanges:
         self._sent: dict[int, int] = {}
 
     def note(self, ordinal: int) -> None:
-        """Record that the entry of `ordinal` has changed."""
+        """Record that the entry with the given ordinal has changed."""
         if self._changed.get(ordinal) == self._now:
             return
         self._changed.pop(ordinal, None)
@@ -190,8 +192,8 @@ class EntryChanges:
             self.size = ordinal + 1
 
     def send(self, to: int) -> list[int]:
-        """Record that the next message to `to` is sent. Return the ordinals of the entries that the message must carry, latest change
-        first."""
+        """Record that a message to the receiver `to` is sent. Return the ordinals of the entries that the message must carry, in order of
+        their last change, latest first."""
         last = self._sent.pop(to, -1)
         self._sent[to] = self._now
         self._now += 1
@@ -203,12 +205,12 @@ class EntryChanges:
         return news
 
     def ordinals(self) -> Iterator[int]:
-        """Iterate over the ordinals of all entries that have ever changed, latest change last."""
+        """Iterate over the ordinals of all entries that have ever changed, in order of their last change, latest last."""
         return iter(self._changed)
 
     def freeze(self) -> list[int]:
-        """Return the complete state, which is the order of changes and messages. Even numbers represent changed entries, and odd numbers
-        represent receivers of messages."""
+        """Return the complete state, which consists of the changed entries and the receivers of messages in chronological order. An even
+        number 2k represents a change of entry k, and an odd number 2k + 1 represents a message to receiver k."""
         order = [(stamp, 2 * ordinal) for ordinal, stamp in self._changed.items()]
         order += [(stamp, 2 * receiver + 1) for receiver, stamp in self._sent.items()]
         order.sort(key=itemgetter(0))  # the sort is stable, so a change before a message remains before it
@@ -216,7 +218,7 @@ class EntryChanges:
 
     @classmethod
     def restore(cls, tokens: Iterable[int]) -> "EntryChanges":
-        """Return an object in the state that `freeze` returned."""
+        """Return an object in the state that `freeze` has encoded as these numbers."""
         changes = cls()
         for token in tokens:
             if token % 2 == 0:
@@ -227,7 +229,7 @@ class EntryChanges:
 
 
 class ImageReader:
-    """Reads the numbers of a rule's image in order. If a number is missing, the image is damaged, and DamagedDataError is raised."""
+    """Reads, in order, the numbers that encode a protocol's state in a checkpoint. Raises DamagedDataError if a number is missing."""
 
     __slots__ = ("_numbers", "_position")
 
@@ -243,7 +245,7 @@ class ImageReader:
         return self.take_many(1)[0]
 
     def take_many(self, count: int) -> list[int]:
-        """Return the next `count` numbers."""
+        """Read and return the next `count` numbers."""
         values = self._numbers[self._position : self._position + count]
         self._position += count
         if len(values) < count:
@@ -251,7 +253,8 @@ class ImageReader:
         return values
 
     def take_changes(self, agent: int) -> "EntryChanges":
-        """Read a result of `EntryChanges.freeze`, preceded by its length. It must contain the entry of `agent` itself."""
+        """Read the numbers that `EntryChanges.freeze` returned, which are preceded by their count. The numbers must include the entry of
+        `agent` itself."""
         tokens = self.take_many(self.take())
         if 2 * agent not in tokens or max(tokens) >= 2 * ORDINALS_MAX:
             raise DamagedDataError(f"a rule's image is not one of agent {agent}; take an older checkpoint")

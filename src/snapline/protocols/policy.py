@@ -1,48 +1,50 @@
-"""Policies for an agent's basic checkpoints. Users declare a policy, and a clock applies it.
+"""Policies that decide when an agent takes its basic (unforced) checkpoints. Users declare a policy, and a `PolicyClock` applies it.
 
 Theory of operation
 -------------------
-A *policy* is declared with the fleet, as a value or as text, and is part of the fleet's definition. Each agent has a `PolicyClock`, which
-receives events and decides when a checkpoint is due. A `PolicyClock` neither reads the system's clock nor uses random numbers.
+A *policy* is part of a fleet's definition. Users declare a policy as a value or as text. Each agent has a `PolicyClock`, which receives
+events and decides when a checkpoint is due. A `PolicyClock` neither reads the system's clock nor uses random numbers.
 
-- `Every`: a checkpoint is due a fixed time after the last one, plus or minus the jitter.
-- `EveryMessages`: a checkpoint is due after a given number of consumed messages.
-- `Adaptive`: a checkpoint is due after the time that minimizes the average loss of work. Daly's formula (below) computes this time from the
-  measured cost of a checkpoint and the mean time between failures.
-- `Manual`: a checkpoint is never due automatically.
-- `AnyOf`: a checkpoint is due as soon as it is due under one of several policies.
+- Under `Every`, a checkpoint is due a fixed time after the last one, plus or minus a pseudorandom jitter.
+- Under `EveryMessages`, a checkpoint is due when the agent has consumed a given number of messages since the last one.
+- Under `Adaptive`, a checkpoint is due after the interval that minimizes the average loss of work. Daly's formula (below) computes this
+  interval from the measured cost of a checkpoint and the mean time between failures.
+- Under `Manual`, a checkpoint is never due automatically.
+- Under `AnyOf`, a checkpoint is due as soon as one of several policies requires it.
 
-Under each policy, the agent may also request a checkpoint. Forced checkpoints count, too, since all times and counts start at the last
-checkpoint, whatever its cause. If no message has been consumed since then, no checkpoint is due, because it would equal the last one. If
-the time expires before a message has been consumed, a checkpoint is due after the next message.
+Under each policy, the agent may also request a checkpoint. All times and message counts start at the agent's last checkpoint, even if the
+protocol forced that checkpoint. If the agent has consumed no message since its last checkpoint, no checkpoint is due, because it would
+equal the last one. If the time expires before the agent has consumed a message, a checkpoint is due after the next message.
 
-The jitter prevents agents that start at the same time from always taking checkpoints at the same time. It is a hash of the agent, the
-checkpoint's number and the seed. So it varies between agents and between checkpoints, but is the same in a replay.
+The jitter prevents agents that start at the same time from always taking checkpoints at the same time. The jitter is a hash of the agent,
+the checkpoint's number and the seed. So the jitter differs between agents and between checkpoints, but is the same in a replay.
 
-The mean time between failures refers to the whole fleet, since any failure may roll this agent back. If it is not declared, it is estimated
-as (observation time + one hour) / (failures + 1), as if one failure had occurred in one hour before the observation. This corresponds to
-the mean of a gamma posterior for the failure rate, with a prior equivalent to one failure in one hour of observation.
+The mean time between failures refers to the whole fleet, since any failure may roll this agent back. If the user does not declare the mean
+time between failures, it is estimated as (observation time + one hour) / (failures + 1), as if one failure had occurred in one hour before
+the observation. The estimate corresponds to a gamma posterior of the failure rate, whose prior is equivalent to one failure in one hour of
+observation.
 
 The caller's duties:
 
-1. Call `consumed` for every message that a turn consumes, where a timer counts as a message to the agent itself. Call `taken` after every
-   checkpoint.
-2. After each turn, check `is_due`. If no checkpoint is due and `due_ns` is not None, set a timer for `due_ns`, and check again when the
+1. Call `consumed` for every message that a turn consumes. A timer that fires counts as a message. Call `taken` after every checkpoint.
+2. After each turn, call `is_due`. If no checkpoint is due and `due_ns` is not None, set a timer for `due_ns`. Call `is_due` again when the
    timer fires.
 3. When an agent is restored, create a new clock with the number of the agent's checkpoint.
 
 Checkpoint intervals of Young and of Daly
 -----------------------------------------
-A checkpoint costs a pause C. Failures occur at random with a mean time M between them, and each failure undoes the work since the last
-checkpoint. Rare checkpoints lose more time to failures, and frequent checkpoints lose more time to pauses. If the time between failures is
-exponentially distributed, the expected time per unit of work is proportional to (e^((T + C)/M) - 1)/T, where T is the work between two
-checkpoints. This function is flat around its minimum, so simple formulas come close:
+Let C be the pause that one checkpoint causes. Failures occur at random, with a mean time M between failures. Each failure undoes the work
+since the last checkpoint. If checkpoints are rare, failures cost more time. If checkpoints are frequent, pauses cost more time. If the time
+between failures is exponentially distributed, the expected time per unit of work is proportional to (e^((T + C)/M) - 1)/T, where T is the
+work between two checkpoints. The expected time is nearly constant around its minimum, so simple formulas are nearly optimal.
 
-- Young (1974): T = sqrt(2CM), which is accurate if C is much smaller than M. For C = M/10 it costs 0.5 % more than the optimum;
-- Daly (2006): T = sqrt(2CM) * (1 + sqrt(C/2M)/3 + C/18M) - C if C < 2M, otherwise T = M. It costs at most 0.2 % more than the optimum.
+- Young (1974) gives T = sqrt(2CM), which is accurate if C is much smaller than M. For C = M/10, Young's formula costs 0.5 % more than the
+  optimum.
+- Daly (2006) gives T = sqrt(2CM) * (1 + sqrt(C/2M)/3 + C/18M) - C if C < 2M, otherwise T = M. Daly's formula costs at most 0.2 % more than
+  the optimum.
 
-C is only the time for which an agent waits. The upload in the background increases the loss per failure instead. T should be longer than
-the upload.
+C includes only the time for which an agent pauses, not the upload in the background. The upload of a checkpoint increases the loss per
+failure instead. T should be longer than the duration of the upload.
 """
 
 import math
@@ -56,11 +58,12 @@ from snapline.errors import UsageError
 
 
 def daly(cost_s: float, mtbf_s: float) -> float:
-    """Return the best amount of work between two checkpoints in seconds, according to Daly's higher-order formula.
+    """Return the optimal working time between two checkpoints, in seconds, according to Daly's higher-order formula.
 
     Args:
         cost_s: the pause that one checkpoint causes, in seconds.
-        mtbf_s: the fleet's mean time between failures, in seconds. It equals the mean time of one host divided by the number of hosts.
+        mtbf_s: the fleet's mean time between failures, in seconds. The fleet's mean time equals one host's mean time between failures
+            divided by the number of hosts.
 
     Raises:
         UsageError: an argument is not a finite number greater than 0.
@@ -105,7 +108,8 @@ _NS = 1_000_000_000
 
 
 class Every(msgspec.Struct, frozen=True, gc=False, tag="every"):
-    """Take a checkpoint `seconds` after the last one. Each time, this period is varied by up to the fraction `jitter` in either direction.
+    """Policy: take a checkpoint `seconds` after the last one. The period varies each time by up to the fraction `jitter` in either
+    direction.
 
     Raises:
         UsageError: `seconds` is not positive or too large, or `jitter` is not in 0 <= jitter < 1.
@@ -121,7 +125,7 @@ class Every(msgspec.Struct, frozen=True, gc=False, tag="every"):
 
 
 class EveryMessages(msgspec.Struct, frozen=True, gc=False, tag="messages"):
-    """Take a checkpoint as soon as `count` messages have been consumed since the last one.
+    """Policy: take a checkpoint as soon as the agent has consumed `count` messages since its last checkpoint.
 
     Raises:
         UsageError: `count` is less than 1 or greater than 10**12.
@@ -137,10 +141,11 @@ class EveryMessages(msgspec.Struct, frozen=True, gc=False, tag="messages"):
 
 
 class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
-    """Take a checkpoint after the time that minimizes the loss of work, but not before `least_s` and not after `most_s`.
+    """Policy: take a checkpoint after the interval that minimizes the loss of work, limited to the range from `least_s` to `most_s`.
 
     Attributes:
-        mtbf_s: the fleet's mean time between failures. None to estimate it from the observed failures.
+        mtbf_s: the fleet's mean time between failures, in seconds. If the value is None, the mean time is estimated from the observed
+            failures.
 
     Raises:
         UsageError: a time is not positive or too large, or `least_s` is greater than `most_s`.
@@ -160,14 +165,14 @@ class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
 
 
 class Manual(msgspec.Struct, frozen=True, gc=False, tag="by hand"):
-    """Take checkpoints only when the agent or an operator requests one."""
+    """Policy: take a checkpoint only when the agent or an operator requests one."""
 
 
 Single = Every | EveryMessages | Adaptive | Manual
 
 
 class AnyOf(msgspec.Struct, frozen=True, gc=False, tag="any of"):
-    """Take a checkpoint as soon as it is due under one of `policies`.
+    """Policy: take a checkpoint as soon as one of `policies` requires it.
 
     Raises:
         UsageError: there are fewer than two policies, or more than POLICIES_MAX.
@@ -192,7 +197,7 @@ def _check_period(name: str, seconds: float) -> None:
 
 
 class PolicyClockImage(msgspec.Struct, frozen=True):
-    """A hashable image of a clock. The docstring of `PolicyClock` describes the fields."""
+    """A hashable copy of a policy clock's state."""
 
     agent: str
     seed: int
@@ -205,19 +210,16 @@ class PolicyClockImage(msgspec.Struct, frozen=True):
 
 
 class PolicyClock:
-    """Decides when one agent's next basic checkpoint is due. It is not thread-safe and does no I/O.
+    """Clock that decides when an agent's next basic checkpoint is due. The clock is not thread-safe and does no I/O.
 
     Attributes:
-        policy: the declared policy.
-        agent: this agent's id. Together with `seed` and `number` it determines the jitter.
+        agent: this agent's id. Together with the seed and `number`, the agent's id determines the jitter.
         number: number of the agent's last checkpoint.
-        cost_ns: moving average of the cost of a checkpoint. None before the first measurement.
-        _last_ns: time at which the last checkpoint was taken.
-        _messages: number of messages consumed since the last checkpoint.
-        _is_asked: whether the agent or an operator has requested a checkpoint since the last one.
+        cost_ns: moving average of the time for which a checkpoint pauses the agent, or None before the first measurement.
+        _is_asked: whether the agent or an operator has requested a checkpoint since the last checkpoint.
         _mtbf_s: estimate of the fleet's mean time between failures.
-        _timer_ns: time at which the earliest of the timed policies is due. None if there is no timed policy.
-        _messages_due: the smallest count of the message policies. None if there is no message policy.
+        _timer_ns: earliest time at which a timed policy requires a checkpoint, or None if there is no timed policy.
+        _messages_due: smallest `count` of the `EveryMessages` policies, or None if there is no such policy.
     """
 
     __slots__ = (
@@ -226,7 +228,7 @@ class PolicyClock:
     )
 
     def __init__(self, policy: Policy, agent: str, seed: int = 0, *, now_ns: int = 0, number: int = 0) -> None:
-        """Create the clock of an agent whose checkpoint `number` was taken or restored at `now_ns`."""
+        """Create the clock of an agent whose last checkpoint, with the given number, was taken or restored at `now_ns`."""
         self.policy = policy
         self.agent = agent
         self.number = number
@@ -242,8 +244,8 @@ class PolicyClock:
 
     @property
     def due_ns(self) -> int | None:
-        """Return the time at which a checkpoint becomes due if no further messages are consumed. Return None if there is no timed policy,
-        or if no message has been consumed since the last checkpoint."""
+        """Return the time at which a checkpoint becomes due if the agent consumes no further messages. Return None if there is no timed
+        policy, or if the agent has consumed no message since its last checkpoint."""
         return self._timer_ns if self._messages else None
 
     @property
@@ -252,7 +254,7 @@ class PolicyClock:
         return self._messages > 0
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether a checkpoint is due now. As long as no message has been consumed since the last checkpoint, none is due."""
+        """Return whether a checkpoint is due now. No checkpoint is due until the agent has consumed a message since its last checkpoint."""
         if not self._messages:
             return False
         if self._is_asked or (self._messages_due is not None and self._messages >= self._messages_due):
@@ -264,12 +266,13 @@ class PolicyClock:
         self._messages += count
 
     def asked(self) -> None:
-        """Request a checkpoint on behalf of the agent or an operator. It is due as soon as it would differ from the last checkpoint."""
+        """Request a checkpoint on behalf of the agent or an operator. The checkpoint is due as soon as its state would differ from the last
+        checkpoint."""
         self._is_asked = True
 
     def taken(self, now_ns: int, cost_ns: int | None = None) -> None:
-        """Record that a checkpoint, whatever its cause, was taken at `now_ns`. `cost_ns` is the time for which turns waited, or None if it
-        is not known yet.
+        """Record that a checkpoint, whatever its cause, was taken at `now_ns`. `cost_ns` is the time for which the checkpoint delayed
+        turns, or None if it is not known yet.
 
         Raises:
             UsageError: the cost is negative.
@@ -283,7 +286,7 @@ class PolicyClock:
         self._timer_ns = self._next_timer_ns()
 
     def measured(self, cost_ns: int) -> None:
-        """Record that turns have waited `cost_ns` for the last checkpoint.
+        """Record that the last checkpoint delayed turns for `cost_ns` nanoseconds.
 
         Raises:
             UsageError: the cost is negative.
@@ -294,7 +297,8 @@ class PolicyClock:
         self._timer_ns = self._next_timer_ns()
 
     def failure_rate(self, failures: int, observed_ns: int) -> None:
-        """Set the number of failures and the observation time since the fleet was started. The new values replace earlier ones.
+        """Set the number of failures observed so far and the observation time, both since the fleet was started. The new values replace the
+        previous ones.
 
         Raises:
             UsageError: a number is negative.
@@ -320,15 +324,15 @@ class PolicyClock:
                 assert_never(part)
 
     def _best_s(self, part: Adaptive) -> float:
-        """Return the best interval in seconds. Before the first measurement, return the shortest interval, so that the cost is soon
-        known."""
+        """Return the optimal checkpoint interval in seconds, according to Daly's formula. Before the first measurement, return the shortest
+        allowed interval, so that the cost of a checkpoint is measured soon."""
         if self.cost_ns is None:
             return part.least_s
         mtbf_s = self._mtbf_s if part.mtbf_s is None else part.mtbf_s
         return daly(cost_s=max(self.cost_ns / _NS, COST_MIN_S), mtbf_s=mtbf_s)
 
     def _spread(self) -> float:
-        """Return a number between -1 and 1 that is uniformly distributed over agents and checkpoints."""
+        """Return a pseudorandom number between -1 and 1, which depends on the seed, the agent and the checkpoint number."""
         text = f"{self._seed}/{self.number}/{self.agent}"
         digest = blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**63 - 1
@@ -337,7 +341,7 @@ class PolicyClock:
         """Check every invariant.
 
         Raises:
-            AssertionError: an invariant is violated, because this clock has a bug or was passed a negative count.
+            AssertionError: If an invariant is violated. Either this clock has a bug, or a caller has passed a negative count.
         """
         assert self._messages >= 0, f"{self.agent}: {self._messages} messages consumed"
         assert self._timer_ns == self._next_timer_ns(), (
@@ -354,7 +358,8 @@ class PolicyClock:
 
     @classmethod
     def restore(cls, policy: Policy, image: PolicyClockImage) -> Self:
-        """Return a clock in exactly the state of the image. A recovery creates a new clock instead."""
+        """Return a clock whose state is exactly the state in the image. This method is not used for recoveries, which create a new clock
+        instead."""
         clock = cls(policy, image.agent, image.seed, now_ns=image.last_ns, number=image.number)
         clock._messages, clock._is_asked = image.messages, image.is_asked
         clock.cost_ns, clock._mtbf_s = image.cost_ns, image.mtbf_s
@@ -384,11 +389,10 @@ _CHOICES = (
 
 
 def parse_policy(text: str) -> Policy:
-    """Parse a policy in the form in which users write it: "every 2s", "100 messages", "adaptive" or "by hand", or several of these joined
-    by "or".
+    """Parse a policy from its text form. The text is "every 2s", "100 messages", "adaptive", "by hand", or several of these joined by "or".
 
     Raises:
-        UsageError: the text is not a policy. The message shows the invalid part and the valid forms.
+        UsageError: If the text is not a valid policy. The message shows the invalid part of the text and the valid forms.
     """
     parts = tuple(_parse_single(" ".join(part.split())) for part in re.split(r"\sor\s", text.strip()))
     return parts[0] if len(parts) == 1 else AnyOf(parts)
@@ -416,7 +420,7 @@ def _single_from(found: dict[str, str | None]) -> Single:
 
 
 def format_policy(policy: Policy) -> str:
-    """Return the text that `parse_policy` parses as exactly this policy."""
+    """Return the text form of a policy. `parse_policy` converts the text back to an equal policy."""
     match policy:
         case Every():
             jitter = "" if policy.jitter == JITTER else f" jitter {policy.jitter!r}"
@@ -447,8 +451,8 @@ def _seconds(text: str) -> float:
 
 
 def _period(seconds: float) -> str:
-    """Return the period in the largest unit in which it is a whole number. If there is no such unit, return it in seconds with all
-    digits."""
+    """Format a period in the largest unit in which it is a whole number. If the period is not a whole number in any unit, format it in
+    seconds with all digits."""
     for unit, (times, over) in _UNITS.items():
         text = f"{round(seconds * over / times)}{unit}"
         if _seconds(text) == seconds:

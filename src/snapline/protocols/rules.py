@@ -1,7 +1,7 @@
-"""All protocols in which agents take checkpoints independently, by their name in a fleet's configuration.
+"""Registry of all protocols in which agents take checkpoints independently. The key is the protocol's name in a fleet's configuration.
 
-FINE and Lazy-FINE are omitted on purpose, because both permit useless checkpoints (I. C. Garcia, G. M. D. Vieira and L. E. Buzato, arXiv
-1702.06167).
+The protocols FINE and Lazy-FINE are deliberately omitted, because both permit useless checkpoints (I. C. Garcia, G. M. D. Vieira and L. E.
+Buzato, arXiv 1702.06167).
 """
 
 from snapline.errors import UsageError
@@ -17,12 +17,11 @@ RULES: dict[str, type[CheckpointRule]] = {
 
 
 def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
-    """Create the rule of the agent with this ordinal, in its state after the initial checkpoint.
+    """Create the protocol state of the agent with this ordinal, as it is immediately after the agent's initial checkpoint.
 
     Args:
-        name: a key of `RULES`.
         agent: the agent's ordinal. Ordinals start at 0.
-        agents: number of known agents. More agents may join.
+        agents: number of agents known at the start. More agents may join.
 
     Raises:
         UsageError: the protocol does not exist, or the ordinal is out of range.
@@ -31,7 +30,7 @@ def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
 
 
 def restore_rule(name: str, agent: int, image: bytes) -> CheckpointRule:
-    """Return the rule of the agent with this ordinal, in the state of the image.
+    """Return the protocol state that the image encodes, for the agent with this ordinal.
 
     Raises:
         UsageError: the protocol does not exist, or the ordinal is out of range.

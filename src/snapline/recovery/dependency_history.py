@@ -1,57 +1,65 @@
-"""Dependency records of a fleet's checkpoints, as known to the coordinator, under an uncoordinated or communication-induced protocol.
+"""History of a fleet's checkpoints and message counts, from which the coordinator computes recovery lines. The history is used under
+uncoordinated and communication-induced protocols.
 
 Theory of operation
 -------------------
-Hosts report one record per durable checkpoint. From time to time, and always when they freeze for a recovery, they also report the counts
-of each agent's live state. Channels are FIFO and numbered 1, 2, 3 …, so a count describes a prefix. The module computes from these reports:
+Hosts report one dependency record for each durable checkpoint. Periodically, and whenever a recovery freezes them, hosts also report the
+message counts of each agent's live state. Channels are FIFO, and a channel's messages are numbered 1, 2, 3 …, so a count of n means the
+first n messages. The module computes the following results from these reports.
 
-- `line`, the recovery line (protocols.md, section 6; G5). Failed agents start at their last durable checkpoint, survivors at their live
-  state. A survivor never causes orphans, because its sends are never undone; only the receives of its live state matter. With reports from
-  frozen survivors the line is exact. Without reports, or with old reports, the line is an estimate, which is exact if the survivors have
-  received no more than they reported.
-- `total_line`, the line if all agents fail. The total-failure line bounds every other line from below and is updated with each checkpoint.
-- `obsolete`, by the exact rule of section 7 (G7). Reports of different agents have different ages, and together they may describe a state
-  in which the fleet never was. So the rule takes the greatest consistent cut of the known states, keeps the checkpoints that each *single*
-  failure would need there, and deletes nothing above the cut. Later events continue that cut and need nothing else, provided that every
-  checkpoint inside the cut is known. So a live state is ignored while its agent's newest checkpoint is still being written.
+- `line` returns the recovery line (protocols.md, section 6; G5). The computation starts with failed agents at their last durable checkpoint
+  and survivors at their live state. A survivor never causes orphans, because its sends are never undone. So only the messages that its live
+  state has received matter. If frozen survivors have reported their live states, the line is exact. If reports are missing or old, the line
+  is an estimate. The estimate is exact if the survivors have received no messages since their reports.
+- `total_line` returns the recovery line for a failure of all agents. No other recovery line goes further back than the total-failure line,
+  which is updated with each checkpoint.
+- `obsolete` returns the checkpoints that can be deleted, according to the exact rule in protocols.md, section 7 (G7). Different agents
+  report at different times, so their reports may together describe a state that the fleet was never in. So the rule takes the greatest
+  consistent cut of the known states and keeps the checkpoints that each *single* failure would need there. The rule deletes nothing after
+  the cut. If every checkpoint inside the cut is known, later recovery lines need no other checkpoints inside the cut. So the rule ignores
+  an agent's live state while the agent's newest checkpoint is still being written.
 
-A recovery truncates the history: `roll_back` removes everything past the recovery line, and later checkpoints reuse the numbers.
+A recovery truncates the history: `roll_back` removes all checkpoints and counts after the recovery line, and later checkpoints reuse the
+numbers.
 
-The caller's duties:
+The caller of `FleetHistory` has the following duties.
 
-1. Report each agent's checkpoints in order. Report only durable checkpoints, and forward no reports from a replaced incarnation, because
-   numbers alone cannot distinguish a late report from a new one.
-2. Call `roll_back` when a plan is committed, before any report of the new incarnations.
-3. Delete from the store only checkpoints that `obsolete` returns, then call `forget`. A list obtained before a `roll_back` is invalid.
+1. Report each agent's checkpoints in order. Report only durable checkpoints. Forward no reports from a replaced incarnation, because
+   checkpoint numbers cannot distinguish a late report from a new one.
+2. Call `roll_back` when a recovery plan is committed, before any report from the new incarnations.
+3. Delete only those checkpoints from the store that `obsolete` returns, then call `forget`. After a call of `roll_back`, earlier results of
+   `obsolete` are invalid.
 
-`dependency_records` computes the line; `TotalLine` maintains the total-failure line. Images of a `FleetHistory` serve tests and debugging.
-A history can also be rebuilt from the content of a store.
+The module `dependency_records` computes recovery lines, and the class `TotalLine` maintains the total-failure line. Images of a
+`FleetHistory` are used in tests and for debugging. A history can also be rebuilt from the content of a store.
 
 The total-failure line
 ----------------------
-`TotalLine` updates the total-failure line when checkpoints are added. L denotes this line, which is the greatest consistent cut of durable
-checkpoints. A new checkpoint can only raise it. If the line were recomputed, the cost of each new checkpoint would be proportional to the
-depth of the domino effect. This module updates the line instead.
+`TotalLine` updates the total-failure line when checkpoints are added. L denotes the total-failure line, which is the greatest consistent
+cut of durable checkpoints. A new checkpoint can only move L forward. Recomputing L for each new checkpoint would take time proportional to
+the depth of the domino effect. So this module updates L incrementally.
 
-An agent can advance beyond L only if certain senders also advance: those whose messages its next checkpoint has received. The checkpoints
-of these senders demand that further senders advance. Later checkpoints demand more, never less. The search for these agents is a *climb*.
-If a climb ends, all agents in it advance together. If it reaches a demand that no checkpoint fulfils yet, the agent is *blocked* for one of
-two reasons:
+An agent can advance beyond L only if the senders of the messages that its next checkpoint has received advance far enough. The checkpoints
+to which these senders advance may require further senders to advance. A later checkpoint never requires less than an earlier one. The
+search for all agents that must advance together is called a *climb*. If a climb finds that all requirements can be met, all agents in it
+advance together. If a climb reaches a requirement that no checkpoint meets yet, the agent is *blocked* for one of two reasons.
 
-- missing (channel, count): no checkpoint of the channel's sender has sent that many messages. Only a new checkpoint of the
-  sender can unblock the agent;
-- another blocked agent that would have to advance. Only its advance can unblock the agent.
+- The requirement is missing messages: no checkpoint of the channel's sender has sent the required number of messages. In this case, only a
+  new checkpoint of the sender can unblock the agent.
+- The requirement concerns another agent that is itself blocked. In this case, only an advance of the other agent can unblock the agent.
 
-The reasons form a forest whose roots are missing demands. A reason is a chain of implications that does not mention L, so it stays true
-when other agents advance. Hence a new checkpoint affects only its own agent and the agents that miss a message from it; no other agent is
-visited. When an agent's reason disappears, the agent continues its climb where it stopped. On a staircase of dependencies, a new checkpoint
-costs only a few steps, whatever the height. Each change of a checkpoint is visited at most once per climb, and usually in only one climb.
+The reasons form a forest whose roots are requirements for missing messages. A reason follows only from the checkpoints and not from L, so
+it remains true when other agents advance. Hence a new checkpoint affects only its own agent and the agents blocked by missing messages from
+it. The update visits no other agent. When the reason that blocks an agent disappears, the agent continues its climb where it had stopped.
+If dependencies form a long chain, a new checkpoint still costs only a few steps, whatever the length of the chain. Each count recorded with
+a checkpoint is visited at most once per climb, and usually in only one climb.
 
-Invariants: L is consistent; every agent with checkpoints beyond L has a reason; following the reasons ends at a missing demand. Together
-they imply that L is the greatest consistent cut. The class implements G5 and G7 for the case that all agents fail.
+Three invariants imply that L is the greatest consistent cut: L is consistent, every agent with checkpoints beyond L is blocked, and each
+chain of blocked agents ends at missing messages. `TotalLine` implements guarantees G5 and G7 for the case that all agents fail.
 
-The algorithm is our own. The climb is the least fixed point that mirrors the fixed point for orphans. Watching one missing demand instead
-of all is the idea of watched literals in satisfiability solvers (Moskewicz et al., Chaff, 2001).
+The algorithm was designed for this project. A climb computes a least fixed point, whereas a recovery line is the greatest fixed point
+without orphans. The algorithm watches one missing requirement instead of all, like watched literals in satisfiability solvers (Moskewicz et
+al., Chaff, 2001).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -67,7 +75,8 @@ Numbers = tuple[tuple[str, int], ...]
 
 
 class CheckpointImage(msgspec.Struct, frozen=True, gc=False):
-    """One kept checkpoint, with cumulative message counts by peer. Counts that equal those of the previous checkpoint may be omitted."""
+    """A stored checkpoint, with the number of messages sent to and received from each other agent so far. A count may be omitted if it
+    equals the count at the previous checkpoint."""
 
     number: int
     sent: Numbers = ()
@@ -76,7 +85,7 @@ class CheckpointImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class AgentImage(msgspec.Struct, frozen=True, gc=False):
-    """One agent's kept checkpoints, ascending and at least one, and the report of its live state, which names its newest checkpoint."""
+    """An agent's stored checkpoints (at least one) in ascending order, and the report of its live state."""
 
     agent: str
     checkpoints: tuple[CheckpointImage, ...] = (CheckpointImage(0),)
@@ -84,14 +93,14 @@ class AgentImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class HistoryImage(msgspec.Struct, frozen=True, gc=False):
-    """The complete history of a fleet, by agent, in the order in which the agents became known."""
+    """The complete history of a fleet, with one entry per agent, in the order in which the agents became known."""
 
     agents: tuple[AgentImage, ...] = ()
 
 
 class LiveReport:
-    """The message counts of an agent's live state, by channel, as far as they exceed its last checkpoint; also its turns and newest
-    checkpoint."""
+    """A report of an agent's live state, with its number of turns, its newest checkpoint, and the message counts that exceed those at its
+    last durable checkpoint."""
 
     __slots__ = ("received", "sent", "taken", "turns")
 
@@ -103,8 +112,8 @@ class LiveReport:
 
 
 def later_report(one: LiveReport, other: LiveReport) -> LiveReport:
-    """Return the later of two reports from one incarnation. All counts of the later report are greater than or equal to the counts of the
-    earlier report."""
+    """Return the maximum of two reports from one incarnation of an agent. The counts of an incarnation never decrease, so the maximum is
+    the later report."""
     sent = {channel: max(count, other.sent.get(channel, 0)) for channel, count in one.sent.items()}
     received = {channel: max(count, other.received.get(channel, 0)) for channel, count in one.received.items()}
     return LiveReport(
@@ -113,7 +122,7 @@ def later_report(one: LiveReport, other: LiveReport) -> LiveReport:
 
 
 def beyond_last(records: Records, agent: int, live: LiveReport) -> LiveReport:
-    """Return the report without the counts that the agent's last checkpoint already contains."""
+    """Return the report with only those counts that exceed the counts at the agent's last checkpoint."""
     last = records.last[agent]
     return LiveReport(
         {channel: count for channel, count in live.sent.items() if count > channel.sent.newest()},
@@ -124,7 +133,8 @@ def beyond_last(records: Records, agent: int, live: LiveReport) -> LiveReport:
 
 
 def image_of(records: Records, agent: int, live: LiveReport | None) -> AgentImage:
-    """Return the image of one agent. Each checkpoint in the image contains only the counts that have changed."""
+    """Return the history of one agent as an image. Each checkpoint in the image contains only the counts that have changed since the
+    previous checkpoint."""
     checkpoints = []
     for number in records.numbers[agent]:
         known = records.checkpoints[agent][number]
@@ -137,17 +147,17 @@ def image_of(records: Records, agent: int, live: LiveReport | None) -> AgentImag
 
 
 def sent_numbers(records: Records, counts: Iterable[tuple[Channel, int]]) -> Numbers:
-    """Return the counts of sent messages by receiver, sorted."""
+    """Return the number of messages sent to each receiver, sorted by receiver."""
     return tuple(sorted((records.names[channel.receiver], count) for channel, count in counts))
 
 
 def received_numbers(records: Records, counts: Iterable[tuple[Channel, int]]) -> Numbers:
-    """Return the counts of received messages by sender, sorted."""
+    """Return the number of messages received from each sender, sorted by sender."""
     return tuple(sorted((records.names[channel.sender], count) for channel, count in counts))
 
 
 def load_checkpoints(records: Records, image: AgentImage) -> None:
-    """Add the checkpoints in an image to an agent that has only its checkpoint 0.
+    """Add the checkpoints in an image to an agent that so far has only its initial checkpoint, which has the number 0.
 
     Raises:
         ProtocolError: the checkpoint numbers do not increase, or the counts decrease.
@@ -163,18 +173,18 @@ def load_checkpoints(records: Records, image: AgentImage) -> None:
 
 
 class Missing(msgspec.Struct, frozen=True, gc=False):
-    """A demand that cannot be fulfilled yet: no checkpoint of the channel's sender has sent `count` messages on the channel."""
+    """Reason why an agent is blocked: no checkpoint of the channel's sender has sent `count` messages on the channel yet."""
 
     channel: Channel
     count: int
 
 
 class Climb:
-    """The search for the agents that must advance together with one agent, with its progress so far.
+    """Progress of the search for all agents that must advance together with one agent.
 
     Attributes:
-        levels: agent → the checkpoint that the agent must reach. `demands` considers the messages received up to that checkpoint.
-        demands: channel → number of messages that its sender must have sent, for demands that have not been processed yet.
+        levels: for each agent, the checkpoint that it must reach. `demands` covers the messages received up to that checkpoint.
+        demands: for each channel with an unprocessed demand, the number of messages that the channel's sender must have sent.
     """
 
     __slots__ = ("demands", "levels")
@@ -185,12 +195,12 @@ class Climb:
 
 
 class TotalLine:
-    """The total-failure line, which is the greatest consistent cut of all durable checkpoints in `records`, with the message counts on it.
+    """The total-failure line: the greatest consistent cut of all durable checkpoints in `records`.
 
-    After each change of the records, the caller must call the corresponding method before any other method.
+    After each change to the records, the caller must first call the method of this class that corresponds to the change.
 
     Attributes:
-        places: ordinal → the agent's checkpoint on the line.
+        places: for each agent (by ordinal), its checkpoint on the line.
     """
 
     def __init__(self, records: Records) -> None:
@@ -202,7 +212,7 @@ class TotalLine:
         self._climbs: list[Climb | None] = []
 
     def grow(self) -> None:
-        """Extend the line by the agents with new ordinals, each at its newest checkpoint, which is usually 0."""
+        """Add new agents to the line, each at its newest checkpoint, which is usually its initial checkpoint."""
         while len(self.places) < len(self._records.names):
             self.places.append(self._records.last[len(self.places)])
             self._reasons.append(None)
@@ -211,7 +221,7 @@ class TotalLine:
             self._climbs.append(None)
 
     def checkpoint_added(self, agent: int) -> None:
-        """Update the line after a checkpoint of `agent` was added."""
+        """Update the line after a checkpoint of `agent` was added to the records."""
         self.grow()
         undecided = [agent]
         missing = self._missing[agent]
@@ -225,12 +235,13 @@ class TotalLine:
         self._settle(undecided)
 
     def checkpoints_forgotten(self) -> None:
-        """Discard all climbs after obsolete checkpoints were forgotten, because a climb may have stopped at one of them. Reasons stay
-        true."""
+        """Discard the progress of all climbs after obsolete checkpoints were forgotten, because a climb may have stopped at a forgotten
+        checkpoint. The reasons that block agents remain valid."""
         self._climbs = [None] * len(self.places)
 
     def recompute(self) -> None:
-        """Recompute the line from the newest checkpoints by the fixed point for orphans. Recomputing is correct after any change."""
+        """Recompute the line by starting at the newest checkpoints and rolling back agents until there are no orphans. This method is
+        correct after any change of the records."""
         count = len(self._records.names)
         self.places = list(self._records.last)
         descend(self._records, self.places, {}, {})
@@ -244,9 +255,9 @@ class TotalLine:
         self._settle(list(range(count)))
 
     def _settle(self, undecided: list[int]) -> None:
-        """For each agent in `undecided`, either find a reason why it is blocked, or advance it.
+        """For each agent in `undecided`, either determine why it is blocked, or advance it.
 
-        Agents that were blocked by an agent that advances become undecided.
+        If an agent advances, the agents that it blocked become undecided.
         """
         while undecided:
             agent = undecided.pop()
@@ -270,7 +281,8 @@ class TotalLine:
         return self._continue_climb(climb) if reason is None else reason
 
     def _continue_climb(self, climb: Climb) -> Missing | int | None:
-        """Process demands until none is left or one cannot be fulfilled. Return the obstacle, whose demand stays in the climb, or None."""
+        """Process the demands of a climb until none remains or one cannot be met. If a demand cannot be met, keep it in the climb and
+        return the reason. Otherwise return None."""
         demands, levels = climb.demands, climb.levels
         while demands:
             channel, count = demands.popitem()
@@ -289,7 +301,8 @@ class TotalLine:
         return None
 
     def _raise(self, climb: Climb, agent: int, number: int) -> Missing | int | None:
-        """Add the demands that arise when `agent` reaches checkpoint `number`. Return the first obstacle, or None if there is none."""
+        """Add the demands that arise if `agent` advances to checkpoint `number`. Return the reason why the first of these demands cannot be
+        met, or None if no such reason is known."""
         reason: Missing | int | None = None
         checkpoints = self._records.checkpoints[agent]
         level = climb.levels.get(agent, self.places[agent])
@@ -303,7 +316,8 @@ class TotalLine:
         return reason
 
     def _obstacle(self, channel: Channel, count: int) -> Missing | int | None:
-        """Return why the sender cannot advance to a checkpoint that has sent `count` messages, or None if no reason is known."""
+        """Return the reason why the channel's sender cannot advance to a checkpoint that has sent `count` messages, or None if no reason is
+        known."""
         if channel.sent.newest() < count:
             return Missing(channel, count)
         agent = channel.sender
@@ -315,7 +329,8 @@ class TotalLine:
         return None
 
     def _advance(self, climb: Climb) -> list[int]:
-        """Advance all agents of a finished climb. Return the agents that must be processed again."""
+        """Advance all agents of a successful climb to the checkpoints that it requires. Return the agents that must now be checked
+        again."""
         undecided = []
         for agent, number in climb.levels.items():
             if number <= self.places[agent]:
@@ -341,7 +356,7 @@ class TotalLine:
         return undecided
 
     def validate(self) -> None:
-        """Check every invariant. Raise AssertionError if one does not hold."""
+        """Check every invariant. Raise AssertionError if an invariant is violated."""
         records, names = self._records, self._records.names
         for channel in records.all_channels():
             about = f"{names[channel.sender]} -> {names[channel.receiver]}"
@@ -364,17 +379,18 @@ class TotalLine:
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """A recovery line: agent → the checkpoint to which the agent returns, or None if the agent keeps its live state."""
+    """A recovery line of the fleet. A recovery line maps each agent to the checkpoint to which the agent returns, or to None if the agent
+    keeps its live state."""
 
     checkpoints: dict[str, int | None]
 
 
 class LineCost(msgspec.Struct, frozen=True, gc=False):
-    """The cost of a recovery line, for the agents that do not keep their live state.
+    """The cost of a recovery line for the agents that it rolls back.
 
     Attributes:
-        checkpoints: agent → number of durable checkpoints that the agent loses; 0 if it returns to its last checkpoint.
-        turns: agent → number of reported turns that are undone. Agents without reports have no entry.
+        checkpoints: for each agent, the number of durable checkpoints that it loses, which is 0 if it returns to its last checkpoint.
+        turns: for each agent, the number of its known turns that are undone. An agent whose turns are not counted has no entry.
     """
 
     checkpoints: dict[str, int]
@@ -385,7 +401,7 @@ class FleetHistory:
     """The dependency records of one fleet's agents, and the recovery lines computed from them. The class does no I/O and never blocks."""
 
     def __init__(self, agents: Iterable[str] = ()) -> None:
-        """Create a history in which each agent in `agents` has its checkpoint 0, at which nothing has been sent or received."""
+        """Create a history in which each agent in `agents` has only its initial checkpoint, with no messages sent or received."""
         self._records = Records()
         self._total = TotalLine(self._records)
         self._live: dict[int, LiveReport] = {}  # by ordinal; default: the last checkpoint
@@ -395,25 +411,27 @@ class FleetHistory:
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def join(self, agent: str) -> None:
-        """Add `agent` with its checkpoint 0. If the agent has already joined, do nothing."""
+        """Add `agent` with its initial checkpoint, which has the number 0. If the agent has already joined, do nothing."""
         self._records.members[self._records.ordinal(agent)] = True
         self._total.grow()
 
     def add(
         self, agent: str, number: int, sent: Mapping[str, int], received: Mapping[str, int], turns: int = 0
     ) -> None:
-        """Add a checkpoint that has become durable. If its number is not above the agent's last checkpoint, do nothing.
+        """Add a checkpoint that has become durable. If the history already has a checkpoint of this agent with the same or a higher number,
+        do nothing.
 
         Args:
-            agent: the agent that took the checkpoint.
-            number: number of the checkpoint, which must follow the agent's last checkpoint.
-            sent: receiver → number of the last message sent, for channels that have changed since the previous checkpoint.
-            received: sender → number of the last message received, for channels that have changed since the previous checkpoint.
-            turns: number of the agent's turns up to the checkpoint, from its start; 0 if turns are not counted.
+            number: number of the checkpoint. The numbers of an agent's checkpoints are consecutive.
+            sent: for each receiver, the number of the last message sent to it. A receiver may be omitted if the number has not changed
+                since the previous checkpoint.
+            received: for each sender, the number of the last message received from it. A sender may be omitted if the number has not
+                changed since the previous checkpoint.
+            turns: number of turns from the agent's creation to the checkpoint, or 0 if turns are not counted.
 
         Raises:
             NotFoundError: `agent` has not joined.
-            ProtocolError: a checkpoint in between is missing, or a count has decreased. The history is not changed then.
+            ProtocolError: If a checkpoint is skipped or a count has decreased, in which case the history remains unchanged.
         """
         ordinal = self._member(agent)
         last = self._records.last[ordinal]
@@ -438,17 +456,16 @@ class FleetHistory:
     ) -> None:
         """Record how many messages the live state of `agent` has received and sent.
 
-        The counts are cumulative. The counts cover the channels that have changed since the last checkpoint *reported* by `add`, which
-        excludes a checkpoint that is still being written. Counts never decrease within an incarnation, so an outdated report or checkpoint
-        changes nothing.
+        The counts are cumulative. A report must include every channel that has changed since the last checkpoint passed to `add`, even if a
+        newer checkpoint is being written. Counts never decrease within an incarnation, so an outdated report has no effect.
 
         Args:
-            agent: the agent with this live state.
-            received: sender → last number received.
-            sent: receiver → last number sent.
-            turns: number of the agent's turns so far, from its start; 0 if turns are not counted.
-            taken: the agent's newest checkpoint at that moment, durable or not; None means the checkpoint that was reported last. Until
-                this checkpoint is reported, `obsolete` ignores the live state (G7).
+            received: for each sender, the number of the last message received from it.
+            sent: for each receiver, the number of the last message sent to it.
+            turns: number of turns since the agent's creation, or 0 if turns are not counted.
+            taken: number of the agent's newest checkpoint at the time of the report, whether durable or not. If `taken` is None, the report
+                refers to the last checkpoint passed to `add`. Until this checkpoint is added to the history, `obsolete` ignores the live
+                state (G7).
 
         Raises:
             NotFoundError: `agent` has not joined.
@@ -467,7 +484,7 @@ class FleetHistory:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def line(self, failed: Collection[str]) -> Line:
-        """Return the recovery line for a simultaneous failure of the agents `failed`, computed as the fixed point for orphans.
+        """Return the recovery line for a simultaneous failure of the agents `failed`.
 
         Raises:
             NotFoundError: one of the failed agents has not joined.
@@ -480,7 +497,8 @@ class FleetHistory:
         return self._as_line(places)
 
     def lines(self, failures: Iterable[Collection[str]]) -> list[Line]:
-        """Return `line` for each of `failures`. The graph gives the lines for all single failures at once.
+        """Return the recovery line for each of `failures`. Each failure is a set of agents that fail at the same time. One pass over the
+        rollback-dependency graph computes the lines for all single failures.
 
         Raises:
             NotFoundError: an agent has not joined.
@@ -495,12 +513,14 @@ class FleetHistory:
         return by_failure
 
     def total_line(self) -> dict[str, int]:
-        """Return the line if all agents fail, in O(agents) time. The line only rises, except when `roll_back` goes below it."""
+        """Return the recovery line for a failure of all agents, in O(agents) time. The line only moves forward, unless `roll_back` returns
+        to a point before it."""
         places = self._total.places
         return {agent: places[ordinal] for ordinal, agent in self._members()}
 
     def cost(self, line: Line) -> LineCost:
-        """Return the cost of `line` by agent. Turns that a failed agent has taken since its last report are unknown and not counted."""
+        """Return the cost of the recovery line for each agent. The cost excludes turns that a failed agent has run since its last report,
+        because they are unknown."""
         checkpoints, turns = {}, {}
         for agent, number in line.checkpoints.items():
             if number is None:
@@ -516,11 +536,11 @@ class FleetHistory:
         return LineCost(checkpoints, turns)
 
     def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
-        """Return a mapping from (sender, receiver) to the numbers sent but not received inside `line`. Channels without such numbers have
-        no entry.
+        """For each channel, return the numbers of the messages that are in transit on the recovery line `line`. The result is keyed by
+        sender and receiver. Channels without messages in transit have no entry.
 
-        A channel is included only if at least one of its agents returns to a checkpoint. Messages between two agents that keep their live
-        state are still in the link. For a sender that keeps its live state, the numbers sent come from its last report.
+        A channel is included only if its sender or its receiver returns to a checkpoint. If both agents keep their live states, the link
+        still holds the messages between them. If the sender keeps its live state, its last report determines which messages it has sent.
         """
         places = self._places_of(line)
         in_transit = {}
@@ -541,12 +561,12 @@ class FleetHistory:
     # -- garbage ------------------------------------------------------------------------------------------------------
 
     def obsolete(self) -> dict[str, list[int]]:
-        """Return a mapping from each agent to its kept checkpoints that no later recovery line can need. Agents without such checkpoints
+        """For each agent, return its checkpoints in the history that no later recovery line can need. Agents without obsolete checkpoints
         have no entry.
 
-        Of the checkpoints at or below the cut, at most N(N+1)/2 can be needed, for N agents (Wang, Chung, Lin and Fuchs 1995). An agent's
-        newest checkpoint is not returned even if it is useless, because the next record contains only the changes since then. A useless
-        checkpoint is returned once a newer checkpoint of its agent exists.
+        For N agents, at most N(N+1)/2 of the checkpoints that are not after the cut can be needed (Wang, Chung, Lin and Fuchs 1995). The
+        method never returns an agent's newest checkpoint, even if it is useless, because the next record contains only changes since that
+        checkpoint. A useless checkpoint is returned once a newer checkpoint of its agent exists.
         """
         records = self._records
         cut = list(records.last)
@@ -574,11 +594,11 @@ class FleetHistory:
         return by_agent
 
     def forget(self, agent: str, numbers: Collection[int]) -> None:
-        """Forget obsolete checkpoints that have been deleted. Checkpoints that were already forgotten are ignored.
+        """Forget obsolete checkpoints that have been deleted. Ignore checkpoints that were already forgotten.
 
         Raises:
             NotFoundError: `agent` has not joined.
-            UsageError: a checkpoint is the agent's newest, is on the total-failure line, or has never been reported.
+            UsageError: If a checkpoint is the agent's newest, is on the total-failure line, or has never been reported.
         """
         ordinal = self._member(agent)
         place, last = self._total.places[ordinal], self._records.last[ordinal]
@@ -597,13 +617,14 @@ class FleetHistory:
     # -- recoveries ---------------------------------------------------------------------------------------------------
 
     def roll_back(self, line: Line) -> None:
-        """Roll the history back to the line of a committed recovery plan, which removes everything past the line.
+        """Roll the history back to the recovery line of a committed plan. All checkpoints and counts after the line are removed.
 
-        If an agent returns to a checkpoint, its next checkpoint has the following number, and its live report is discarded. Agents without
-        an entry in `line` keep their live state.
+        If an agent returns to checkpoint n, its next checkpoint has the number n + 1, and the report of its live state is discarded. Agents
+        without an entry in `line` keep their live states.
 
         Raises:
-            NotFoundError: an agent has not joined, or has no such checkpoint. The history is not changed then.
+            NotFoundError: If an agent has not joined or does not have the checkpoint in `line`, in which case the history remains
+                unchanged.
         """
         for ordinal, place in enumerate(self._places_of(line)):
             if place != LIVE:
@@ -614,7 +635,7 @@ class FleetHistory:
     # -- inspection ---------------------------------------------------------------------------------------------------
 
     def record_of(self, agent: str, number: int) -> DependencyRecord:
-        """Return the full dependency record of a kept checkpoint.
+        """Return the dependency record of a checkpoint, with the counts of all channels.
 
         Raises:
             NotFoundError: `agent` has not joined, or has no such checkpoint.
@@ -629,7 +650,7 @@ class FleetHistory:
         )
 
     def checkpoints_of(self, agent: str) -> list[int]:
-        """Return the kept checkpoints of `agent`, ascending.
+        """Return the numbers of the agent's checkpoints in the history, in ascending order.
 
         Raises:
             NotFoundError: the agent has not joined.
@@ -637,7 +658,7 @@ class FleetHistory:
         return list(self._records.numbers[self._member(agent)])
 
     def validate(self) -> None:
-        """Check every invariant. Raise AssertionError if one does not hold."""
+        """Check every invariant. Raise AssertionError if an invariant is violated."""
         records = self._records
         for channel in records.all_channels():
             for column in (channel.sent, channel.received):
@@ -664,7 +685,7 @@ class FleetHistory:
 
     @classmethod
     def restore(cls, image: HistoryImage) -> Self:
-        """Build a history from an image, or from the content of a store, in which each kept checkpoint has its full record.
+        """Create a history from an image or from the content of a store. In a store, each checkpoint has its full dependency record.
 
         Raises:
             ProtocolError: an agent's checkpoint numbers do not increase, or its counts decrease.

@@ -1,48 +1,52 @@
-"""Dependency records of running agents, and the recovery lines and cuts computed from them.
+"""Dependency records of running agents, and algorithms that compute recovery lines and cuts from them.
 
 Theory of operation
 -------------------
-A record contains, per channel, the last number sent and the last number received. Most channels do not change between two checkpoints, so
-only changes are kept. Each change is stored twice: with the checkpoint, to step from one checkpoint to the next, and in a column of its
-channel, to search. The checkpoint numbers and the counts in a column are strictly increasing, so
+A dependency record contains the numbers of the last message sent and received on each channel. Most of these numbers do not change between
+two checkpoints, so only changes are stored. Each change of a number is stored twice. One copy, with the checkpoint, serves to step from
+checkpoint to checkpoint, and the other, in a column of its channel, serves for searches. In a column, both the checkpoint numbers and the
+message counts are strictly increasing, so a search needs only one bisection.
 
-- one bisection by checkpoint number finds the count sent or received at a checkpoint;
-- one bisection by count finds the first checkpoint that had sent number c, or had received more than c.
+- Bisecting the checkpoint numbers finds the count of messages sent or received at a checkpoint.
+- Bisecting the counts finds the first checkpoint that has sent message number c, or has received more than c messages.
 
-In this module, agents are identified by small ordinals. An agent that is known only as the other end of a channel also has an ordinal, and
-an empty checkpoint 0; `members` tells which agents have joined.
+In this module, agents are identified by small ordinals. If an agent that has not joined is the sender or receiver of a known channel, it
+also has an ordinal, with an empty initial checkpoint. `members` shows which agents have joined.
 
-When a checkpoint is forgotten, its changes move to the next kept checkpoint, whose counts stay the same.
+When a checkpoint is forgotten, its changes move to the next stored checkpoint, whose counts stay the same.
 
 Recovery lines
 --------------
-The *place* of an agent is the state to which it returns: either a checkpoint number or LIVE, which means its live state. The counts
-received at LIVE come from the live report if there is one, otherwise from the last checkpoint. A `Reported` mapping contains the counts of
-live reports, by channel.
+An agent's *place* is the state to which it returns: either a checkpoint number, or LIVE if the agent keeps its live state. For an agent at
+LIVE, the received counts come from the report of its live state if there is one, otherwise from its last checkpoint. A `Reported` mapping
+contains the counts in reports of live states, by channel.
 
-`descend` computes the fixed point for orphans (protocols.md, section 6): while a channel has received > sent, its receiver returns to its
-last checkpoint with received <= sent. Consistent cuts are closed under entrywise maximum, so the greatest one at or below the start is
-unique, and every order of steps ends there. If an agent moves from place q to p, it can cause orphans only on channels on which it sent
-messages in between. The work list visits only these channels, and therefore each recorded change at most once.
+`descend` computes the recovery line (protocols.md, section 6): as long as the receiver on some channel has received more messages than the
+sender has sent, the receiver returns to its last checkpoint with received <= sent. Consistent cuts are closed under entrywise maximum. So
+the greatest consistent cut at or before the initial places is unique, whatever the order in which agents are rolled back. If an agent
+returns from place q to place p, it can cause orphans only on channels on which it sent messages between p and q. The algorithm visits only
+these channels, so it visits each recorded change at most once.
 
-`single_failures` gives the answer for every agent at once by the rollback-dependency graph (Bhargava and Lian). Nodes are intervals, each
-named by the checkpoint that begins it. An edge leads from each interval to the next one of the same agent. Per channel, an edge leads from
-an interval with sends to the interval that received the first of these messages. (Channels are FIFO: the later messages were received in
-that interval or later, which the edges to the next intervals cover.) If `failed` fails, an agent restarts from the checkpoint that begins
-its first interval reachable from the live interval of `failed`, and keeps its live state if there is no such interval. One pass over the
-strongly connected components (Tarjan) computes all reachable sets, as bits of integers. The line for several failures is the entrywise
-minimum of the lines for the single failures.
+`single_failures` computes the recovery lines for the failure of each single agent in one pass over the rollback-dependency graph (Bhargava
+and Lian). The nodes of the graph are intervals between checkpoints, each named after the checkpoint that begins it. An edge leads from each
+interval to the next one of the same agent. For each interval with sends on a channel, an edge leads to the interval in which the receiver
+received the first of these messages. The later messages were received in the same or later intervals, since channels are FIFO. If `failed`
+fails, each agent restarts from the beginning of its first interval reachable from the live interval of `failed`. If there is no such
+interval, the agent keeps its live state. One pass over the strongly connected components (Tarjan) computes all sets of reachable intervals.
+Each set is stored as the bits of one integer. The recovery line for several simultaneous failures is the entrywise minimum of the lines for
+the single failures.
 
 Cuts by numbers
 ---------------
-Channels are FIFO and numbered 1, 2, 3 …, so the numbers sent and received both describe prefixes. For a cut with one record per agent:
+Channels are FIFO, and their messages are numbered 1, 2, 3 …, so a number n stands for the first n messages. Let sent_i and received_j be
+the numbers of the last message sent and received on the channel i → j in a cut.
 
-- The channel i → j has orphans iff received_j > sent_i: the numbers sent_i + 1 … received_j were consumed inside the cut but sent outside
-  it. A cut is consistent iff no channel has orphans (G1).
+- The channel i → j has orphans if and only if received_j > sent_i. The orphans sent_i + 1 … received_j were received inside the cut but
+  sent outside it. A cut is consistent if and only if no channel has orphans (G1).
 - The messages in transit are exactly the numbers received_j + 1 … sent_i (G2).
 
-These two rules apply to all checkpoints, whatever triggered them. The functions are pure and do not change their arguments, except that
-`descend` changes `places`.
+These two rules apply to all checkpoints, whatever the reason for which they were taken. The functions have no side effects, except that
+`descend` changes its argument `places`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -55,11 +59,12 @@ from snapline.errors import ProtocolError
 
 
 class Column:
-    """One end of a channel, with the message count at each checkpoint of that end's agent at which the count had changed.
+    """The message counts at the sender or at the receiver of a channel. There is an entry for each checkpoint at which the count had
+    changed.
 
     Attributes:
-        at, counts: checkpoint numbers, and the last message number at each of these checkpoints; both are strictly increasing.
-        on_line: the count at this end's checkpoint on the total-failure line. `TotalLine` updates it.
+        at, counts: the checkpoint numbers and the message counts at these checkpoints. Both lists are strictly increasing.
+        on_line: the count at the agent's checkpoint on the total-failure line. `TotalLine` updates it.
     """
 
     __slots__ = ("at", "counts", "on_line")
@@ -70,27 +75,27 @@ class Column:
         self.on_line = 0
 
     def by(self, number: int) -> int:
-        """Return the count at checkpoint `number`."""
+        """Return the message count at checkpoint `number`."""
         index = bisect_right(self.at, number)
         return self.counts[index - 1] if index else 0
 
     def newest(self) -> int:
-        """Return the count at the newest checkpoint."""
+        """Return the message count at the newest checkpoint."""
         return self.counts[-1] if self.counts else 0
 
     def first_with(self, count: int) -> int:
-        """Return the first checkpoint whose count is at least `count`. Such a checkpoint must exist."""
+        """Return the first checkpoint whose message count is at least `count`, which must exist."""
         return self.at[bisect_left(self.counts, count)]
 
     def first_beyond(self, count: int) -> int | None:
-        """Return the first checkpoint whose count exceeds `count`, or None if there is none."""
+        """Return the first checkpoint whose message count exceeds `count`, or None if there is none."""
         if not self.counts or self.counts[-1] <= count:
             return None
         return self.at[bisect_right(self.counts, count)]
 
 
 class Channel:
-    """One channel, with the ordinals of its two agents and a column of counts for each end."""
+    """A channel, with the ordinals of its sender and receiver and the message counts of both."""
 
     __slots__ = ("received", "receiver", "sender", "sent")
 
@@ -102,7 +107,7 @@ class Channel:
 
 
 class CountChanges:
-    """The channels whose count has changed, and their new counts in the same order."""
+    """The channels whose message count has changed, and the new counts in the same order."""
 
     __slots__ = ("channels", "counts")
 
@@ -115,7 +120,8 @@ class CountChanges:
 
 
 class KeptCheckpoint:
-    """An agent's changes, sent and received, since its previous kept checkpoint. `turns` is counted from the agent's start."""
+    """A stored checkpoint, with the counts of sent and received messages that have changed since the agent's previous stored checkpoint.
+    `turns` is the number of turns since the agent's creation."""
 
     __slots__ = ("received", "sent", "turns")
 
@@ -126,15 +132,15 @@ class KeptCheckpoint:
 
 
 class Records:
-    """All known agents, their kept checkpoints and their channels.
+    """All known agents, with their stored checkpoints and their channels.
 
     Attributes:
-        names, ordinals: ordinal → agent, and agent → ordinal.
-        members: ordinal → whether the agent has joined.
-        outgoing, incoming: ordinal → the agent's channels, each by the name of the agent at the other end.
-        numbers: ordinal → numbers of the kept checkpoints, ascending. The list is empty only between `start_at` and the next `add`.
-        checkpoints: ordinal → number → kept checkpoint.
-        last: ordinal → number of the newest checkpoint, which is always kept.
+        names, ordinals: for each ordinal, the agent's name, and for each name, the agent's ordinal.
+        outgoing, incoming: for each ordinal, the agent's channels. The key is the name of the receiver or sender, respectively.
+        numbers: for each ordinal, the numbers of the agent's stored checkpoints, in ascending order. The list is empty only between
+            `start_at` and the next `add`.
+        checkpoints: for each ordinal and checkpoint number, the stored checkpoint.
+        last: for each ordinal, the number of the newest checkpoint, which is always stored.
     """
 
     def __init__(self) -> None:
@@ -182,10 +188,11 @@ class Records:
             yield from channels.values()
 
     def add(self, agent: int, number: int, sent: Mapping[str, int], received: Mapping[str, int], turns: int) -> None:
-        """Add a checkpoint of `agent` that follows all its other checkpoints. Channels with an unchanged count are ignored.
+        """Add a checkpoint of `agent`. The number must be greater than the numbers of the agent's other checkpoints. Channels with an
+        unchanged count are ignored.
 
         Raises:
-            ProtocolError: a count is lower than the known count. The checkpoint is not added then.
+            ProtocolError: If a count is lower than the count at an earlier checkpoint, in which case the checkpoint is not added.
         """
         sent_on, received_on, sent_counts, received_counts = [], [], [], []
         known = self.outgoing[agent]
@@ -224,23 +231,23 @@ class Records:
         )
 
     def start_at(self, agent: int, number: int) -> None:
-        """Make `number` the agent's oldest checkpoint instead of 0. The call is allowed only before another checkpoint is added."""
+        """Make `number` the agent's oldest checkpoint instead of 0. This method may be called only before another checkpoint is added."""
         self.checkpoints[agent] = {}
         self.numbers[agent] = []
         self.last[agent] = number
 
     def between(self, agent: int, low: int, high: int) -> list[int]:
-        """Return the kept checkpoints, ascending, that are above `low` and at most `high`."""
+        """Return the agent's stored checkpoints that are greater than `low` and at most `high`, in ascending order."""
         numbers = self.numbers[agent]
         return numbers[bisect_right(numbers, low) : bisect_right(numbers, high)]
 
     def before(self, agent: int, number: int) -> int:
-        """Return the newest kept checkpoint before `number`, or the oldest kept checkpoint if there is none."""
+        """Return the newest stored checkpoint before `number`. If there is none, return the oldest stored checkpoint."""
         numbers = self.numbers[agent]
         return numbers[max(bisect_left(numbers, number) - 1, 0)]
 
     def after(self, agent: int, number: int) -> int:
-        """Return the oldest kept checkpoint after `number`. Such a checkpoint must exist."""
+        """Return the oldest stored checkpoint after `number`, which must exist."""
         numbers = self.numbers[agent]
         return numbers[bisect_right(numbers, number)]
 
@@ -257,7 +264,7 @@ class Records:
         self.last[agent] = number
 
     def forget(self, agent: int, number: int) -> None:
-        """Remove one kept checkpoint, which must not be the newest. The changes of the removed checkpoint move to the next kept
+        """Remove a stored checkpoint, which must not be the newest. The changes of the removed checkpoint move to the next stored
         checkpoint."""
         next_number = self.after(agent, number)
         successor, forgotten = self.checkpoints[agent][next_number], self.checkpoints[agent].pop(number)
@@ -274,14 +281,14 @@ class Records:
 
 
 def _combined_changes(successor: CountChanges, gone: CountChanges) -> CountChanges:
-    """Return the changes of both checkpoints combined, as changes of the later checkpoint. If both checkpoints have a count for a channel,
-    the later count is used."""
+    """Combine the changes of two successive checkpoints into the changes of the later one. If both checkpoints have a count for a channel,
+    keep the later count."""
     both = dict(gone) | dict(successor)
     return CountChanges(list(both), list(both.values()))
 
 
 def _move_count(column: Column, number: int, successor: int) -> None:
-    """Move the count of checkpoint `number` to the next kept checkpoint, `successor`, unless `successor` already has a count."""
+    """Move the count of checkpoint `number` to the checkpoint `successor`, unless `successor` already has a count."""
     index = bisect_left(column.at, number)
     if index + 1 < len(column.at) and column.at[index + 1] == successor:
         del column.at[index], column.counts[index]
@@ -296,14 +303,14 @@ Reported = Mapping[Channel, int]
 
 
 def descend(records: Records, places: list[int], received: Reported, sent: Reported | None = None) -> None:
-    """Move `places` down to the greatest consistent cut at or below them.
+    """Move `places` back to the greatest consistent cut that is not after them.
 
     Args:
-        records: the agents, checkpoints and channels.
-        places: ordinal → place; changed in place.
-        received: channel → count received by an agent at LIVE, if it exceeds the count at the agent's last checkpoint.
-        sent: channel → count sent by an agent at LIVE, if it exceeds the count at the agent's last checkpoint. If None, such agents have
-            sent everything that was received from them, since sends of live states are never undone.
+        places: for each ordinal, the agent's place. The function changes this list.
+        received: for each channel, the count received by the live state of its receiver, if it exceeds the count at the receiver's last
+            checkpoint.
+        sent: for each channel, the count sent by the live state of its sender, if it exceeds the count at the sender's last checkpoint.
+            None means that every message received from a live state counts as sent, because sends of live states are never undone.
     """
     examined: list[int | None] = [None] * len(places)  # the sends after this place have been checked
     waiting = deque(agent for agent, place in enumerate(places) if place != LIVE or sent is not None)
@@ -327,7 +334,7 @@ def descend(records: Records, places: list[int], received: Reported, sent: Repor
 
 
 def undone_channels(records: Records, sender: int, place: int, examined: int | None) -> list[Channel]:
-    """Return the channels on which `sender` may have sent messages after `place`, up to `examined`."""
+    """Return the channels on which `sender` may have sent messages after place `place`, up to place `examined`."""
     if examined is None or examined == LIVE:  # the sends of the sender's live state are unknown, so check all channels
         return list(records.outgoing[sender].values())
     checkpoints = records.checkpoints[sender]
@@ -338,7 +345,7 @@ def undone_channels(records: Records, sender: int, place: int, examined: int | N
 
 
 def last_place_within(records: Records, channel: Channel, sent: int, place: int, received: Reported) -> int:
-    """Return the receiver's last place, at most `place`, at which it has received at most `sent` on the channel."""
+    """Return the receiver's last place, not after `place`, at which it has received at most `sent` messages on the channel."""
     first = channel.received.first_beyond(sent)
     if first is not None and first <= place:
         return records.before(channel.receiver, first)
@@ -348,12 +355,12 @@ def last_place_within(records: Records, channel: Channel, sent: int, place: int,
 
 
 def single_failures(records: Records, ends: Sequence[int], received: Reported) -> list[list[int]]:
-    """Return, for each agent, the places of all agents if only that agent fails.
+    """For each agent, return the recovery line if only that agent fails, as a list of all agents' places.
 
     Args:
-        records: the agents, checkpoints and channels.
-        ends: ordinal → the newest checkpoint to be considered, at which the agent's live interval begins.
-        received: channel → count received by a live state, if it exceeds the count at `ends`.
+        ends: for each ordinal, the newest checkpoint to consider. The agent's live interval begins there.
+        received: for each channel, the count received by the live state of its receiver, if it exceeds the count at the checkpoint in
+            `ends`.
     """
     graph = IntervalGraph(records, ends, received)
     return [graph.line_of(reachable) for reachable in graph.reachable_from_ends()]
@@ -363,9 +370,9 @@ class IntervalGraph:
     """The rollback-dependency graph of all intervals that begin at or before `ends`.
 
     Attributes:
-        numbers: ordinal → the checkpoints that begin the agent's intervals.
-        base: ordinal → node of the agent's first interval, which its other intervals follow.
-        next_nodes: node → targets of its edges.
+        numbers: for each ordinal, the checkpoints that begin the agent's intervals.
+        base: for each ordinal, the node of the agent's first interval. The nodes of the agent's other intervals follow.
+        next_nodes: for each node, the nodes to which its edges lead.
     """
 
     def __init__(self, records: Records, ends: Sequence[int], received: Reported) -> None:
@@ -419,12 +426,13 @@ class IntervalGraph:
             before = count
 
     def reachable_from_ends(self) -> list[int]:
-        """Return, by ordinal, the nodes reachable from the agent's last interval, as bits. The last interval itself is included."""
+        """For each ordinal, return the set of nodes reachable from the agent's last interval, as a bit mask. The set includes the last
+        interval itself."""
         reach = reachable_sets(self.next_nodes)
         return [reach[base + len(numbers) - 1] for base, numbers in zip(self.base, self.numbers, strict=True)]
 
     def line_of(self, reachable: int) -> list[int]:
-        """Return the places that undo exactly the intervals whose bits are set."""
+        """Return the places of all agents if exactly the intervals whose bits are set are undone."""
         line = []
         for base, numbers in zip(self.base, self.numbers, strict=True):
             undone = (reachable >> base) & ((1 << len(numbers)) - 1)
@@ -433,10 +441,11 @@ class IntervalGraph:
 
 
 def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
-    """Return, by node, the nodes reachable from that node, as bits. The node itself is included.
+    """For each node, return the set of nodes reachable from it, as a bit mask. The set includes the node itself.
 
-    The function uses Tarjan's algorithm for components, without recursion. A component is complete only after all components to which it
-    leads. So its set is the union of their sets and its own nodes.
+    The function uses Tarjan's algorithm for strongly connected components, without recursion. The algorithm completes a component only
+    after all components that are reachable from it. So the set of a component is the union of the sets of these components and its own
+    nodes.
     """
     count = len(next_nodes)
     order, low = [0] * count, [0] * count  # order 0 means that the node has not been visited yet
@@ -475,7 +484,8 @@ def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
 
 
 def close_component(root: int, open_nodes: list[int], next_nodes: Sequence[Sequence[int]], reach: list[int]) -> None:
-    """Complete a component. All nodes from `root` upwards on the stack reach each other and the targets of all their edges."""
+    """Complete a component. The component consists of `root` and all nodes above it on the stack. The nodes of the component can reach each
+    other and all nodes to which their edges lead."""
     component = []
     reachable = 0
     while True:
@@ -492,7 +502,8 @@ def close_component(root: int, open_nodes: list[int], next_nodes: Sequence[Seque
 
 
 class DependencyRecord(msgspec.Struct, frozen=True, gc=False):
-    """The last number sent, by receiver, and the last number received, by sender. A missing entry means 0."""
+    """The number of the last message sent to each receiver and of the last message received from each sender. An entry that is missing
+    counts as 0."""
 
     sent: Mapping[str, int]
     received: Mapping[str, int]
@@ -508,11 +519,11 @@ class Orphans(msgspec.Struct, frozen=True, gc=False):
 
 
 def orphans(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) -> list[Orphans]:
-    """Return the orphans on each channel that makes `cut` inconsistent, in the order of the cut.
+    """Return the orphans of each channel on which `cut` is inconsistent, in the order of the cut.
 
     Args:
-        cut: agent → record. An agent without a record has sent and received nothing inside the cut.
-        gone: agents outside the cut that had left before it. The numbers of these agents are unknown and not checked.
+        cut: for each agent, its dependency record. An agent without a record has sent and received nothing inside the cut.
+        gone: agents outside the cut that had left the fleet before it. The message numbers of these agents are unknown and not checked.
     """
     violations = []
     for receiver, record in cut.items():
@@ -531,8 +542,8 @@ def orphans(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) 
 def in_transit_numbers(
     cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()
 ) -> dict[tuple[str, str], range]:
-    """Return a mapping from (sender, receiver) to the numbers sent but not received inside `cut`. Channels without such numbers have no
-    entry.
+    """For each channel, return the numbers of the messages sent but not received inside `cut`. The result is keyed by sender and receiver.
+    Channels without messages in transit have no entry.
 
     A receiver outside the cut has received nothing, so the first message to an agent that has not been created yet is in transit. Messages
     to an agent in `gone` are dead letters.

@@ -1,36 +1,38 @@
-"""A compact numeric form of an execution, on which every trace analysis works, and the recovery lines of the execution.
+"""A compact numeric representation of an execution, which all trace analyses use, and algorithms that compute its recovery lines.
 
 Theory of operation
 -------------------
-The interval I(i,x) is the part of agent i's execution from its checkpoint x to its checkpoint x+1; the last interval is live. For recovery
-lines and for useless and obsolete checkpoints, only the interval of a send or receive matters, not the position within the interval. So a
-trace of a million events becomes one *node* per interval and one pair of nodes per message. Nodes are numbered in the order in which their
-checkpoints were taken; agents and messages are numbered in the order of the trace. An execution is built in one pass.
+The interval I(i,x) is the part of agent i's execution from its checkpoint x to its checkpoint x+1. An agent's last interval is live, which
+means that it ends at the agent's current state. The position of a send or receive within its interval does not affect recovery lines or
+useless and obsolete checkpoints. So a trace becomes one *node* per interval and one pair of nodes per message. Nodes are numbered in the
+order in which their checkpoints were taken. Agents and messages are numbered in the order of the trace. An execution is built in one pass
+over the trace.
 
-A cut is represented by a *line*, which is a list with one number per agent: the first interval of that agent outside the cut. The number x
-means that the agent returns to checkpoint x. If the number exceeds the agent's last checkpoint by one, the agent keeps its live state.
-Lines are compared entry by entry; the consistent lines are closed under entrywise minimum and maximum (protocols.md, section 6).
+A cut is represented by a *line*: a list that contains, for each agent, the number of the agent's first interval outside the cut. If an
+agent's number is x, the agent returns to checkpoint x. If an agent's number is one more than its last checkpoint, the agent keeps its live
+state. Lines are compared entry by entry. The consistent lines are closed under entrywise minimum and maximum (protocols.md, section 6).
 
 Recovery lines
 --------------
-Two independent algorithms find the recovery line, and a third computes the domino effect round by round. Some agents fail and return to
-their last checkpoint; the other agents keep their live states. While an agent has received a message that no agent has sent (an orphan),
-the receiver must return to an earlier checkpoint. The result is the recovery line: the greatest consistent cut below the start. Consistent
-cuts are closed under entrywise maximum, so there is exactly one such cut (G5), and the following algorithms must agree on it:
+Two independent algorithms compute the recovery line, and a third computes the rounds of the domino effect. The failed agents return to
+their last checkpoints, and the other agents keep their live states at first. While an agent has received an orphan, which is a message that
+no agent has sent, the agent must return to an earlier checkpoint. The result is the recovery line, which is the greatest consistent cut
+that is not after these initial states. Consistent cuts are closed under entrywise maximum, so there is exactly one recovery line (G5), and
+the following algorithms must agree on it.
 
 - `recovery_line` uses the rollback-dependency graph (Bhargava and Lian 1988). Nodes are intervals. If an interval is undone, the agent's
-  next interval and every interval that received from it are also undone. So all intervals are undone that can be reached from the live
-  intervals of the failed agents. An agent returns to the checkpoint that begins its first undone interval. An agent's undone intervals are
-  always its last ones, so one number per agent suffices, and each message is examined once.
-- `recovery_line_by_checkpoints` uses the checkpoint graph (Wang et al. 1995). Nodes are checkpoints and the live states of survivors.
-  An edge leads from each node to the agent's next node. For each message, an edge leads from the checkpoint that begins the interval of its
-  send to the checkpoint that ends the interval of its receive. As long as a root is reachable from a root, every such root moves down to
-  its agent's last node that is not reachable from any root.
-- `rounds` computes the fixed point for orphans in synchronous steps: in each step, all receivers of orphans roll back at the same time.
-  The rounds show which agents forced others to roll back, which is the domino effect (Randell 1975).
+  next interval and every interval that received a message from it are also undone. So every interval is undone that is reachable from the
+  live interval of a failed agent. An agent returns to the checkpoint that begins its first undone interval. An agent's undone intervals are
+  always its last ones, so one number per agent is sufficient, and each message is examined once.
+- `recovery_line_by_checkpoints` uses the checkpoint graph (Wang et al. 1995). Nodes are checkpoints and the live states of survivors. An
+  edge leads from each node to the next node of the same agent. For each message, an edge leads from the checkpoint that begins the interval
+  of its send to the checkpoint that ends the interval of its receive. The *roots* are initially the last nodes of all agents. As long as a
+  root is reachable from any root, that root is replaced by its agent's last node that is not reachable from any root.
+- `rounds` rolls agents back in synchronous rounds: in each round, all receivers of orphans roll back at the same time. The rounds show
+  which agents forced others to roll back, which is the domino effect (Randell 1975).
 
-All three are linear in intervals and messages, since every node is entered once. Live states are part of the definition: without them, a
-survivor would lose work that no failure affects (protocols.md, section 6).
+The time of each algorithm is linear in the number of intervals and messages, since every node is entered once. Live states are part of the
+definition of a recovery line, because without them a survivor would lose work that no failure affects (protocols.md, section 6).
 """
 
 from collections.abc import Collection, Iterable
@@ -51,14 +53,13 @@ class Execution(msgspec.Struct, frozen=True):
 
     Attributes:
         agents: names of the agents. An agent is identified by its index in this list.
-        intervals: agent → nodes of its intervals 0, 1, 2 …; the last interval is live.
-        agent_of, number_of: node → its agent, and the number of its interval.
-        events: node → number of sends and receives in the interval.
+        intervals: for each agent, the nodes of its intervals 0, 1, 2 …, where the last interval is live.
+        agent_of, number_of: for each node, its agent and the number of its interval.
+        events: for each node, the number of sends and receives in its interval.
         messages: ids of the messages in send order. A message is identified by its index in this list.
-        sent: message → node of its send.
-        received: message → node of its receive, or NOT_RECEIVED.
-        sends: node → messages sent in the interval, in send order.
-        forced: number of forced checkpoints.
+        sent: for each message, the node of the interval in which it was sent.
+        received: for each message, the node of the interval in which it was received, or NOT_RECEIVED.
+        sends: for each node, the messages sent in its interval, in send order.
     """
 
     agents: list[str]
@@ -117,7 +118,7 @@ class Execution(msgspec.Struct, frozen=True):
         return [len(nodes) for nodes in self.intervals]
 
     def start(self, failed: Iterable[int]) -> Line:
-        """Return the line on which the failed agents are at their last checkpoints and the other agents keep their live states."""
+        """Return the line on which the failed agents are at their last checkpoints, and the other agents keep their live states."""
         line = self.live_line()
         for agent in failed:
             line[agent] = len(self.intervals[agent]) - 1
@@ -128,7 +129,7 @@ class Execution(msgspec.Struct, frozen=True):
         return self.number_of[node] < line[self.agent_of[node]]
 
     def in_transit(self, line: Line) -> list[int]:
-        """Return the messages, in send order, that were sent inside the line but not received inside it."""
+        """Return the messages that were sent inside the line but not received inside it, in send order."""
         number_of, agent_of = self.number_of, self.agent_of
         return [
             message
@@ -138,7 +139,7 @@ class Execution(msgspec.Struct, frozen=True):
         ]
 
     def ordinals(self, failed: Collection[str] | None) -> list[int]:
-        """Return the indices, ascending, of these agents, or of all agents if `failed` is None.
+        """Return the indices of these agents in ascending order. If `failed` is None, return the indices of all agents.
 
         Raises:
             UsageError: an agent is not in the trace.
@@ -157,8 +158,9 @@ class Round(msgspec.Struct, frozen=True):
     """One round of the domino effect.
 
     Attributes:
-        moved: agent → the checkpoint to which the agent returns in this round, in the order of the trace's agents.
-        orphans: the messages that forced the round, in send order. Empty in round 0, which rolls the failed agents back.
+        moved: for each agent that rolls back in this round, the checkpoint to which it returns. Agents are in the order of the trace.
+        orphans: ids of the orphans that caused the round, in send order. The list is empty in the first round, which rolls the failed
+            agents back.
     """
 
     moved: dict[str, int]
@@ -166,7 +168,7 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Like `Round`, but with indices of agents and messages instead of names."""
+    """One round of the domino effect, like `Round`, but with indices of agents and messages instead of names."""
 
     moved: dict[int, int]
     orphans: list[int]
@@ -219,7 +221,8 @@ def recovery_line_by_checkpoints(execution: Execution, failed: Collection[int]) 
 
 
 def _edges(execution: Execution, agent: int, number: int) -> list[tuple[int, int]]:
-    """Return the edges of the checkpoint graph that leave c(agent, number). The targets need not be nodes of the graph."""
+    """Return the edges of the checkpoint graph that start at checkpoint `number` of `agent`. An edge may lead to a state that is not a node
+    of the graph."""
     if number == len(execution.intervals[agent]):
         return []  # no interval follows a live state
     edges = [(agent, number + 1)]
@@ -231,11 +234,11 @@ def _edges(execution: Execution, agent: int, number: int) -> list[tuple[int, int
 
 
 def rounds(execution: Execution, failed: Collection[int]) -> list[Step]:
-    """Return the domino effect in synchronous rounds. The first round rolls the failed agents back; each later round moves at least one
-    agent.
+    """Return the synchronous rounds of the domino effect. The first round rolls the failed agents back. Each later round rolls back at
+    least one agent.
 
-    The orphans of a round are those of the cut at the start of the round. Only sends that were undone in the previous round can have caused
-    them, because the receivers of earlier orphans have already rolled back.
+    The orphans of a round are the orphans in the cut at the start of the round. Only sends undone in the previous round can have caused
+    these orphans, because the receivers of earlier orphans have already rolled back.
     """
     received, agent_of, number_of = execution.received, execution.agent_of, execution.number_of
     line = execution.live_line()

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A trace is a log of one execution. Each line is one object:
+A trace is a log of one execution. Each line is one JSON object, as in the following examples.
 
     {"snapline_trace": 1, "agents": ["a", "b"]}                            the header; optional, only in the first line
     {"event": "checkpoint", "agent": "a", "index": 1, "kind": "basic"}     index and kind ("basic", "forced") are optional
@@ -10,17 +10,16 @@ A trace is a log of one execution. Each line is one object:
     {"event": "receive", "agent": "b", "message": "m1"}
     {"event": "recovery", "line": {"a": 1, "b": null}}
 
-The order of the lines respects each agent's own order, and a message is sent before it is received. Every agent has a checkpoint 0, its
-initial state, which has no line; later checkpoints are numbered 1, 2, 3 …. Unknown fields and blank lines are ignored. An unknown event is
-an error, since ignoring it would change the execution.
+The order of the lines respects each agent's own order, and a message is sent before it is received. Every agent has an initial checkpoint
+with the number 0, which has no line. Later checkpoints are numbered 1, 2, 3 …. Unknown fields and blank lines are ignored. An unknown event
+is an error, since ignoring it would change the execution.
 
-A `recovery` undoes all events of an agent after the checkpoint that the recovery's line names. If the line contains null or no entry for an
-agent, the agent kept its live state. Checkpoint numbers past the line are reused. An undone send is removed, and its message id may be
-reused; an undone receive puts its message back in transit. A `Trace` contains the execution that survives all recoveries, without undone
-events, because later failures can return only to states of that execution (G3). A line that keeps the receive of an undone send has an
-orphan (G1) and is rejected.
+A `recovery` line undoes, for each agent that it names, all events after the named checkpoint. An agent keeps its live state if its entry is
+null or missing. The numbers of undone checkpoints are reused. An undone send is removed, and its message id may be reused. If a receive is
+undone, its message is in transit again. A `Trace` contains only the events that no recovery has undone, because later failures can return
+only to states of that execution (G3). A recovery line that keeps a receive but undoes its send creates an orphan (G1), so it is rejected.
 
-For example, take this trace:
+Take the following trace as an example.
 
     {"snapline_trace": 1, "agents": ["a", "b"]}
     {"event": "checkpoint", "agent": "a"}
@@ -30,7 +29,7 @@ For example, take this trace:
     {"event": "send", "agent": "b", "message": "m2", "to": "a"}
     {"event": "receive", "agent": "a", "message": "m2"}
 
-For this trace, `snapline analyze TRACE --failed b -o json` prints this document:
+For the trace above, `snapline analyze TRACE --failed b -o json` prints the following document.
 
     {
       "apiVersion": "snapline/v1", "kind": "TraceAnalysis",
@@ -45,7 +44,8 @@ For this trace, `snapline analyze TRACE --failed b -o json` prints this document
       "checkpoints": {"basic": 1, "forced": 1}
     }
 
-A trace is read in one pass. The time is linear in the number of lines, even with recoveries, because each event is undone at most once.
+A trace is read in one pass. Reading takes time linear in the number of lines, even with recoveries, because each event is undone at most
+once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -73,7 +73,7 @@ class CheckpointTaken(
 
 
 class MessageSent(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send"):
-    """An agent sent a message. `message` is the message's id; an id may be used again only if its send was undone."""
+    """An agent sent a message. `message` is the message's id. An id may be reused only if its send was undone."""
 
     agent: str
     message: str
@@ -88,7 +88,7 @@ class MessageReceived(msgspec.Struct, frozen=True, gc=False, tag_field="event", 
 
 
 class Recovery(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="recovery"):
-    """The agents in `line` returned to a checkpoint. If an agent's entry is None or missing, the agent kept its live state."""
+    """A recovery returned the agents in `line` to checkpoints. If an agent's entry is None or missing, the agent kept its live state."""
 
     line: dict[str, int | None]
 
@@ -130,24 +130,24 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def encode(item: Event | Recovery | Header) -> bytes:
-    """Return the trace line for `item`, including its newline."""
+    """Return `item` as a line of a trace, including the newline."""
     return _encoder.encode(item) + b"\n"
 
 
 def read_trace(lines: Iterable[bytes]) -> Trace:
-    """Read a trace from its lines, which may end with newlines.
+    """Read a trace from its lines. The lines may end with newlines.
 
     Raises:
-        TraceError: a line is invalid, or contradicts earlier lines. The error message names the line and those that it contradicts.
+        TraceError: If a line is invalid or contradicts earlier lines. The error message names the lines concerned.
     """
     return _read(lines).trace()
 
 
 def read_items(lines: Iterable[bytes]) -> list[Event | Recovery]:
-    """Return all items of a trace, in its order, including recoveries and undone events.
+    """Return all items of a trace in order, including recoveries and undone events.
 
     Raises:
-        TraceError: same as for `read_trace`.
+        TraceError: If a line is invalid or contradicts earlier lines.
     """
     return _read(lines).items
 
@@ -165,11 +165,10 @@ def _read(lines: Iterable[bytes]) -> "_Reader":
 
 
 class _History:
-    """The events of one agent, read so far, that no recovery has undone.
+    """The events of one agent that have been read so far and that no recovery has undone.
 
     Attributes:
-        positions: positions of the agent's events, ascending.
-        starts: checkpoint number → number of the agent's positions up to and including that checkpoint.
+        starts: for each checkpoint number, how many of the agent's events precede or equal that checkpoint.
     """
 
     __slots__ = ("positions", "starts")
@@ -180,15 +179,14 @@ class _History:
 
 
 class _Reader:
-    """The state of the reader between two lines.
+    """State of a trace reader between two lines.
 
     Attributes:
-        items: all items read, including recoveries.
-        _events: all items except recoveries, whether undone or not. A *position* is an index into this list.
-        _numbers: position → number of the trace line.
-        _sent, _received: message id → position of its send or receive, unless that was undone.
-        _undone: positions of undone events.
-        _is_empty: whether only blank lines have been read.
+        items: all items read so far, including recoveries.
+        _events: all events read so far, including undone events, but no recoveries. A *position* is an index into this list.
+        _numbers: for each position, the number of the event's line in the trace.
+        _sent, _received: for each message id, the position of the send or receive. An undone send or receive has no entry.
+        _is_empty: whether only blank lines have been read so far.
     """
 
     def __init__(self) -> None:
@@ -202,14 +200,14 @@ class _Reader:
         self._is_empty = True
 
     def trace(self) -> Trace:
-        """Return the trace that was read so far."""
+        """Return the trace as read so far."""
         events = self._events
         if self._undone:
             events = [event for position, event in enumerate(events) if position not in self._undone]
         return Trace(list(self._histories), events)
 
     def read(self, number: int, item: _Line) -> None:
-        """Add the item in line `number`."""
+        """Add the item that line `number` of the trace contains."""
         self._is_empty = False
         match item:
             case MessageSent():

@@ -1,48 +1,53 @@
-"""Analysis of a trace, which gives the cost of a failure and all other results of `snapline analyze` in one object.
+"""Analysis of a trace: the cost of a failure and all other results of `snapline analyze`.
 
-`analyze` replaces the indices of an `execution` with names. The analysis takes time linear in the number of events.
+`analyze` returns names instead of the indices that the module `execution` uses. The analysis takes time linear in the number of events.
 
 Obsolete checkpoints
 --------------------
-An obsolete checkpoint cannot be on any later recovery line (G7). A checkpoint is kept iff it is on the recovery line for some *single*
-failure in which the survivors keep their live states. Later lines, even after further recoveries, use no other checkpoints (protocols.md,
-section 7). The line for several failures is the entrywise minimum of the lines for the single failures, so its entries are among theirs. At
-most N(N+1)/2 checkpoints are kept for N agents (Wang, Chung, Lin and Fuchs 1995).
+A checkpoint is obsolete if it cannot be on any later recovery line (G7). A checkpoint is kept if and only if it is on the recovery line for
+the failure of some *single* agent, in which the other agents keep their live states. Later recovery lines, even after further recoveries,
+contain no other existing checkpoints (protocols.md, section 7). The recovery line for several simultaneous failures is the entrywise
+minimum of the lines for single failures, so it contains no other checkpoints. At most N(N+1)/2 checkpoints are kept for N agents (Wang,
+Chung, Lin and Fuchs 1995).
 
-On the R-graph (defined below), the failure of i undoes all intervals that are reachable from i's live interval. Assign to every interval
-the set of agents whose live interval reaches it. Along one agent's intervals, the set only grows, and c(j,x) is on the line of i iff I(j,x)
-is the first of j's intervals whose set contains i. So c(j,x) is kept iff the set grows at I(j,x). The sets are bits of integers and are
-passed once along each edge between components. Thus all N lines together cost one pass over the messages instead of N passes.
+On the R-graph (defined below), a failure of agent i undoes all intervals that are reachable from i's live interval. Assign to each interval
+the set of agents from whose live intervals it is reachable. From one interval of an agent to the next, the set can only grow. Checkpoint x
+of agent j is on the recovery line for a failure of i if and only if I(j,x) is the first of j's intervals whose set contains i. So c(j,x) is
+kept if and only if the set grows at I(j,x). Each set of agents is stored as the bits of an integer and passed once along each edge between
+components. So all N lines together take one pass over the messages instead of N passes.
 
-The rule applies to a trace, in which all live states are known. If reports arrive at different times, first find the greatest consistent
-cut of the known states; otherwise a needed checkpoint may be deleted.
+This rule assumes that all live states are known, as in a trace. If agents report their states at different times, first compute the
+greatest consistent cut of the known states. Without this step, a checkpoint that is still needed may be deleted.
 
 Useless checkpoints and untracked dependencies
 ----------------------------------------------
-A Z-path from c(i,x) to c(j,y) is a sequence of messages (Netzer and Xu 1995). i sends the first message after c(i,x). The receiver of each
-message sends the next one in the same or a later interval, perhaps before that receive. j receives the last message before c(j,y). A set of
-checkpoints can be extended to a consistent cut iff no Z-path leads from one of them to another, or to itself. So c is *useless* iff a
-Z-path leads from c to itself. Live states count as last checkpoints.
+A Z-path from c(i,x) to c(j,y) is a sequence of messages (Netzer and Xu 1995). Agent i sends the first message of the sequence after c(i,x).
+The receiver of each message sends the next message in the same interval, perhaps before that receive, or in a later interval. Agent j
+receives the last message of the sequence before c(j,y). A set of checkpoints can be extended to a consistent cut if and only if no Z-path
+leads from a checkpoint in the set to a checkpoint in the set. So a checkpoint is *useless* if and only if a Z-path leads from the
+checkpoint to itself. For this purpose, each agent's live state counts as its last checkpoint.
 
-The R-graph has the intervals as nodes. The graph has an edge I(i,x) → I(i,x+1) for each pair of consecutive intervals, and for each message
-an edge from the interval of its send to the interval of its receive. Z-paths from c(i,x) to c(j,y) are the paths in this graph from I(i,x)
-to I(j,y-1) that contain at least one message. Therefore c(i,x) is useless iff I(i,x) reaches I(i,x-1). Since I(i,x-1) → I(i,x) is an edge,
-this holds iff both lie in the same strongly connected component. One pass of Tarjan's algorithm (1972) gives the answer for all checkpoints
-at once, in linear time.
+The nodes of the R-graph (rollback-dependency graph) are the intervals of all agents. The R-graph has an edge I(i,x) → I(i,x+1) between
+consecutive intervals. For each message, it has an edge from the interval of the send to the interval of the receive. The Z-paths from
+c(i,x) to c(j,y) correspond to the paths from I(i,x) to I(j,y-1) in the R-graph that contain at least one message. Therefore c(i,x) is
+useless if and only if I(i,x-1) is reachable from I(i,x). The edge I(i,x-1) → I(i,x) exists, so c(i,x) is useless if and only if both
+intervals belong to the same strongly connected component. One pass of Tarjan's algorithm (1972) finds all useless checkpoints in linear
+time.
 
-RDT, rollback-dependency trackability (Wang 1997), means that a causal path connects every pair that a Z-path connects, so that dependency
-vectors show the connection. Checking RDT takes time proportional to intervals and messages times agents.
+RDT (rollback-dependency trackability, Wang 1997) means that wherever a Z-path connects two checkpoints, a causal path also connects them,
+so dependency vectors show the connection. Checking RDT takes time proportional to the number of intervals and messages times the number of
+agents.
 
 Other protocols
 ---------------
-`redecide` replays a trace under a protocol: it drops the forced checkpoints and decides anew where to force them. The messages, their
-order, and the basic checkpoints remain. Before each receive, the protocol's rule decides whether a checkpoint is taken first (under `cas`,
-always after each send). Each agent has the same rule as in a live fleet, which receives the trace's events. In a live fleet, `cas` takes
-one checkpoint after all sends of a turn; a trace has no turns.
+`redecide` replays a trace under a different protocol. The replay drops the forced checkpoints and lets the other protocol decide where to
+force checkpoints. The replay does not change the messages, their order, or the basic checkpoints. Before each receive, the protocol decides
+whether to take a checkpoint first. The protocol `cas` takes one after each send instead. The replay runs the same protocol code as a live
+fleet, with the events of the trace. In a live fleet, `cas` takes one checkpoint after all sends of a turn, but a trace does not show turns.
 
-Rules may send deltas relative to the last message on a channel, which works only on FIFO channels. In a trace, messages may overtake each
-other. If the receives on a channel are not a gapless prefix of its sends, in order, each message gets its full piggyback. (A gap is a lost
-message, whose delta is also lost.)
+A message may carry only the changes since the last message on its channel, which is correct only if the channel is FIFO. In a trace,
+messages may overtake each other. If the receives on a channel are not a prefix of its sends, in order and without gaps, each message
+carries its full protocol data. (A gap means that a message and the changes that it carried were lost.)
 """
 
 from collections import defaultdict
@@ -60,12 +65,11 @@ from snapline.recovery.trace import CheckpointTaken, Event, Kind, MessageReceive
 
 
 def failures_undoing(execution: Execution, edges: list[list[int]], component: list[int]) -> list[int]:
-    """Return, by node, the agents whose single failure undoes the node's interval. Bit i stands for agent i.
+    """For each node, return the set of agents whose single failure would undo the node's interval. Bit i represents agent i.
 
     Args:
-        execution: the execution.
-        edges: the result of `edges_of(execution)`.
-        component: the result of `components_of(edges)`.
+        edges: the result of `edges_of` for this execution.
+        component: the result of `components_of` for these edges.
     """
     undone_by = [0] * (max(component, default=-1) + 1)
     for agent, nodes in enumerate(execution.intervals):
@@ -79,7 +83,8 @@ def failures_undoing(execution: Execution, edges: list[list[int]], component: li
 
 
 def obsolete(execution: Execution, undone_by: list[int]) -> list[list[int]]:
-    """Return, by agent, the numbers of its obsolete checkpoints, ascending. `undone_by` is the result of `failures_undoing`."""
+    """For each agent, return the numbers of its obsolete checkpoints in ascending order. Pass the result of `failures_undoing` as
+    `undone_by`."""
     by_agent: list[list[int]] = []
     for nodes in execution.intervals:
         numbers = []
@@ -93,7 +98,7 @@ def obsolete(execution: Execution, undone_by: list[int]) -> list[list[int]]:
 
 
 class Untracked(msgspec.Struct, frozen=True):
-    """A violation of RDT: a Z-path leads from `sender`'s interval to `receiver`'s interval, but no causal path does."""
+    """A violation of RDT: a Z-path leads from the sender's interval to the receiver's interval, but no causal path does."""
 
     sender: str
     sender_interval: int
@@ -102,7 +107,7 @@ class Untracked(msgspec.Struct, frozen=True):
 
 
 def edges_of(execution: Execution) -> list[list[int]]:
-    """Return, by node, the targets of its edges in the R-graph."""
+    """For each node of the R-graph, return the nodes to which its edges lead."""
     received = execution.received
     edges = [
         [received[message] for message in messages if received[message] != NOT_RECEIVED] for messages in execution.sends
@@ -114,7 +119,8 @@ def edges_of(execution: Execution) -> list[list[int]]:
 
 
 def components_of(edges: list[list[int]]) -> list[int]:
-    """Return, by node, the number of its strongly connected component. Edges between components lead from higher to lower numbers."""
+    """For each node, return the number of its strongly connected component. An edge between two components leads from the higher to the
+    lower number."""
     count = len(edges)
     component = [-1] * count
     entered = [0] * count  # order of entry, from 1; 0 means that the node has not been visited yet
@@ -156,7 +162,8 @@ def components_of(edges: list[list[int]]) -> list[int]:
 
 
 def useless(execution: Execution, component: list[int]) -> list[list[int]]:
-    """Return, by agent, the numbers of its useless checkpoints, ascending. `component` is `components_of(edges_of(execution))`."""
+    """For each agent, return the numbers of its useless checkpoints in ascending order. `component` is
+    `components_of(edges_of(execution))`."""
     return [
         [number for number, (before, node) in enumerate(pairwise(nodes), 1) if component[before] == component[node]]
         for nodes in execution.intervals
@@ -164,10 +171,12 @@ def useless(execution: Execution, component: list[int]) -> list[list[int]]:
 
 
 def untracked(trace: Trace) -> list[Untracked]:
-    """Return the violations of RDT. For each pair of an interval and an agent, report only the agent's last interval that is not tracked.
+    """Return the violations of RDT. For each interval and agent, report only the agent's last interval from which the dependency is not
+    tracked.
 
-    The vector of an interval is the vector of the checkpoint that ends it: by agent, the last interval from which a causal path leads to
-    that checkpoint. Time and space grow with events times agents, so this function is for tests and traces of moderate size.
+    The vector of an interval belongs to the checkpoint that ends it. The vector contains, for each agent, the last interval from which a
+    causal path leads to that checkpoint. Time and space are proportional to the number of events times the number of agents, so this
+    function is for tests and for traces of moderate size.
     """
     execution = Execution.of(trace)
     edges = edges_of(execution)
@@ -183,7 +192,7 @@ def untracked(trace: Trace) -> list[Untracked]:
 
 
 def _last_reaching(execution: Execution, edges: list[list[int]], component: list[int]) -> list[list[int]]:
-    """Return, by node and agent, the agent's last interval from which the R-graph leads to the node, or -1 if there is none."""
+    """For each node and agent, return the agent's last interval from which the node is reachable in the R-graph, or -1 if there is none."""
     vectors = [[-1] * len(execution.agents) for _ in range(max(component, default=-1) + 1)]
     for node, agent in enumerate(execution.agent_of):
         vector = vectors[component[node]]
@@ -197,8 +206,8 @@ def _last_reaching(execution: Execution, edges: list[list[int]], component: list
 
 
 def _causal_vectors(trace: Trace, execution: Execution) -> list[list[int]]:
-    """Return, by node and agent, the agent's last interval from which a causal path leads to the end of the node's interval, or -1 if there
-    is none."""
+    """For each node and agent, return the agent's last interval from which a causal path leads to the end of the node's interval, or -1 if
+    there is none."""
     agents = {agent: i for i, agent in enumerate(trace.agents)}
     current = [[-1] * len(agents) for _ in agents]
     for agent, vector in enumerate(current):
@@ -227,15 +236,16 @@ UNCOORDINATED = "uncoordinated"
 
 
 def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
-    """Return the execution as it would have been under `protocol`, and the events that force checkpoints in it.
+    """Return the trace that would have resulted under `protocol`, and the events that force checkpoints in it.
 
     Args:
-        trace: the original execution. The forced checkpoints in `trace` are ignored, and the remaining checkpoints are renumbered.
-        protocol: a name in `RULES`, or "none".
+        trace: the original execution. The trace's forced checkpoints are ignored, and its other checkpoints are renumbered.
+        protocol: a protocol's name in `RULES`, or "none".
 
     Returns:
-        The new trace, and agent → ordinals of the events that forced a checkpoint. The events that force checkpoints are receives or, for
-        `cas`, sends. Ordinals count the agent's sends, receives and basic checkpoints from 0. Agents without forced checkpoints have no
+        The new trace, and for each agent the ordinals of the events that forced a checkpoint. Under `cas`, the events that force
+            checkpoints are sends, and under all other protocols, receives.
+        `cas`, sends. An agent's sends, receives and basic checkpoints are numbered from 0. Agents without forced checkpoints have no
         entry.
 
     Raises:
@@ -256,10 +266,10 @@ def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
 
 
 def check_protocol(protocol: str) -> str:
-    """Check the name of a protocol. Return the name of its rule.
+    """Check that a protocol exists. Return its name in `RULES`, where "none" becomes "uncoordinated".
 
     Raises:
-        UsageError: `protocol` is neither a rule nor "none".
+        UsageError: If `protocol` is neither a name in `RULES` nor "none".
     """
     name = UNCOORDINATED if protocol == NONE else protocol
     if name not in RULES:
@@ -268,14 +278,13 @@ def check_protocol(protocol: str) -> str:
 
 
 class _Decision:
-    """Replays a trace with one rule per agent, and collects the events of the new execution.
+    """Replays a trace under a protocol, with separate protocol state for each agent, and collects the events of the resulting trace.
 
     Attributes:
-        events: the events of the new trace so far.
-        forced: agent → ordinals of the events that forced a checkpoint.
-        _seen: agent → number of its events so far, not counting forced checkpoints.
-        _numbers: agent → number of the agent's last checkpoint in the new trace.
-        _carried: message that will be received → its sender and piggyback.
+        forced: for each agent, the ordinals of the events that forced a checkpoint.
+        _seen: for each agent, the number of its events so far, not counting forced checkpoints.
+        _numbers: for each agent, the number of its last checkpoint in the new trace.
+        _carried: for each message that will be received, its sender and its piggyback.
     """
 
     def __init__(self, trace: Trace, name: str) -> None:
@@ -329,7 +338,7 @@ class _Decision:
 
 
 def _reordering_channels(trace: Trace) -> set[tuple[str, str]]:
-    """Return the channels on which, for some n, the n-th received message is not the n-th sent message."""
+    """Return the channels on which messages were reordered or lost: for some n, the n-th message received is not the n-th message sent."""
     sent: defaultdict[tuple[str, str], int] = defaultdict(int)
     received: defaultdict[tuple[str, str], int] = defaultdict(int)
     sent_at: dict[str, tuple[tuple[str, str], int]] = {}
@@ -351,19 +360,19 @@ _Item = TypeVar("_Item")
 
 
 class Rollback(msgspec.Struct, frozen=True, gc=False):
-    """The losses of one agent: the number of checkpoints that it loses, and the number of its sends and receives that are undone."""
+    """The losses of one agent in a rollback: how many checkpoints it loses, and how many of its sends and receives are undone."""
 
     checkpoints: int
     events: int
 
 
 class Domino(msgspec.Struct, frozen=True):
-    """The spread of a failure over the fleet.
+    """The extent to which a failure spreads over the fleet.
 
     Attributes:
         rolled_back: number of agents that return to a checkpoint, including the failed agents.
-        depth: number of synchronous rounds in which some agent moved, after the failed agents had rolled back.
-        reached_initial: the agents that return to checkpoint 0.
+        depth: number of rounds of the domino effect, not counting the initial rollback of the failed agents.
+        reached_initial: the agents that return to their initial checkpoints.
     """
 
     rolled_back: int
@@ -372,26 +381,25 @@ class Domino(msgspec.Struct, frozen=True):
 
 
 class Checkpoints(msgspec.Struct, frozen=True, gc=False):
-    """The numbers of basic and forced checkpoints, not counting initial checkpoints."""
+    """The number of basic checkpoints and the number of forced checkpoints, neither of which includes initial checkpoints."""
 
     basic: int
     forced: int
 
 
 class Analysis(msgspec.Struct, frozen=True):
-    """The result of an analysis, with the fields of `snapline analyze -o json` in their order.
+    """The result of an analysis. The fields are those that `snapline analyze -o json` prints, in the same order.
 
     Attributes:
-        agents: all agents, in the order of the trace.
-        failed: the failed agents, in the same order.
-        recovery_line: agent → the checkpoint to which the agent returns, or None if the agent keeps its live state.
-        rollback: agent → its losses, for agents that return to a checkpoint.
-        in_transit: messages sent inside the line but not received inside it, in send order.
-        domino: the spread of the failure.
-        useless: agent → its checkpoints that lie on a Z-cycle. Agents without any have no entry. The result does not depend on `failed`.
-        obsolete: agent → its checkpoints that no later recovery line contains. The result does not depend on `failed`.
-        checkpoints: numbers of basic and forced checkpoints.
-        forced: only with a protocol: agent → ordinals of the events that forced a checkpoint (`redecide`).
+        failed: the failed agents, in the order of the trace.
+        recovery_line: for each agent, the checkpoint to which it returns, or None if it keeps its live state.
+        rollback: the losses of each agent that returns to a checkpoint.
+        in_transit: messages sent but not received inside the recovery line, in send order.
+        useless: for each agent, its useless checkpoints, which lie on a Z-cycle. Agents without useless checkpoints have no entry. This
+            field does not depend on `failed`.
+        obsolete: for each agent, its checkpoints that no later recovery line contains. This field does not depend on `failed`.
+        forced: for each agent, the ordinals of the events that forced a checkpoint (see `redecide`). The field is unset if the trace is
+            analyzed under its own protocol.
     """
 
     agents: list[str]
@@ -407,12 +415,11 @@ class Analysis(msgspec.Struct, frozen=True):
 
 
 def analyze(trace: Trace, failed: Collection[str] | None = None, protocol: str | None = None) -> Analysis:
-    """Analyse `trace`, or the execution that would have resulted under `protocol`.
+    """Analyze `trace`, or the trace that would have resulted under `protocol`.
 
     Args:
-        trace: the execution.
-        failed: the agents that fail; None means all agents.
-        protocol: the protocol that decides on forced checkpoints instead of those in the trace. "none" only drops them. None keeps them.
+        protocol: the protocol that decides where to force checkpoints. The protocol "none" drops all forced checkpoints. If `protocol` is
+            None, the forced checkpoints in `trace` are kept.
 
     Raises:
         UsageError: an agent is not in the trace, or the protocol does not exist.
@@ -423,7 +430,7 @@ def analyze(trace: Trace, failed: Collection[str] | None = None, protocol: str |
 def decide_and_analyze(
     trace: Trace, failed: Collection[str] | None = None, protocol: str | None = None
 ) -> tuple[Trace, Analysis]:
-    """Do the same as `analyze`, but also return the analysed execution, which is `trace` itself if `protocol` is None."""
+    """Analyze a trace as `analyze` does, but return the analyzed trace as well, which is `trace` itself if `protocol` is None."""
     if protocol is None:
         return trace, _analyze(Execution.of(trace), failed, msgspec.UNSET)
     decided, forced = redecide(trace, protocol)
@@ -472,5 +479,5 @@ def _rollback(execution: Execution, line: Line) -> dict[str, Rollback]:
 
 
 def _named(agents: Sequence[str], lists: Sequence[list[_Item]]) -> dict[str, list[_Item]]:
-    """Map the name of each agent to its list. Omit agents whose list is empty."""
+    """Return a mapping from each agent's name to its list, without the agents whose list is empty."""
     return {agent: items for agent, items in zip(agents, lists, strict=True) if items}

@@ -1,46 +1,50 @@
-"""Merging of the traces that a fleet's hosts have written into one trace of the whole fleet.
+"""Merges the traces written by a fleet's hosts into one trace of the whole fleet.
 
 Theory of operation
 -------------------
 Each run of a host process writes its own trace file. The file contains `checkpoint`, `send` and `receive` lines with wall-clock times, in
-the order in which the events happened on that host. When the agents of this host begin or return to a checkpoint, the file contains a line
-`{"event":"plan","plan":n,"line":{agent: checkpoint}}`. The lines between one plan line and the next are a *section*. A plan is committed
-once for the whole fleet, and messages of an older plan are rejected after it (G9). So in the merged trace, the sections of plan n from all
-files come before those of plan n + 1. Between them is a `recovery` line, which is the union of the hosts' plan lines.
+the order in which the events happened on that host. When agents start on this host or return to a checkpoint, the file contains a line
+`{"event":"plan","plan":n,"line":{agent: checkpoint}}`. The lines between two consecutive plan lines of a file form a *section*. Each
+recovery plan is committed once for the whole fleet, and from then on messages of older plans are rejected (G9). So in the merged trace, all
+sections of plan n come before all sections of plan n + 1. A `recovery` line separates the sections of two plans. This line is the union of
+the hosts' plan lines for the later plan.
 
-The sections of one plan are merged. Each file keeps its own order, a receive waits for its send, and otherwise the oldest line comes first.
-Clocks affect nothing else: different clocks give another valid order of the same execution (Lamport 1978, section 1).
+The merge interleaves the sections of one plan. The lines of each file stay in order, each send precedes its receive, and otherwise the line
+with the earliest time comes first. Clocks have no other effect: with different clocks, the result is another valid order of the same
+execution (Lamport 1978, section 1).
 
-Numbers on a channel are reused after a rollback, so a message id in the merged trace contains the plan of its send: `a/2>b:5`. A message
-that is delivered again keeps its id. The merge applies every rollback, so it knows which sends a line keeps.
+A channel's message numbers are reused after a rollback, so a message id in the merged trace contains the plan under which the message was
+sent, for example `a/2>b:5`. A message that is delivered again after a rollback keeps its id. The merge applies every rollback, so it knows
+which sends a recovery line keeps.
 
-If a process is killed, the end of its file is lost, but no line before a durable checkpoint is lost. The merge handles the consequences as
-follows:
+If a process is killed, the end of its trace file is lost, but every line before a durable checkpoint is preserved. The merge handles the
+resulting gaps by the following rules.
 
-- *A receive without its send* is omitted together with all events that depend on it: later events of that agent, and receives of messages
-  that it sent meanwhile. The recovery undoes these events; otherwise an orphan would remain. If a recovery line keeps a later checkpoint
-  of such an agent, a file is missing, which is an error.
-- *An incomplete last line* is dropped.
-- *An agent may appear in no plan line* because it was not placed, or because the host that was to load it died before it reported this.
-  If the agent has events under the new plan, it was created again, and returns to 0. Without such events, the agent keeps its latest state
-  that has received no undone message. If the agent had left, this is its last state; if its creation is undone, there is no such state. If
-  the agent was not loaded, its real state is not later than this one, and the next plan shows it.
-- *If a checkpoint is in the line but not in the trace,* it is its agent's next checkpoint, at the end of the traced events. The reason is
-  that a tentative checkpoint is traced when its round commits, and the host may have died in between.
+- A receive whose send is missing is omitted together with all events that depend on it. Dependent events are the agent's later events, and
+  the receives of messages that the agent has sent in these events. The recovery has undone the omitted events, because otherwise an orphan
+  would remain. If a recovery line keeps a later checkpoint of an agent with omitted events, a file is missing, which is an error.
+- An incomplete last line of a file is dropped.
+- An agent may be missing from all lines of a plan because it was not placed, or because the host that should have loaded it died too early.
+  If an agent that is missing from the plan has events under it, the agent was created again, so it returns to checkpoint 0. If an agent
+  that is missing from the plan has no events under it, the agent keeps its latest state that has received no undone message. If the agent
+  had left the fleet, that state is its last one. If the agent's creation is undone, there is no state to keep. If the agent was not loaded,
+  its true state is not later than that state, and the next plan shows it.
+- If a recovery line contains a checkpoint that was not traced, the checkpoint is the agent's next one, after all its traced events. A
+  tentative checkpoint is traced only when its round commits, and the host may have died in between.
 
-A checkpoint number may have no line, because the agent's state could not be saved, or because the agent was not born. To keep the numbers,
-the merge inserts such a checkpoint directly after the previous one, with the same state. The state of the previous checkpoint is the latest
-to which the agent can return.
+A checkpoint number may be missing from the trace because the agent's state could not be saved, or because the agent did not exist yet. To
+keep the numbering, the merge inserts the missing checkpoint directly after the previous checkpoint, with the same state. The inserted
+checkpoint has this state because the agent cannot return to any later state before its next saved checkpoint.
 
-Sampled traces are merged in the same way, and describe the execution of the sampled messages. Markers are skipped.
+Traces of sampled messages are merged in the same way. The result describes only the sampled messages. Markers are skipped.
 
 Parts of traces
 ---------------
-`merge_traces` makes one execution for analysis, and needs complete traces. `gather` orders the same lines without changing them, including
-markers and undone events. `gather` accepts parts: traces that begin in the middle, such as the last seconds of a running fleet, and files
-whose ends are lost. Missing events are not guessed: if the send of a message was not traced, the message has no send. As in a merge, a
-`Recovery` between two plans contains the union of the hosts' lines. Messages keep the names that hosts gave them. After a rollback a name
-is used again, and then refers to the last send with this name.
+`merge_traces` creates one execution for analysis, and requires complete traces. `gather` only orders the lines of all hosts and keeps all
+of them, including markers and undone events. `gather` also accepts incomplete traces, such as the last few seconds of a running fleet, and
+files whose ends are lost. If the send of a message was not traced, `gather` returns the receive without a send. As in a merge, a `Recovery`
+between two plans contains the union of the hosts' plan lines. Messages keep the names that hosts gave them. A name may be reused after a
+rollback, and then refers to the last message sent with this name.
 
 Lines in the trace of a host
 ----------------------------
@@ -52,8 +56,8 @@ Lines in the trace of a host
     {"event": "send_marker", "host": "h1", "to": "h2", "epoch": 4, "time_ns": …}     one marker for all channels of a link
     {"event": "receive_marker", "host": "h2", "from": "h1", "epoch": 4, "time_ns": …}
 
-Lines have the order of the events on that host. Between hosts, a message is sent before it is received; otherwise clocks determine the
-order. Markers are not events of agents, so the analysis of a trace skips them.
+The lines are in the order of the events on that host. Across hosts, the send of a message precedes its receive, and otherwise clocks
+determine the order. Markers are sent by hosts and not by agents, so the analysis of a trace ignores them.
 """
 
 import heapq
@@ -70,8 +74,8 @@ from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageRecei
 
 
 class PlanLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="plan"):
-    """The start of a recovery plan. The agents in `line` continue from these checkpoints; other agents continue from their current
-    state."""
+    """A recovery plan has started on this host. The agents in `line` start from these checkpoints, and other agents continue from their
+    current state."""
 
     plan: int
     line: dict[str, int]
@@ -89,7 +93,7 @@ class CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", t
 
 
 class SendLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send"):
-    """An agent sent a message, which has left its outbox."""
+    """A message of an agent has left the agent's outbox."""
 
     agent: str
     message: str
@@ -106,7 +110,7 @@ class ReceiveLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag=
 
 
 class SendMarkerLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send_marker"):
-    """A host has put a marker on the link to another host, because all its agents have recorded their states."""
+    """A host has sent a marker on the link to another host, because all its agents have recorded their states."""
 
     host: str
     to: str
@@ -145,8 +149,8 @@ decode_line = msgspec.json.Decoder(PlanLine | HostLine).decode
 
 
 def numbered_lines(name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, PlanLine | HostLine]]:
-    """Yield the lines of a host's file with their numbers. The last line may be incomplete, because the process may have been killed.
-    `name` is the file name, for errors.
+    """Parse the lines of a host's trace file, and yield each line with its number. The last line may be incomplete because the process may
+    have been killed. An incomplete last line is omitted. Error messages contain the file name `name`.
 
     Raises:
         TraceError: a line is invalid.
@@ -172,12 +176,13 @@ def _no_line(name: str, number: int, error: msgspec.DecodeError) -> TraceError:
 
 
 def interleaved(queues: Sequence[deque[Line]], sent: Container[str]) -> Iterator[Line]:
-    """Yield all lines. Each queue keeps its order, each receive comes after its send, and otherwise the oldest line comes first.
+    """Yield all lines. The lines of each queue stay in order, each send precedes its receive, and otherwise the line with the earliest time
+    comes first.
 
-    The caller must add each send to `sent` before it requests the next line.
+    The caller must add each yielded send to `sent` before it requests the next line.
 
     Raises:
-        TraceError: a message is received before its send could come, so the files contradict each other.
+        TraceError: If the order of the files implies that a message was received before it was sent.
     """
     ready: list[tuple[int, int]] = []
     awaited: dict[str, int] = {}
@@ -209,16 +214,16 @@ class Merged(msgspec.Struct, frozen=True):
     """The merged trace of a fleet.
 
     Attributes:
-        items: header, events and recoveries, in order; see `recovery/trace.py`.
-        omitted: agent whose last events are omitted although no recovery has undone them → the message (`a>b:5`) whose send is in no trace.
-            Empty for a fleet that ended regularly.
+        items: the header, the events and the recoveries, in the order of the trace (see `recovery/trace.py`).
+        omitted: for each agent whose last events are omitted although no recovery has undone them, the message (such as `a>b:5`) whose send
+            is missing. The mapping is empty if all hosts ended normally.
     """
 
     items: list[Header | Event | Recovery]
     omitted: dict[str, str] = msgspec.field(name="left_out")
 
     def lines(self) -> Iterator[bytes]:
-        """Return the trace as lines of JSON, each including its newline."""
+        """Yield the lines of the trace, each as JSON with a newline."""
         return map(encode, self.items)
 
 
@@ -226,10 +231,11 @@ def merge_traces(files: Mapping[str, Iterable[bytes]]) -> Merged:
     """Merge the traces of all hosts.
 
     Args:
-        files: file name (for errors) → lines, which may end with newlines. All files of one fleet are needed, from its first start on.
+        files: for each file name, the lines of the file, which may end with newlines. Error messages contain the file name. Pass all files
+            of one fleet, starting with the fleet's first start.
 
     Raises:
-        TraceError: a line is invalid or contradicts others, or the file of a host is missing.
+        TraceError: If a line is invalid or contradicts other lines, or if a host's file is missing.
     """
     sections: dict[int, list[_Section]] = {}
     for name in sorted(files):
@@ -245,7 +251,7 @@ def merge_traces(files: Mapping[str, Iterable[bytes]]) -> Merged:
 
 
 class _Section:
-    """The events of one process under one plan."""
+    """The events of one host process under one recovery plan."""
 
     __slots__ = ("events", "file", "line", "plan")
 
@@ -273,7 +279,7 @@ def _sections(name: str, lines: Iterable[bytes]) -> list[_Section]:
 
 
 def _union(plan: int, sections: Sequence[_Section]) -> dict[str, int]:
-    """Return the complete recovery line of the plan, which is the union of the hosts' plan lines."""
+    """Return the complete recovery line of a plan, which is the union of the hosts' plan lines."""
     line: dict[str, int] = {}
     for section in sections:
         for agent, number in section.line.items():
@@ -304,16 +310,16 @@ def _events_by_agent(plan: int, sections: Sequence[_Section]) -> dict[str, list[
 
 
 class _Cut(msgspec.Struct, frozen=True, gc=False):
-    """The position where an agent's part of a section is cut off. Events from `first` on are omitted, because the send of `message` is in
-    no trace."""
+    """The position from which an agent's events under one plan are omitted. The event with the index `first` and all later events are
+    omitted because no file contains the send of `message`."""
 
     first: int
     message: str
 
 
 def _find_lost(own: Mapping[str, Sequence[EventLine]], sent: Container[str]) -> dict[str, _Cut]:
-    """Return the cuts of those agents whose last events must be omitted. `sent` contains the messages of earlier plans that the recovery
-    line keeps."""
+    """For each agent whose last events must be omitted, return the position from which they are omitted. `sent` contains the messages sent
+    under earlier plans that the recovery line keeps."""
     receives: dict[str, tuple[str, int]] = {}
     sends: set[str] = set()
     for agent, lines in own.items():
@@ -359,11 +365,11 @@ def _kept(section: _Section, cuts: Mapping[str, _Cut]) -> deque[EventLine]:
 
 
 class _History:
-    """The events of one agent, merged so far, that no recovery has undone.
+    """The events of one agent that have been merged so far and that no recovery has undone.
 
     Attributes:
-        events: the events in the agent's order.
-        starts: checkpoint number → number of the agent's events up to and including that checkpoint.
+        events: the events in the order in which they happened at the agent.
+        starts: for each checkpoint number, how many of the agent's events precede or equal that checkpoint.
     """
 
     __slots__ = ("events", "starts")
@@ -382,7 +388,7 @@ class _History:
                 yield event.message
 
     def last_without(self, undone: Container[str]) -> int | None:
-        """Return the latest checkpoint before the first receive of any of these messages, or None if there is no such receive."""
+        """Return the latest checkpoint before the agent first received one of these messages, or None if it has received none of them."""
         for position, event in enumerate(self.events):
             if isinstance(event, MessageReceived) and event.message in undone:
                 return bisect_right(self.starts, position) - 1
@@ -390,12 +396,12 @@ class _History:
 
 
 class _Merger:
-    """The state of the merge between two plans.
+    """State of the merge after the sections of one plan and before the sections of the next.
 
     Attributes:
         _items: the merged trace, without its header.
-        _sent: name that the host gave a message → id of the message, for sends that have not been undone.
-        _cuts: agent → its cut under the newest plan.
+        _sent: for each message name used by a host, the message's id in the merged trace. Undone sends have no entry.
+        _cuts: for each agent whose last events under the newest plan are omitted, the position from which they are omitted.
     """
 
     def __init__(self) -> None:
@@ -437,7 +443,7 @@ class _Merger:
     # -- recovery -------------------------------------------------------------------------------------------------------
 
     def _reach(self, plan: int, agent: str, number: int) -> None:
-        """Add the checkpoint in the recovery line if it was not traced. The added checkpoint must be the agent's next checkpoint."""
+        """Add a checkpoint in the recovery line if it was not traced. The added checkpoint must be the agent's next checkpoint."""
         last = self._history(agent).last
         if number <= last:
             return
@@ -455,7 +461,8 @@ class _Merger:
         self._append(CheckpointTaken(agent, number))
 
     def _whole(self, line: Mapping[str, int], active: Iterable[str]) -> dict[str, int]:
-        """Return the recovery line, extended by other agents that must roll back. Agents that keep their state have no entry."""
+        """Return the recovery line, extended by the agents that are missing from the plan but must roll back. Agents that keep their states
+        have no entry."""
         complete = dict(line)
         for agent in active:
             if agent in self._histories:
@@ -489,7 +496,8 @@ class _Merger:
     # -- events ---------------------------------------------------------------------------------------------------------
 
     def _gaps(self, own: Mapping[str, Sequence[EventLine]]) -> dict[tuple[str, int], int]:
-        """Map (agent, checkpoint) to the agent's next traced checkpoint wherever checkpoint numbers in between are missing."""
+        """Find the gaps in each agent's checkpoint numbers. The result maps the agent and the checkpoint before a gap to the next traced
+        checkpoint."""
         gaps: dict[tuple[str, int], int] = {}
         for agent, lines in own.items():
             last = self._history(agent).last
@@ -541,12 +549,12 @@ def _sender(message: str) -> str:
 
 
 def _natural(agent: str) -> list[str | int]:
-    """Return a sort key that puts `a2` before `a10`."""
+    """Return a sort key that sorts `a2` before `a10`."""
     return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", agent))]
 
 
 class TracedMarkerSend(msgspec.Struct, frozen=True, gc=False):
-    """A host has sent a marker. `message` is the name of the marker."""
+    """A host has sent a marker. `message` is the name of the marker, which is the same on both hosts."""
 
     host: str
     message: str
@@ -555,7 +563,7 @@ class TracedMarkerSend(msgspec.Struct, frozen=True, gc=False):
 
 
 class MarkerCame(msgspec.Struct, frozen=True, gc=False):
-    """A host has received a marker. `message` is the name of the marker."""
+    """A host has received a marker. `message` is the name of the marker, which is the same on both hosts."""
 
     host: str
     message: str
@@ -570,10 +578,10 @@ class TracedEvent(msgspec.Struct, frozen=True, gc=False):
     """An event in a trace.
 
     Attributes:
-        host: host on which the event happened; "" if it is unknown, and for a recovery.
-        time_ns: time since 1970 by the clock of that host; 0 if it is unknown.
-        epochs: for a checkpoint, the epochs that contain it.
-        plan: for a recovery, the number of its plan.
+        host: host on which the event happened, or "" if the host is unknown or the event is a recovery.
+        time_ns: time since 1970 in nanoseconds, by the clock of that host, or 0 if it is unknown.
+        epochs: the epochs that contain the checkpoint, if the event is a checkpoint.
+        plan: number of the recovery plan, if the event is a recovery.
     """
 
     event: Event | Marker | Recovery
@@ -584,14 +592,14 @@ class TracedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostPart(msgspec.Struct, frozen=True):
-    """The trace of one run of a host, in its order. A plan line precedes the events under that plan."""
+    """The trace of one run of a host process, in the order of events. A plan line precedes the events that happened under its plan."""
 
     host: str
     lines: Sequence[PlanLine | HostLine]
 
 
 def read_part(name: str, host: str, lines: Iterable[bytes]) -> HostPart:
-    """Read the trace file of a host. `name` is the file name, for errors. The last line may be incomplete.
+    """Read the trace file of a host. Error messages contain the file name `name`. The last line of the file may be incomplete.
 
     Raises:
         TraceError: a line is invalid.
@@ -600,10 +608,10 @@ def read_part(name: str, host: str, lines: Iterable[bytes]) -> HostPart:
 
 
 def gather(parts: Iterable[HostPart]) -> list[TracedEvent]:
-    """Return all events of all parts in one order.
+    """Return the events of all hosts in one order.
 
     Raises:
-        TraceError: the parts contradict each other.
+        TraceError: If the traces contradict each other.
     """
     plans: dict[int, list[_HostSection]] = {}
     for part in parts:
@@ -613,7 +621,7 @@ def gather(parts: Iterable[HostPart]) -> list[TracedEvent]:
 
 
 class _HostSection:
-    """The events of one host under one plan. `line` is None if the trace began under this plan."""
+    """The events of one host process under one recovery plan. `line` is None if the trace contains no plan line for this plan."""
 
     __slots__ = ("host", "line", "lines", "time_ns")
 
@@ -625,7 +633,7 @@ class _HostSection:
 
 
 def _host_sections(part: HostPart) -> dict[int, _HostSection]:
-    """Return the sections by plan, in their order. Lines before the first plan line belong to the previous plan."""
+    """Return the host's section for each plan, in the order of plans. Lines before the first plan line belong to the plan before it."""
     sections: dict[int, _HostSection] = {}
     here = _HostSection(part.host)
     for line in part.lines:
@@ -663,7 +671,7 @@ def _under_plan(sections: Sequence[_HostSection]) -> Iterator[TracedEvent]:
 
 
 class _Missing:
-    """The set of messages for which a receive need not wait: those whose send was already taken, and those whose send was not traced."""
+    """The set of messages whose receive need not wait for the send, because the send was already taken or was not traced."""
 
     def __init__(self, queues: Iterable[Iterable[HostLine]]) -> None:
         self._waiting = {

@@ -1,12 +1,12 @@
 """Manages a fleet's own certificate authority, which signs certificates. This module requires `snapline[crypto]`.
 
-All files are in one folder. The authority's certificate contains the trust domain of its fleet, so certificates issued later belong to the
-same domain. A certificate contains a SPIFFE URI with role and name, which identifies a client, and DNS names, which identify a server. The
-certificate of a coordinator replica contains two DNS names. Other replicas use the replica's own name. Hosts and tools, which do not know
-the individual replicas, use `coordinator.coordinator.DOMAIN`.
+All files of the authority are in one folder. The authority's certificate contains the trust domain of its fleet, so certificates issued
+later belong to the same domain. A certificate contains a SPIFFE URI with a role and a name, which identifies a client, and DNS names, which
+identify a server. The certificate of a coordinator replica contains two DNS names. Other replicas connect to a replica by its own DNS name.
+Hosts and tools, which do not know the individual replicas, connect by the name `coordinator.coordinator.DOMAIN`.
 
-Keys are P-256 keys in unencrypted files that only their owner can read. Anyone who has `ca.key` can issue any certificate, so do not store
-it on the fleet's machines.
+Keys are P-256 keys, stored in unencrypted files that only their owner can read. Anyone who has the file `ca.key` can issue any certificate,
+so do not store it on the fleet's machines.
 """
 
 import datetime
@@ -55,7 +55,7 @@ _DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-
 
 
 class Issued(NamedTuple):
-    """A certificate that was issued, and its key."""
+    """An issued certificate and its key."""
 
     role: str
     name: str
@@ -65,7 +65,7 @@ class Issued(NamedTuple):
 
 
 class Authority:
-    """A certificate authority, which writes the certificates that it signs to its folder."""
+    """A certificate authority that writes each certificate it signs to its folder."""
 
     def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
         self._folder = folder
@@ -161,7 +161,7 @@ class Authority:
 
 
 def verified_names(shown: bytes, authority: bytes) -> list[str]:
-    """Verify a certificate that a caller has presented to a different process, and return the URIs in it.
+    """Verify a certificate that a caller has presented to another process, and return the URIs in the certificate.
 
     Args:
         shown: the certificate in PEM format, followed by the intermediate certificates.
@@ -256,7 +256,8 @@ def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file atomically, because another process may be reading it. At no time does the file have more permissions than `mode`."""
+    """Replace a file atomically, because another process may be reading the file. At no time does the file have more permissions than
+    `mode`."""
     scratch = path.with_name(f"{path.name}.new")
     try:
         scratch.unlink(missing_ok=True)

@@ -1,16 +1,16 @@
-"""Dial-back: verifies a peer that has no certificate by calling the peer's known address.
+"""Dial-back: verifies a peer without a certificate by calling the peer's known address.
 
 Without TLS, only a stream's first message identifies the sender, and anyone who can reach the port can forge it. A forged first message
-would replace the real stream. But the addresses of hosts and replicas are known. So the dialling process puts a random id into the metadata
-of its call. The callee then calls `Confirm` with this id at the address in the roster or in the list of members. Only the process that
-listens at that address can confirm the id, and it confirms only ids that it has created. Until the id is confirmed, the callee reads no
-further data and changes no state.
+would replace the real sender's stream. However, the addresses of hosts and replicas are known. So the dialling process puts a random id
+into the metadata of each call. The callee sends this id in a `Confirm` call to the caller's address in the roster or in the list of
+members. Only the process that listens at the caller's known address can confirm the id, and it confirms only ids that it has generated.
+Until the id is confirmed, the callee reads no further data from the stream and changes no state.
 
 With TLS, the certificate identifies the caller, so there is no dial-back.
 
-Bounds. At most one `Confirm` call per peer is in progress. Ids that arrive meanwhile wait for the next call. Each call contains at most
-`ASKED_MAX` ids, so a flood of forged first messages costs one small call per round trip. If more than `WAITING_MAX` ids would wait, a call
-is refused without dial-back. If it was the real peer, it dials again.
+Bounds. At most one `Confirm` call per peer is in progress. Ids that arrive during a `Confirm` call wait for the next one. Each `Confirm`
+call contains at most `ASKED_MAX` ids, so a flood of forged first messages costs one small call per round trip. If more than `WAITING_MAX`
+ids would wait, further incoming calls are refused without a dial-back. A real peer whose call is refused dials again.
 """
 
 import asyncio
@@ -46,14 +46,15 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class OutgoingCalls:
-    """The ids of the calls that this process currently makes. It answers `Confirm` requests about them."""
+    """The ids of the calls that this process is currently making. The class answers `Confirm` requests about these ids."""
 
     def __init__(self) -> None:
         self._ids: set[bytes] = set()
 
     @contextlib.contextmanager
     def new(self) -> Iterator[tuple[tuple[str, str], ...]]:
-        """Create an id for a new call, and yield the call's metadata. Until the block ends, `Confirm` confirms the id."""
+        """Create an id for a new call, and yield the metadata that contains it. While the `with` block runs, `Confirm` requests for this id
+        are answered positively."""
         call_id = secrets.token_bytes(ID_BYTES)
         self._ids.add(call_id)
         try:
@@ -68,15 +69,15 @@ class OutgoingCalls:
         )
 
     async def _confirm(self, asked: link_pb2.CallIds, _: object) -> link_pb2.CallIds:
-        """Return those of the given ids that belong to current calls of this process."""
+        """Return the requested ids that belong to current calls of this process."""
         return link_pb2.CallIds(id=[call_id for call_id in asked.id[:ASKED_MAX] if call_id in self._ids])
 
 
 class DialBackClient:
-    """Client of `Confirm`. It asks the claimed caller whether that process really makes a call."""
+    """Client of `Confirm`. The client asks the claimed caller of an RPC whether that process is really making the call."""
 
     def __init__(self, security: Security, *, service: str, role: str) -> None:
-        """Create the client. `service` is the gRPC service in which the peers serve `Confirm`. `role` is the peers' role."""
+        """Create the client. `service` is the gRPC service that contains the peers' `Confirm` method. `role` is the peers' role."""
         self._security = security
         self._method = f"/{service}/{METHOD}"
         self._role = role
@@ -85,7 +86,7 @@ class DialBackClient:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def is_real(self, context: _Context, peer: str, address: str) -> bool:
-        """Return whether the process that listens at `address` as `peer` really makes this call."""
+        """Return whether the process that listens at `address` as `peer` confirms that it is making this call. With TLS, return True."""
         if self._security.is_tls:
             return True
         call = _call_of(context)
@@ -102,8 +103,8 @@ class DialBackClient:
         return await answer
 
     async def _keep_asking(self, peer: str, address: str) -> None:
-        """Send `Confirm` requests until no more ids wait. There is no await between the last check and the removal of the peer's entry, so
-        no id can be missed."""
+        """Send `Confirm` requests to the peer until no ids are waiting. There is no `await` between the last check and the removal of the
+        peer's entry, so no id can be missed."""
         waiting = self._waiting[peer]
         try:
             while waiting:
@@ -130,7 +131,7 @@ class DialBackClient:
 
 
 class RefusalLog:
-    """Log of refused callers with a limited rate."""
+    """Rate-limited log of refused callers."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -138,7 +139,7 @@ class RefusalLog:
         self._skipped = 0
 
     def say(self, sentence: str) -> None:
-        """Log the sentence. If the last log line is too recent, only count the sentence."""
+        """Log the sentence. If the last log line was written too recently, count the sentence instead of logging it."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._last_s + REFUSAL_LOG_S:
             self._skipped += 1

@@ -1,8 +1,8 @@
 """Makes untrusted text safe to print on a terminal.
 
-Text from inputs, agents, hosts, certificates and stores is untrusted, and may contain characters that a terminal interprets. An escape
-sequence can hide lines or set the window's title, and a bidirectional mark can reverse names. So all output and all log lines pass through
-`printable`, which makes such characters visible.
+Text from inputs, agents, hosts, certificates and stores is untrusted, and may contain control characters that a terminal interprets. An
+escape sequence can hide lines or set the window title, and a bidirectional control character can reverse the display of names. So all
+output and all log lines pass through `printable`, which replaces such characters with visible escapes.
 """
 
 import re
@@ -14,8 +14,8 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 def printable(text: str) -> str:
     r"""Return the text with unsafe characters replaced by visible escapes, such as `\x1b` for ESC.
 
-    JSON remains valid and keeps its meaning, because in JSON the only unsafe characters that are not already escaped are those that are
-    replaced by escapes such as `\u009b`.
+    JSON remains valid and keeps its meaning, because its unsafe characters are already escaped or are replaced by valid JSON escapes such
+    as `\u009b`.
     """
     return _UNSAFE.sub(_escaped, text) if _UNSAFE.search(text) else text
 

@@ -1,24 +1,27 @@
-"""Authorizes RPCs. This module contains the table of all RPCs that snapline serves, and the guard that checks every call.
+"""Authorizes RPCs. Table of all RPCs that snapline serves, and a guard that checks every call against it.
 
 With mutual TLS, a caller's certificate contains its role (`transport.py`). The guard checks the role before any data of the request is
-read. An RPC that is not in the table is denied to all callers. Rules that distinguish callers with the same role, such as that a host may
-act only for itself, are checked by the RPC's handler.
+read. An RPC that is not in the table is denied to all callers. The RPC's handler enforces rules between callers with the same role, for
+example that a host may act only on its own behalf.
 
-By default, gRPC would read and parse a complete request before any check, and a request of 16 MiB with eight million empty names would
-become 300 MiB of objects. So every call is served as a stream of bytes, which looks the same on the wire. The guard first checks the
-caller, then reads one request, compares its size with the limit in the table, and only then parses it. If a stream's handler does not read,
-the stream receives no more than one flow-control window. The streams of hosts and replicas are bounded by their handlers. Their first
-message is small (`FIRST_BYTES_MAX`), and each caller has at most one stream whose first message has not arrived (`RpcGuard.first_message`).
+By default, gRPC would parse a complete request before any check. Parsing 16 MiB with eight million empty names would create 300 MiB of
+objects. So every RPC is served as a stream of raw bytes, which makes no difference on the wire. The guard first checks the caller, then
+reads one request, compares its size with the limit in the table, and only then parses it. While a stream's handler does not read, gRPC
+accepts at most one flow-control window of data. The handlers for hosts and replicas limit the size of their streams. The first message of a
+host's or replica's stream is small (`FIRST_BYTES_MAX`). Each caller can have at most one stream whose first message is still missing
+(`RpcGuard.first_message`).
 
-The total size of unread responses is bounded for each caller (`ResponseLimits`), since gRPC keeps every response until its caller has room
-for it. If a caller never reads, each of its calls uses memory while the connection is open. The amount is 16 KB (measured) plus the size of
-the response.
+The guard limits the total size of each caller's unread responses (`ResponseLimits`), because gRPC buffers every response until the caller
+reads it. If a caller never reads its responses, each call occupies memory while the connection is open. A call with an unread response
+occupies 16 KB (measured) plus the size of the response.
 
-A user may send a token together with a certificate of the role `bearer`, which has no permissions of its own. The certificate is needed
-because gRPC's server in Python requires one either from all clients or from none. If a token is sent, only the token identifies the caller,
-and an invalid token identifies no caller. Calls of operators and admins that change state are logged before they run (`People.record`).
+A user may send a token together with a certificate of the role `bearer`, which has no permissions of its own. A token alone is not
+sufficient, because gRPC's Python server requires a certificate either from all clients or from none. If a call contains a token, only the
+token identifies the caller. An invalid token identifies no caller. Calls of operators and admins that change state are logged before they
+run (`People.record`).
 
-Without TLS, the server cannot know roles, so anyone who can reach the port may call every RPC. Sizes are bounded nevertheless.
+Without TLS, the server does not know the callers' roles, so anyone who can reach the port may call every RPC. Sizes are bounded
+nevertheless.
 """
 
 import asyncio
@@ -49,14 +52,14 @@ new requests are refused. Calls in progress still get their responses, which are
 
 
 class ResponseLimits:
-    """Counts the calls and unread responses of each caller of one server, and enforces the limits."""
+    """Counts each caller's calls and unread responses on one server, and enforces the limits."""
 
     def __init__(self) -> None:
         self._calls: dict[str, int] = {}
         self._bytes: dict[str, int] = {}
 
     def refusal(self, caller: str) -> str:
-        """Return the reason why this caller must not make another call now, or "" if it may."""
+        """Return the reason why this caller is not permitted another call now, or "" if a call is permitted."""
         if self._calls.get(caller, 0) >= CALLS_MAX:
             return f"{CALLS_MAX} calls of this caller are under way: wait for their answers"
         if self._bytes.get(caller, 0) >= UNREAD_BYTES_MAX:
@@ -64,7 +67,7 @@ class ResponseLimits:
         return ""
 
     def begun(self, caller: str) -> "CallUnderWay":
-        """Register a call that begins. The returned object must be notified when the call has a response and when the call ends."""
+        """Count a new call. The caller must notify the returned object when the response is ready and when the call ends."""
         self._calls[caller] = self._calls.get(caller, 0) + 1
         return CallUnderWay(self, caller)
 
@@ -76,7 +79,7 @@ class ResponseLimits:
 
 
 class CallUnderWay:
-    """A call in progress, as counted by ResponseLimits."""
+    """A call in progress, which `ResponseLimits` counts."""
 
     def __init__(self, unread: ResponseLimits, caller: str) -> None:
         self._limits = unread
@@ -85,13 +88,14 @@ class CallUnderWay:
         self._is_over = False
 
     def answered(self, size: int) -> None:
-        """Count the response to the call, which has `size` bytes and is about to be sent."""
+        """Count the call's response of `size` bytes, which is about to be sent."""
         if not self._is_over:
             self._size = size
             self._limits._change(self._caller, calls=0, size=size)
 
     def over(self, _context: object = None) -> None:
-        """Record that the response was read or abandoned. A second call has no effect."""
+        """Record that the call has ended, so that neither the call nor its response counts any longer. Further invocations have no
+        effect."""
         if not self._is_over:
             self._is_over = True
             self._limits._change(self._caller, calls=-1, size=-self._size)
@@ -144,14 +148,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RpcRule(NamedTuple):
-    """The rule for one RPC.
+    """The authorization rule for one RPC.
 
     Attributes:
-        roles: roles that may call the RPC.
-        request_bytes_max: largest size of a request in bytes. 0 means a stream, whose size the handler limits.
-        note: text for the documentation.
-        is_self_only: whether a host or replica may act only for itself. The handler checks this.
-        changes_state: whether the RPC changes state, so that calls of operators and admins are logged.
+        request_bytes_max: largest permitted size of a request in bytes. 0 means a stream, whose size the handler limits.
+        is_self_only: whether a host or replica may use this RPC only on its own behalf. The handler checks this.
+        changes_state: whether the RPC changes state. If so, calls by operators and admins are logged.
     """
 
     roles: tuple[str, ...]
@@ -209,11 +211,12 @@ RPC_RULES = {
 
 
 class Caller(NamedTuple):
-    """A caller of an RPC. `identity` is None if the caller does not belong to this fleet, or if there is no TLS.
+    """A caller of an RPC. `identity` is None if the caller is not a member of this fleet, or if TLS is not used.
 
     Attributes:
-        digest: digest of the token that proves the identity. Empty if no token was sent.
-        certificate: PEM chain that proves the identity if no token was sent. It is set only for calls that are logged.
+        digest: digest of the token that proves the identity, or empty if the call has no token.
+        certificate: certificate chain in PEM format that proves the identity of a caller without a token. The certificate is set only for
+            calls that are logged.
     """
 
     identity: Identity | None
@@ -226,13 +229,13 @@ CALLER: ContextVar[Caller] = ContextVar("CALLER")
 
 
 class People(Protocol):
-    """Interface that RpcGuard requires for looking up tokens and for writing the audit log of calls."""
+    """Interface that `RpcGuard` uses to look up tokens and to write calls to the audit log."""
 
     async def holder(self, digest: bytes) -> Identity | None:
-        """Return the identity of the holder of the token with this digest, or None if the token is invalid.
+        """Return the identity of the user whose token has this digest, or None if the token is invalid.
 
         Raises:
-            SnaplineError: tokens cannot be looked up at the moment.
+            SnaplineError: If the store of tokens is currently unavailable.
         """
         ...
 
@@ -240,22 +243,22 @@ class People(Protocol):
         """Write a call to the permanent audit log.
 
         Raises:
-            UsageError: the caller's token was valid when the call was authorized, but has been revoked since then.
-            SnaplineError: the audit log is not writable at the moment.
+            UsageError: If the caller's token has been revoked since the call was authorized.
+            SnaplineError: If the audit log is currently not writable.
         """
         ...
 
     def redirect_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the trailing metadata for a caller that must call a different replica instead."""
+        """Return the trailing metadata that redirects a caller to another replica."""
         ...
 
 
 class RpcGuard(grpc.aio.ServerInterceptor):
-    """Interceptor that authorizes every RPC to a server, and limits the size of requests and responses."""
+    """Server interceptor that authorizes every RPC and limits the size of requests and responses."""
 
     def __init__(self, security: Security, people: People | None = None) -> None:
-        """Create the guard. `people` looks up tokens and writes the audit log. If it is None, every token is invalid, and no call is
-        logged."""
+        """Create the guard. `people` is used to look up tokens and to write the audit log. If `people` is None, every token is invalid, and
+        no call is logged."""
         self._security = security
         self._people = people
         self._refusals_logged: dict[tuple[str, str], float] = {}
@@ -265,7 +268,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Return the handler for a call. gRPC calls this method for every call, before any data of the call is read."""
+        """Return the handler that serves a call. gRPC invokes this method for every call, before it reads any data of the call."""
         rule, handler = RPC_RULES.get(details.method), await continuation(details)
         if handler is None or rule is None:
             return _as_stream(_refuse_unknown, None)
@@ -277,7 +280,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(call.serve_stream)
 
     async def admit(self, context: Context, rule: RpcRule, method: str) -> None:
-        """Authorize the caller. Abort the call if the caller must not make it."""
+        """Authorize the caller. Abort the call if the caller is not permitted to make it."""
         try:
             caller = await self._caller_of(context)
         except SnaplineError as error:
@@ -305,7 +308,8 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return Caller(await self._people.holder(digest) if self._people is not None else None, digest)
 
     def _refusal(self, caller: Caller, rule: RpcRule, method: str) -> str | None:
-        """Return the reason why the caller must not make the call, or None if it may. Without TLS, every caller may make every call."""
+        """Return the reason why the caller is not permitted to make the call, or None if the call is permitted. Without TLS, every call is
+        permitted."""
         if not self._security.is_tls:
             return None
         identity = caller.identity
@@ -329,9 +333,9 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return True
 
     async def record(self, context: Context, method: str, about: str, outcome: str = ALLOWED) -> None:
-        """Write a user's call that changes state to the audit log. Abort the call if it cannot be logged.
+        """Write a user's call that changes state to the audit log. If the call cannot be logged, abort it.
 
-        Calls of hosts, launchers and clients are not logged, because they change state all the time.
+        Calls by hosts, launchers and clients are not logged, because these callers change state all the time.
         """
         caller = CALLER.get(Caller(None))
         if self._people is None or caller.identity is None or caller.identity.role not in USER_ROLES:
@@ -346,17 +350,18 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             await self._redirect(context, error)
 
     async def _redirect(self, context: Context, error: SnaplineError) -> None:
-        """Abort a call that cannot be authorized or logged by this process now. The metadata of the error tells the caller which replica to
-        call instead."""
+        """Abort a call that this process currently cannot authorize or log. The metadata of the error names the replica to which the caller
+        should turn instead."""
         assert self._people is not None
         context.set_trailing_metadata(self._people.redirect_metadata())
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def first_message(self, context: Context, bytes_max: int, limit_s: float = FIRST_S_MAX) -> bytes | None:
-        """Return the first message of a call. Return None if no message arrives in time, or if gRPC has rejected it as too large.
+        """Return the first message of a call. Return None if no message arrives in time, or if gRPC has rejected the message as too large.
 
-        The first messages of callers with the same identity are read one at a time. After a message has been refused, the next one is read
-        only when the memory of the refused message is free. Without TLS, callers cannot be distinguished, so no call waits.
+        If several calls have callers with the same identity, their first messages are read one at a time. After a message is refused, the
+        next message is not read until the memory of the refused message has been freed. Without TLS, callers cannot be distinguished, so no
+        call waits for another.
 
         Raises:
             ProtocolError: the message is larger than `bytes_max`.
@@ -373,11 +378,12 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return None
 
     def identity(self, context: Context) -> Identity | None:
-        """Return the caller's identity, which its token or certificate proves. Return None if it has none, or if there is no TLS."""
+        """Return the identity that the caller's token or certificate proves. Return None if neither proves an identity, or if TLS is not
+        used."""
         return CALLER.get(Caller(self._security.identity(context))).identity
 
     async def begin(self, context: Context) -> CallUnderWay:
-        """Count a call that begins. Abort the call if its caller has too many calls in progress or too many unread responses."""
+        """Count a new call. Abort the call if its caller has too many calls in progress or too many unread responses."""
         identity = self.identity(context)
         caller = f"{identity.role}/{identity.name}" if identity is not None else ""
         refusal = self._limits.refusal(caller)
@@ -410,7 +416,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    """Serves one call to a handler. Requests remain bytes until their size has been checked."""
+    """Checks one call and then passes it to its handler. A request is parsed only after its size has been checked."""
 
     def __init__(self, guard: RpcGuard, rule: RpcRule, method: str, handler: Any) -> None:
         self._guard = guard
@@ -419,13 +425,14 @@ class _Call:
         self._handler = handler
 
     async def serve_stream(self, requests: Any, context: Context) -> Any:
-        """Serve a stream of bytes whose requests the handler itself reads and limits."""
+        """Serve a call whose handler itself reads the stream of requests and limits its size."""
         await self._check(context)
         await self._guard.begin(context)
         return await (self._handler.stream_stream or self._handler.stream_unary)(requests, context)
 
     async def answer(self, requests: Any, context: Context) -> Any:
-        """Serve a call with one request. If it has one response, log lines written meanwhile contain a random id of the request."""
+        """Serve a call with a single request. If the call has a single response, all log lines written during the call contain a random
+        request id."""
         if self._handler.response_streaming:
             return await self._answer(requests, context)
         scope = LogScope(request=secrets.token_hex(4), call=self._method.rpartition("/")[2])
@@ -456,15 +463,15 @@ class _Call:
             raise
 
     async def _tell_failure(self, context: Context) -> None:
-        """Write the failure of an allowed call to the audit log. Do nothing if the caller must call a different replica, since that replica
-        logs the call."""
+        """Write the failure of an authorized call to the audit log. Do nothing if the caller was redirected to another replica, because
+        that replica logs the call."""
         code: Any = context.code()  # a number, although the type stubs say otherwise
         if code not in (grpc.StatusCode.UNAVAILABLE.value[0], grpc.StatusCode.UNAVAILABLE) and context.details():
             with contextlib.suppress(SnaplineError, grpc.aio.AbortError, grpc.aio.UsageError):
                 await self._guard.record(context, self._method, str(context.details()), FAILED)
 
     async def stream(self, requests: Any, context: Context) -> None:
-        """Serve a stream of small requests, such as that of the reflection service."""
+        """Serve a stream of small requests, such as those of the gRPC reflection service."""
         await self._check(context)
         await self._guard.begin(context)
 
@@ -514,13 +521,13 @@ async def read_first(context: Context, limit_s: float = FIRST_S_MAX) -> bytes | 
 
 
 async def refuse(context: Context, reason: str, what: str = "certificate") -> None:
-    """Abort a call that the caller must not make."""
+    """Abort a call that the caller is not permitted to make."""
     context.set_trailing_metadata(((ERROR_KEY, UsageError.__name__),))
     await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this {what} may not do that: {reason}")
 
 
 def about(request: Any) -> str:
-    """Return a request's fields as text, without binary fields."""
+    """Return a request's fields as text, omitting binary fields."""
     return ", ".join(f"{field.name} {value}" for field, value in request.ListFields() if not isinstance(value, bytes))
 
 
@@ -529,7 +536,7 @@ async def _refuse_unknown(_requests: Any, context: Context) -> None:
 
 
 def _as_stream(serve: Callable[[Any, Context], Awaitable[Any]], handler: Any) -> "grpc.RpcMethodHandler[Any, Any]":
-    """Return a streaming handler that receives raw bytes, and only when it reads them."""
+    """Return a gRPC streaming handler that passes on raw bytes, and reads them only when `serve` requests them."""
     serialize = None if handler is None else handler.response_serializer
     if handler is not None and handler.response_streaming:
         return grpc.stream_stream_rpc_method_handler(serve, None, serialize)

@@ -1,9 +1,9 @@
-"""Bearer tokens, which users can use instead of a certificate of their own. This module does no I/O.
+"""Bearer tokens, which users can present instead of a certificate of their own. This module does no I/O.
 
-A token contains 256 random bits. The fleet stores only its SHA-256 digest, and a stolen digest does not reveal the token. Unlike passwords,
-which people choose and which can be guessed, random tokens need neither a salt nor a slow hash.
+A token contains 256 random bits. The fleet stores only the SHA-256 digest of each token, and a stolen digest does not reveal the token.
+Unlike passwords, random tokens cannot be guessed, so they need neither a salt nor a slow hash.
 
-On the wire, a token is sent as gRPC metadata, `authorization: Bearer …`. It is sent only over TLS, since gRPC refuses to send it without.
+A token is sent as gRPC metadata: `authorization: Bearer …`. Tokens are sent only over TLS, since gRPC refuses to send them in plaintext.
 """
 
 import hashlib
@@ -39,13 +39,13 @@ def new_token() -> str:
 
 
 def digest_of(token: str) -> bytes:
-    """Return the digest of a token, which is all that the fleet stores of it."""
+    """Return the digest of a token. The fleet stores only this digest."""
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
 def token_digest_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
-    """Return the digest of the token in a call's metadata, or None if there is no token. If there are several tokens, or if the value
-    cannot be a token, return INVALID_TOKEN_DIGEST."""
+    """Return the digest of the token in a call's metadata. Return None if the metadata contains no token. If the metadata contains several
+    tokens, or a value that cannot be a token, return INVALID_TOKEN_DIGEST."""
     values = [value for key, value in metadata if key == METADATA_KEY]
     if not values:
         return None
@@ -61,5 +61,5 @@ def token_digest_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None
 
 
 def clipped(text: str) -> str:
-    """Truncate the description of a call's subject for the audit log."""
+    """Truncate the text that describes a call in the audit log."""
     return text if len(text) <= SUBJECT_CHARACTERS_MAX else text[: SUBJECT_CHARACTERS_MAX - 1] + "…"

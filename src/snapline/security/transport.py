@@ -1,22 +1,24 @@
 """Transport security: plaintext on the loopback interface, mutual TLS, or plaintext at the user's request. This module also diagnoses
 failed connections.
 
-With mutual TLS, every process has a certificate that is signed by one authority. The certificate identifies the process in two forms. A
-server reads the SPIFFE URI `spiffe://DOMAIN/host/h3` in the client's certificate and compares it with the identity that the client claims.
-A client requires that the server's certificate contains the DNS name `h3.host.DOMAIN`, since the aio client cannot see the server's
-certificate. `rpc_authorization.py` defines the roles and their permissions, and `certificates.py` creates certificates. DOMAIN belongs to
-one fleet. Certificates of a different domain are invalid, even if the same authority has signed them.
+With mutual TLS, every process has a certificate signed by the fleet's authority. A certificate identifies its process in two forms, one for
+servers and one for clients. A server reads the SPIFFE URI `spiffe://DOMAIN/host/h3` in the client's certificate and compares it with the
+identity that the client claims. A client checks that the server's certificate contains the DNS name `h3.host.DOMAIN`, since gRPC's asyncio
+client cannot see the server's certificate. `rpc_authorization.py` defines the roles and their permissions, and `certificates.py` creates
+certificates. Each fleet has its own DOMAIN. Certificates with a different domain are invalid, even if the same authority has signed them.
 
-Rotation. `reload()` reads the files again. A server immediately presents the new certificate to new connections, while its existing streams
-continue. A client presents the new certificate with its next channel, so links are reopened when `generation` has changed. To change the
-authority, put both authorities into the file, then replace the certificates, and finally remove the old authority.
+Rotation. `reload()` reads the certificate files again. After a reload, a server presents the new certificate to new connections, while
+existing streams continue. A client presents the new certificate only on new channels, so links are reopened when `generation` has changed.
+To replace the authority, first put both authorities into the file, then replace the certificates, and finally remove the old authority.
 
-G9 relies on host generations and incarnations. Certificates are not sufficient for it, since they identify the host but not its run.
+Guarantee G9 relies on host generations and incarnations. Certificates alone cannot ensure G9, because they identify a host but not the
+host's current run.
 
-Diagnosis. gRPC reports only that the peer could not be reached. If a server rejects our certificate under TLS 1.3, the handshake succeeds
-on our side, and the server then closes the connection, which gRPC reports like a server crash. So a process that could not connect performs
-a separate TLS handshake with the same files. The result shows which side has rejected the other. It does not depend on the wording of
-gRPC's errors. Neither a closed port nor a proxy without a server counts as a rejection.
+Diagnosis. If a connection fails, gRPC reports only that the peer could not be reached. If a server rejects the client's certificate under
+TLS 1.3, the client's handshake succeeds. Then the server closes the connection, and gRPC cannot distinguish this from a crash. So a process
+that could not connect performs a separate TLS handshake with the same certificate files. The handshake shows whether the client has
+rejected the server's certificate or the server has rejected the client's. This diagnosis does not depend on the wording of gRPC's errors. A
+closed port, or a proxy that has no server behind it, does not count as a rejection.
 """
 
 import asyncio
@@ -59,7 +61,7 @@ less."""
 
 
 class Identity(NamedTuple):
-    """Role and name of a certificate's owner, such as `("host", "h3")`."""
+    """The role and name of a certificate's owner, such as `("host", "h3")`."""
 
     role: str
     name: str
@@ -84,21 +86,21 @@ class _Pems(NamedTuple):
 
 
 def spiffe_uri(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
-    """Return the URI that a certificate must contain, for example `spiffe://snapline/host/h3`."""
+    """Return the URI that the certificate of this role and name must contain, for example `spiffe://snapline/host/h3`."""
     return f"spiffe://{domain}/{role}/{name}"
 
 
 def server_name(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
-    """Return the DNS name that a server's certificate must contain, for example `h3.host.snapline`."""
+    """Return the DNS name that the certificate of a server with this role and name must contain, for example `h3.host.snapline`."""
     return f"{name}.{role}.{domain}"
 
 
 class Security:
-    """Transport security of this process, which applies to listening, dialling and identifying peers. The constructors are `loopback`,
-    `tls` and `insecure`.
+    """Transport security of this process, used to listen, to dial and to identify peers. Create instances with `loopback`, `tls` or
+    `insecure`.
 
     Attributes:
-        generation: number that increases whenever `reload` finds changed certificates.
+        generation: counter that increases each time `reload` finds changed certificates.
     """
 
     def __init__(
@@ -124,8 +126,8 @@ class Security:
 
     @classmethod
     def insecure(cls) -> "Security":
-        """Allow plaintext to all machines. Anyone who can reach a port may then take part in the fleet. This is used only if the user
-        passes `--insecure`."""
+        """Allow plaintext to all machines. Anyone who can reach a port may then join the fleet. Plaintext to other machines is used only if
+        the user passes `--insecure`."""
         return cls(_Mode.INSECURE)
 
     @classmethod
@@ -138,20 +140,21 @@ class Security:
         domain: str = DEFAULT_DOMAIN,
         token: str = "",
     ) -> "Security":
-        """Use mutual TLS with PEM files, which are read when they are first needed and by `reload`. `token` is sent with every call."""
+        """Use mutual TLS with certificates in PEM files. The files are read when they are first needed, and again by `reload`. `token` is
+        sent with every call."""
         files = _Files(Path(authority), Path(certificate), Path(key))
         return cls(_Mode.TLS, files=files, domain=domain, token=token)
 
     @property
     def is_tls(self) -> bool:
-        """Return whether connections are encrypted and both sides prove their identity."""
+        """Return whether mutual TLS is used."""
         return self._mode is _Mode.TLS
 
     def check_listen_address(self, address: str) -> None:
-        """Raise UsageError if listening at this address would expose plaintext to other machines.
+        """Check that listening at this address does not expose plaintext to other machines.
 
         Raises:
-            UsageError: the address is not a loopback address, there are no certificates, and `--insecure` was not given.
+            UsageError: If the address is not a loopback address, TLS is not used, and the user did not pass `--insecure`.
         """
         if self._mode is _Mode.LOOPBACK and not is_loopback(address):
             raise UsageError(
@@ -161,7 +164,7 @@ class Security:
             )
 
     def may_dial(self, address: str) -> bool:
-        """Return whether `check_dial_address` allows the address."""
+        """Return whether this process may dial the address (see `check_dial_address`)."""
         return self._mode is not _Mode.LOOPBACK or is_loopback(address)
 
     def check_dial_address(self, address: str) -> None:
@@ -176,7 +179,7 @@ class Security:
         """Add a listening address to a server. Return the port.
 
         Raises:
-            UsageError: the address must not be used in plaintext (see `check_listen_address`).
+            UsageError: If listening at the address in plaintext is not permitted (see `check_listen_address`).
             AddressError: the address does not belong to this machine.
             AddressBusyError: the port is in use, or the host name is unknown.
             ExternalFailureError: the certificates are unreadable.
@@ -198,7 +201,8 @@ class Security:
         return port
 
     def open_channel(self, address: str, *, role: str, name: str | None) -> grpc.aio.Channel:
-        """Open a channel to a server that must prove that it is `name` with the role `role`. The channel presents our newest certificate.
+        """Open a channel to a server that must prove that it is `name` with the role `role`. The channel presents this process's newest
+        certificate.
 
         If `name` is None, the server's certificate must contain the host name in the address instead.
         """
@@ -209,7 +213,7 @@ class Security:
         return grpc.aio.secure_channel(address, self._client_credentials(), options=client_options(expected))
 
     def open_blocking_channel(self, address: str, *, role: str, name: str) -> grpc.Channel:
-        """Same as `open_channel`, but for threads that have no event loop."""
+        """Open a channel as `open_channel` does, but for threads that have no event loop."""
         self.check_dial_address(address)
         if not self.is_tls:
             return grpc.insecure_channel(address, options=client_options())
@@ -224,8 +228,8 @@ class Security:
         return grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(self._token))
 
     def client_context(self) -> "ssl.SSLContext":
-        """Return a context for Python's `ssl` that uses the same certificates. Raises OSError if the files are unreadable or do not belong
-        together."""
+        """Return a TLS context for Python's `ssl` module that uses the same certificates. Raise OSError if the files are unreadable or do
+        not belong together."""
         import ssl
 
         assert self._files is not None, "only with TLS"
@@ -237,8 +241,8 @@ class Security:
         return context
 
     def identity(self, context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
-        """Return the identity in the caller's certificate. Return None if there is no TLS, or if the certificate contains no identity of
-        this domain."""
+        """Return the identity in the caller's certificate. Return None if TLS is not used, or if the certificate contains no identity in
+        this fleet's domain."""
         if not self.is_tls:
             return None
         names = context.auth_context().get("x509_subject_alternative_name", ())
@@ -250,8 +254,8 @@ class Security:
         return next(iter(auth_context.get("x509_pem_cert_chain") or auth_context.get("x509_pem_cert") or ()), b"")
 
     def identity_in(self, names: Iterable[str]) -> Identity | None:
-        """Return the identity in a certificate that contains these names. Return None unless exactly one name is a valid identity of this
-        domain."""
+        """Return the identity in a certificate that contains the given URIs and DNS names. Return None unless exactly one of the names is a
+        valid identity in this fleet's domain."""
         prefix = f"spiffe://{self.domain}/"
         identities = [name[len(prefix) :] for name in names if name.startswith(prefix)]
         if len(identities) != 1 or identities[0].count("/") != 1:
@@ -260,9 +264,9 @@ class Security:
         return Identity(role, name)
 
     def http_context(self) -> "ssl.SSLContext":
-        """Return a TLS context for an HTTP server, with our newest certificate. Clients must present a certificate.
+        """Return a TLS context for an HTTP server that presents this process's newest certificate. Clients must present a certificate.
 
-        Call this method for each connection, because certificates may have been renewed.
+        Call this method for each connection, because the certificates may have been renewed.
 
         Raises:
             ExternalFailureError: the certificates are unreadable.
@@ -284,8 +288,7 @@ class Security:
         return self._context[1]
 
     def refusal(self, context: grpc.aio.ServicerContext[Any, Any], *, role: str, name: str) -> str | None:
-        """Return the reason why the caller must not act as `name` with the role `role`, or None if it may. Without TLS, every caller
-        may."""
+        """Return the reason why the caller may not act as `name` with the role `role`, or None if it may. Without TLS, return None."""
         if not self.is_tls:
             return None
         identity = self.identity(context)
@@ -295,10 +298,11 @@ class Security:
         return f"the certificate {says}, the caller says {role} {name}"
 
     def reload(self) -> bool:
-        """Read the certificate files again. If they have changed, use the new certificates. Return whether they have changed.
+        """Read the certificate files again. If the certificates have changed, use the new ones. Return whether the certificates have
+        changed.
 
-        If the files are unreadable or do not belong together, a warning is logged, and the old certificates remain in use. Replacing three
-        files is not atomic, so the next call may find all of them replaced.
+        If the files are unreadable or do not belong together, log a warning and keep using the old certificates. The three files cannot be
+        replaced atomically, so a failed reload may succeed when it is repeated.
         """
         if not self.is_tls or self._pems is None:
             return False
@@ -318,8 +322,8 @@ class Security:
         return self._load().authority
 
     def certificate_left_ns(self) -> int | None:
-        """Return how long our certificate remains valid, in nanoseconds, if it is due for renewal, otherwise None. A value of 0 or less
-        means that it has expired."""
+        """Return the remaining validity of this process's certificate in nanoseconds if the certificate is due for renewal, otherwise None.
+        A value of 0 or less means that the certificate has expired."""
         begun_s, ends_s = self._valid_s
         left_s = ends_s - time.time()
         return round(left_s * 1e9) if left_s < min(RENEW_S, RENEW_SHARE * (ends_s - begun_s)) else None
@@ -388,10 +392,10 @@ class Security:
 
 
 def _check(files: _Files, pems: _Pems) -> None:
-    """Check that certificate and key belong together, and that the authority's file is valid. Otherwise every handshake would fail without
-    a reason, and an empty key would make gRPC abort the process.
+    """Check that the certificate matches the key, and that the authority's file is valid. With an invalid file, every handshake would fail
+    without a reason, and an empty key would make gRPC abort the process.
 
-    The check uses the bytes that were read instead of the files, because another process may be writing the files.
+    The check uses the bytes that were already read, because another process may be writing the files.
     """
     import ssl
 
@@ -411,9 +415,9 @@ def _check(files: _Files, pems: _Pems) -> None:
 
 
 def _validity(certificate: bytes) -> tuple[float, float]:
-    """Return the start and the end of a certificate's validity, in seconds since 1970.
+    """Return the times between which a certificate is valid, in seconds since 1970.
 
-    Python's `ssl` provides this only for peers' certificates, so this function uses an internal function of `ssl`.
+    Python's `ssl` module provides these times only for peers' certificates, so this function uses one of its internal functions.
     """
     import ssl
 
@@ -425,7 +429,8 @@ def _validity(certificate: bytes) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """Yield a path to the content for OpenSSL, which accepts only paths. The content stays in memory and is never written to disk."""
+    """Yield a path from which OpenSSL, which accepts only paths, can read the content. The content stays in memory and is never written to
+    disk."""
     with open(os.memfd_create("pem"), "wb") as file:
         file.write(content)
         file.flush()
@@ -461,8 +466,8 @@ HANDSHAKES = 2
 
 
 class DistrustTracker:
-    """Tracks how long there has been distrust between this process and the peer at each address, and whether it is final. The class does no
-    I/O."""
+    """Tracks, for each address, how long this process and the peer there have rejected each other's certificates, and decides whether this
+    is final. The class does no I/O."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._since_s: dict[str, float | None] = dict.fromkeys(addresses)
@@ -471,12 +476,12 @@ class DistrustTracker:
 
     @property
     def is_distrust_final(self) -> bool:
-        """Return whether distrust can be final, because each address has been tried and no peer has ever answered."""
+        """Return whether the rejection can be final, because each address has been tried and no peer has ever answered."""
         return not self._is_proved and not self._untried
 
     @property
     def is_proved(self) -> bool:
-        """Return whether a peer has ever answered. If so, the certificates were valid, and distrust is never final."""
+        """Return whether a peer has ever answered. If so, the certificates were once valid, so a rejection is never final."""
         return self._is_proved
 
     def answered(self) -> None:
@@ -484,8 +489,8 @@ class DistrustTracker:
         self._is_proved = True
 
     def failed(self, address: str, now_s: float, *, is_distrust: bool) -> bool:
-        """Record a failed attempt. Return whether there has been distrust at all addresses for `TRUST_WAIT_S`, and no peer has ever
-        answered."""
+        """Record a failed attempt. Return True if no peer has ever answered, and certificates have been rejected at all addresses for at
+        least `TRUST_WAIT_S`."""
         self._untried.discard(address)
         if address in self._since_s:
             since_s = self._since_s[address]
@@ -496,7 +501,8 @@ class DistrustTracker:
 
 
 async def distrust_reason(security: Security, address: str, *, role: str, name: str) -> str | None:
-    """Return a message that explains the certificate problem, or None if certificates are not the cause or no peer answers."""
+    """Return a message that explains why the peer or this process rejects a certificate. Return None if neither rejects a certificate, or
+    if no peer answers."""
     if not security.is_tls:
         return None
     try:
@@ -510,7 +516,8 @@ async def distrust_reason(security: Security, address: str, *, role: str, name: 
 
 
 async def transport_mismatch(security: Security, address: str) -> str | None:
-    """If one side uses TLS and the other plaintext, return a message that says so and suggests a remedy. Otherwise return None."""
+    """If this process uses TLS and the peer plaintext, or vice versa, return a message that says so and suggests a remedy. Otherwise return
+    None."""
     host, _, port = address.rpartition(":")
     speaks = _speaks_plaintext if security.is_tls else _speaks_tls
     try:
@@ -539,7 +546,8 @@ async def _speaks_plaintext(host: str, port: int) -> bool:
 
 
 async def _speaks_tls(host: str, port: int) -> bool:
-    """Return whether a TLS handshake succeeds or ends with a TLS alert. The handshake authenticates neither side, and no data is sent."""
+    """Return whether the server speaks TLS, which means that a TLS handshake succeeds or ends with a TLS alert. The handshake authenticates
+    neither the server nor the client, and no data is sent."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -554,15 +562,15 @@ async def _speaks_tls(host: str, port: int) -> bool:
 
 
 def trust_advice(why: str) -> str:
-    """Return the advice to users for this certificate problem."""
+    """Return advice to the user about the certificate problem `why`."""
     if "expired" in why:
         return "renew that certificate: `snapline auth renew DIR` does it for those that `snapline auth init` has made"
     return "have one authority sign both certificates, and give its certificate to both as --tls-ca"
 
 
 async def _refusal(security: Security, address: str, role: str, name: str) -> str | None:
-    """Perform one handshake, and wait for the first byte that a server sends to a trusted client. Return the reason if one side rejects the
-    other, otherwise None."""
+    """Perform one TLS handshake, and wait for the first byte, which a server sends only to clients that it trusts. Return the reason if the
+    client or the server rejects the other's certificate, otherwise None."""
     import ssl
 
     host, _, port = address.rpartition(":")
@@ -586,7 +594,7 @@ async def _refusal(security: Security, address: str, role: str, name: str) -> st
 
 
 def _alert(error: OSError) -> str | None:
-    """Return a message with the TLS alert that the peer has sent, or None if the error does not concern certificates."""
+    """Return a message that contains the TLS alert sent by the peer, or None if the alert does not concern certificates."""
     reason = str(getattr(error, "reason", ""))
     about = "CERTIFICATE" in reason or "UNKNOWN_CA" in reason
     return f"it does not trust ours: {reason.lower().replace('_', ' ')}" if "ALERT" in reason and about else None

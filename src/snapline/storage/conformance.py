@@ -1,19 +1,21 @@
-"""Conformance checks for every disk of a checkpoint store, including third-party disks.
+"""Conformance checks for disks on which a checkpoint store can be kept, including third-party disks.
 
-`Store` relies on a few properties of its disk. A name is created only once. A file appears complete or not at all. Acknowledged changes are
-visible to all processes. Listings are complete. The checks test these properties through the protocol (`storage/disk/local_disk.py`), with
-many threads, and then run whole stores, host logs and outputs on the disk. The checks cannot show whether bytes survive a power failure.
+`Store` relies on a few properties of its disk. A name can be created only once. A file is either completely visible or not visible at all.
+Acknowledged changes are visible to all processes. Listings are complete. The checks first test these properties through the protocol
+(`storage/disk/local_disk.py`), with many threads. After that, they run whole stores, host logs and outputs on the disk. The checks cannot
+determine whether bytes survive a power failure.
 
 To run the checks in a test suite:
 
     @pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: check.__name__)
     def test_my_disk(check: conformance.Check, tmp_path: Path) -> None: check(lambda place: MyDisk(tmp_path / place))
 
-`open_disk(place)` must return a new disk object each time. Objects for the same place must share their bytes, and a new place must be
-empty. So several objects for one place represent several processes. The checks leave their files behind, so use temporary places.
+`open_disk(place)` must return a new disk object each time. Disk objects for the same place must share their bytes, and a new place must be
+empty. So several disk objects for the same place represent several processes. The checks do not delete their files, so use temporary
+places.
 
-Directories may be real directories or only common prefixes of names. So the checks make no demands on listing a missing directory, creating
-a directory twice, or unlinking one name from two threads.
+A directory may be a real directory or only a common prefix of names. So the checks require no particular result if a missing
+directory is listed, if a directory is created twice, or if two threads unlink the same name.
 """
 
 import array
@@ -63,11 +65,12 @@ P = ParamSpec("P")
 
 
 class ConformanceError(AssertionError):
-    """A disk does not meet the requirements of a store. The message begins with the name of the check."""
+    """Raised if a disk does not meet the requirements of a checkpoint store. The message begins with the name of the check."""
 
 
 def check(function: Callable[[OpenDisk, int], None]) -> Check:
-    """Declare a function as a check. Every error that the function raises becomes a ConformanceError with the check's name."""
+    """Decorator that declares a function as a check. Every error raised by the function becomes a ConformanceError with the name of the
+    check."""
 
     @functools.wraps(function)
     def run(open_disk: OpenDisk, racers: int = RACERS) -> None:
@@ -81,18 +84,17 @@ def check(function: Callable[[OpenDisk, int], None]) -> Check:
 
 
 def _open_named(open_disk: OpenDisk, name: str, place: str) -> Disk:
-    """Open the disk at a place that no other check uses."""
     return open_disk(f"{name}-{place}".replace("_", "-"))
 
 
 def require(is_so: bool, words: str) -> None:
-    """Raise ConformanceError with the message `words` unless `is_so`."""
+    """Raise ConformanceError with the message `words` if `is_so` is False."""
     if not is_so:
         raise ConformanceError(words)
 
 
 def require_missing(words: str, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Raise ConformanceError unless the call raises FileNotFoundError."""
+    """Raise ConformanceError if the call does not raise FileNotFoundError."""
     try:
         result = function(*args, **kwargs)
     except FileNotFoundError:
@@ -101,7 +103,7 @@ def require_missing(words: str, function: Callable[P, object], *args: P.args, **
 
 
 def race(count: int, action: Callable[[int], T]) -> list[T | Exception]:
-    """Call `action(0)`, `action(1)` … in threads that start together. Return each call's result or exception."""
+    """Call `action(0)`, `action(1)`, … in threads that all start at the same time. Return the result or the exception of each call."""
     results: list[T | Exception] = [TimeoutError("the thread did not end")] * count
     barrier = threading.Barrier(count)
 
@@ -121,7 +123,7 @@ def race(count: int, action: Callable[[int], T]) -> list[T | Exception]:
 
 
 def prepare(disk: Disk, *directories: str) -> Disk:
-    """Create the store's directory and the given subdirectories, and return the disk."""
+    """Create the directory of the store and the given subdirectories, and return the disk."""
     disk.make_root()
     for directory in directories:
         make_durable_directory(disk, directory)
@@ -129,12 +131,13 @@ def prepare(disk: Disk, *directories: str) -> Disk:
 
 
 def create(disk: Disk, path: str, *pieces: bytes) -> None:
-    """Create a file as `Store` does."""
+    """Create a file in the same way as `Store` does."""
     write_once(disk, path, pieces, temporary_name=temporary_name(), point="conformance")
 
 
 def create_unsynced(disk: Disk, path: str, pieces: Sequence[bytes]) -> None:
-    """Create a file that need not survive a crash. Checks with many files use this function because it is faster."""
+    """Create a file that does not have to survive a crash. Creating a file in this way is faster, so checks with many files use this
+    function."""
     handle = disk.open_temporary(path.rpartition("/")[0], temporary_name())
     try:
         disk.write(handle, pieces)
@@ -154,7 +157,7 @@ def temporary_name() -> str:
 
 
 def pattern(length: int, seed: int = 0) -> bytes:
-    """Return bytes in which all aligned 8-byte words are different. Another seed gives other words."""
+    """Return bytes in which no two aligned 8-byte words are equal. A different seed produces different words."""
     first = seed << 40
     return array.array("Q", range(first, first + length // 8 + 1)).tobytes()[:length]
 
@@ -178,7 +181,7 @@ _DIRECTORY = "packs/w"
 
 @check
 def check_read_after_write(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a second disk object immediately sees a new file completely, however the file was written."""
+    """Check that a new file is immediately and completely visible through a second disk object, no matter how the file was written."""
     writer, reader = prepare(open_disk("a"), "packs", _DIRECTORY), open_disk("a")
     contents = {
         "empty": [],
@@ -196,7 +199,7 @@ def check_read_after_write(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a caller may reuse a buffer after `write` has returned."""
+    """Check that the caller can reuse a buffer as soon as `write` has returned."""
     disk = prepare(open_disk("a"), "packs")
     buffer = bytearray(b"a" * 1000)
     handle = disk.open_temporary("packs", temporary_name())
@@ -212,7 +215,7 @@ def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers:
 
 @check
 def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
-    """Check that no second file, whatever its contents, can take a name until the name is removed."""
+    """Check that a name that is in use cannot be taken by a second file with any contents, until the name is removed."""
     disk, other = prepare(open_disk("a"), "refs"), open_disk("a")
     create(disk, "refs/1", b"first")
     for data in (b"second, and longer", b"first", b""):
@@ -229,7 +232,7 @@ def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_of_racing_writers_wins(open_disk: OpenDisk, racers: int) -> None:
-    """Check that if threads race to link one name, exactly one succeeds, and the file has that thread's bytes."""
+    """Check that if several threads try to link the same name, exactly one thread succeeds, and the file has the bytes of this thread."""
     prepare(open_disk("a"), "refs")
     disks = [open_disk("a") for _ in range(racers)]
     for name in range(RACED_NAMES):
@@ -249,7 +252,7 @@ def _demand_one_winner(disks: list[Disk], path: str, contents: list[bytes]) -> N
 
 @check
 def check_ranges(open_disk: OpenDisk, racers: int) -> None:
-    """Check that any part of a file can be read, and that fewer bytes are returned only if the file ends earlier."""
+    """Check that any range of a file can be read, and that fewer bytes are returned only at the end of the file."""
     disk = prepare(open_disk("a"), "packs")
     data = pattern(100_003)
     create(disk, "packs/1", data)
@@ -267,7 +270,7 @@ def check_ranges(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_large_file(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a file of 20 MiB can be read, both whole and in parts."""
+    """Check that a file of 20 MiB can be read both as a whole and in parts."""
     disk = prepare(open_disk("a"), "packs")
     data = pattern(_LARGE_BYTES)
     cuts = (0, 7, 9 * 2**20 + 1, _LARGE_BYTES)
@@ -279,7 +282,7 @@ def check_large_file(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_no_one_sees_a_part(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a reader finds each file complete or not at all while files are being written."""
+    """Check that while files are being written, a reader sees each file either completely or not at all."""
     writer, reader = prepare(open_disk("a"), "packs"), open_disk("a")
     contents = [pattern(_SEEN_BYTES, seed=number) for number in range(_SEEN_FILES)]
     has_ended = threading.Event()
@@ -308,8 +311,8 @@ def check_no_one_sees_a_part(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_listing(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a listing contains the sorted files and directories of one level, and no entries of deeper or similarly named
-    directories."""
+    """Check that a listing contains the files and directories of one level in sorted order. The listing must not contain entries of deeper
+    directories or of directories with similar names."""
     disk = prepare(open_disk("a"), "packs", "packs/w", "packs/w1", "packs/w/deep")
     for path in ("packs/w/b", "packs/w/a", "packs/w/Z", "packs/w/a.b", "packs/w/deep/x", "packs/w1/c", "packs/v"):
         create(disk, path, b"1")
@@ -323,7 +326,7 @@ def check_listing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_long_listing(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a listing is complete even if it has more entries than one response of an object store contains."""
+    """Check that a listing is complete even if it has more entries than an object store returns in one response."""
     disk = prepare(open_disk("a"), "packs", "packs/00500.d")
     create(disk, "packs/00500.d/x", b"1")
     paths = [f"packs/{number:05}" for number in range(ENTRIES)]
@@ -344,7 +347,7 @@ def check_long_listing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_unlink(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a removed name is immediately gone for all processes, and that similar names remain."""
+    """Check that a removed name disappears immediately for all processes, and that similar names are not removed."""
     disk, other = prepare(open_disk("a"), "packs"), open_disk("a")
     names = ["1", "1.a", "11"]
     for count, name in enumerate(names, 1):
@@ -360,7 +363,7 @@ def check_unlink(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_what_is_missing_is_missing(open_disk: OpenDisk, racers: int) -> None:
-    """Check that unused names raise FileNotFoundError, even if a longer name is in use."""
+    """Check that names that are not in use raise FileNotFoundError, even if they are prefixes of names in use."""
     disk = prepare(open_disk("a"), "packs", _DIRECTORY)
     create(disk, f"{_DIRECTORY}/1.abc", b"x")
     for path in (f"{_DIRECTORY}/1", f"{_DIRECTORY}/1.ab", f"{_DIRECTORY}/1.abcd", "snapline-store", "temporary/0-1"):
@@ -372,7 +375,8 @@ def check_what_is_missing_is_missing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_names(open_disk: OpenDisk, racers: int) -> None:
-    """Check that every name made by `layout` is a separate file, so that names that differ in case or length are different."""
+    """Check that every name created by `layout` belongs to a separate file, so that names that differ only in case or in length are
+    different."""
     disk = prepare(open_disk("a"), "packs")
     alphabet = "abcdefghijklmnopqrstuvwxyz"
     names = [alphabet, alphabet.upper(), "a-b_c.d0123456789", "-a", "_a", ".a", "..a", "a.", "a..b", "...", "A", "a"]
@@ -388,7 +392,7 @@ def check_names(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_unfinished_files_are_invisible(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a file that was written and closed without being linked leaves nothing behind, not even in `temporary`."""
+    """Check that a file that was written and closed but never linked leaves nothing behind, not even in the directory `temporary`."""
     disk = prepare(open_disk("a"), "packs")
     handle = disk.open_temporary("packs", temporary_name())
     disk.write(handle, [b"x" * 1000])
@@ -402,7 +406,7 @@ def check_unfinished_files_are_invisible(open_disk: OpenDisk, racers: int) -> No
 
 @check
 def check_directories(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a directory may be created twice, is removed only if empty, and can be created again after its removal."""
+    """Check that a directory can be created twice, is removed only if it is empty, and can be created again after it was removed."""
     disk = prepare(open_disk("a"), "packs", _DIRECTORY, _DIRECTORY)
     create(disk, f"{_DIRECTORY}/1", b"x")
     with contextlib.suppress(OSError):
@@ -451,7 +455,7 @@ _BEFORE = 12
 
 @check
 def check_life_of_a_log(open_disk: OpenDisk, racers: int) -> None:
-    """Check that another process sees batches being appended, read, sealed and deleted."""
+    """Check that another process sees how batches are appended, read, sealed and deleted."""
     store, other = _open_two(open_disk)
     require(other.read_logs() == {}, "a new store has logs")
     for number in range(1, _BEFORE + 1):
@@ -474,7 +478,8 @@ def check_life_of_a_log(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_batch_for_each_number(open_disk: OpenDisk, racers: int) -> None:
-    """Check that if processes append different batches under one number, exactly one succeeds, and that retries have the same outcome."""
+    """Check that if several processes append different batches under the same number, exactly one succeeds, and that retries have the same
+    outcome."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for number in range(1, RACED_NUMBERS + 1):
@@ -490,7 +495,7 @@ def check_one_batch_for_each_number(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_the_same_batch_by_many(open_disk: OpenDisk, racers: int) -> None:
-    """Check that if several processes append the same bytes, all of them succeed."""
+    """Check that if several processes append the same bytes under the same number, all of them succeed."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for number in range(1, RACED_NUMBERS + 1):
@@ -501,8 +506,8 @@ def check_the_same_batch_by_many(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_racing_seals(open_disk: OpenDisk, racers: int) -> None:
-    """Check that logs can be sealed during appends. Each sealer must then read all acknowledged batches, and no later batch may be
-    acknowledged."""
+    """Check that a log can be sealed while other processes append to it. After sealing, each sealer must read all acknowledged batches, and
+    no more batches may be acknowledged."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers + 1)]
     for start in range(1, RACED_LOGS + 1):
@@ -518,7 +523,8 @@ def check_racing_seals(open_disk: OpenDisk, racers: int) -> None:
 
 
 def _sealing_while_appended(stores: list[Store], log: LogName) -> Callable[[int], set[int]]:
-    """Return an action in which racer 0 appends until an append is refused, and all other racers seal and read."""
+    """Return an action. In the returned action, thread 0 appends batches until an append is refused, and all other threads seal the log and
+    read it."""
 
     def append_all(store: Store) -> set[int]:
         taken = set(range(1, _BEFORE + 1))
@@ -578,7 +584,7 @@ _CREATED = "2025-01-01T00:00:00Z"
 
 @check
 def check_store_lifecycle(open_disk: OpenDisk, racers: int) -> None:
-    """Check that another process sees epochs being written, read, verified and deleted."""
+    """Check that another process sees how epochs are written, read, verified and deleted."""
     store = Store.create("a", disk=open_disk("a"))
     other = Store.open("a", disk=open_disk("a"))
     require(other.store_id == store.store_id, "another process opened another store")
@@ -597,7 +603,7 @@ def check_store_lifecycle(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_garbage_is_found(open_disk: OpenDisk, racers: int) -> None:
-    """Check that the sweep finds and removes exactly the files that no ref needs."""
+    """Check that the sweep finds and removes exactly those files that no ref needs."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     store.publish(1, _write_epoch(store, 1))
     _write_epoch(store, 2)
@@ -611,7 +617,7 @@ def check_garbage_is_found(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_probes(open_disk: OpenDisk, racers: int) -> None:
-    """Check that one process can read a probe that another process has written."""
+    """Check that one process can read a probe file that another process has written."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     path, token = store.write_probe()
     require(other.read_probe(path) == token, "another process reads another probe")
@@ -627,7 +633,7 @@ def check_probes(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_checkpoint_packs(open_disk: OpenDisk, racers: int) -> None:
-    """Check that packs of checkpoints that agents take independently are found, verified and swept."""
+    """Check that packs of independently taken checkpoints are found, verified and swept."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     for plan in (1, 2):
         taken = [AgentCheckpoint(agent="a", kind="k:K", epoch=0, number=plan, state=b"state" * plan)]
@@ -643,7 +649,7 @@ def check_checkpoint_packs(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_racing_creators_share_one_store(open_disk: OpenDisk, racers: int) -> None:
-    """Check that processes that race to open or create a store all get the same store."""
+    """Check that if several processes open or create a store at the same time, all of them get the same store."""
 
     def create(_: int) -> str:
         return Store.open_or_create("a", disk=open_disk("a")).store_id
@@ -655,7 +661,7 @@ def check_racing_creators_share_one_store(open_disk: OpenDisk, racers: int) -> N
 
 @check
 def check_racing_leaders_agree(open_disk: OpenDisk, racers: int) -> None:
-    """Check that if several leaders publish one epoch with the same root, all of them succeed."""
+    """Check that if several leaders publish the same epoch with the same root, all of them succeed."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, _RACED_EPOCHS + 1):
@@ -670,7 +676,7 @@ def check_racing_leaders_agree(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_two_fleets_stop(open_disk: OpenDisk, racers: int) -> None:
-    """Check that if leaders publish one epoch with different roots, one succeeds, and all other leaders get an error."""
+    """Check that if several leaders publish the same epoch with different roots, one succeeds, and all others get an error."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, _RACED_EPOCHS + 1):
@@ -709,7 +715,6 @@ def _blobs(epoch: int) -> list[tuple[str, bytes]]:
 
 
 def _make_manifest(store: Store, epoch: int, fleet: str = "conformance") -> Manifest:
-    """Write an epoch's pack, and return the epoch's manifest."""
     pack = store.write_pack(writer="h1.1", epoch=epoch, blobs=_blobs(epoch))
     entries = store.read_pack_index(pack)
     lines = [agent_line(entry, pack=0, kind="k:K", host="h1", incarnation=1) for entry in entries]
@@ -752,7 +757,7 @@ _CREATED_NS = 10**18
 
 @check
 def check_output_lifecycle(open_disk: OpenDisk, racers: int) -> None:
-    """Check that another process sees outputs being released, read, acknowledged and deleted."""
+    """Check that another process sees how outputs are released, read, acknowledged and deleted."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     require(other.output_epochs() == [] and other.output_consumers() == {}, "a new store has outputs")
     for epoch in range(1, EPOCHS + 1):
@@ -776,7 +781,7 @@ def check_output_lifecycle(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_release_by_many(open_disk: OpenDisk, racers: int) -> None:
-    """Check that if several processes release the same epochs, all of them succeed, and each output exists once."""
+    """Check that if several processes release the same epochs, all of them succeed, and each output exists only once."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, EPOCHS + 1):
@@ -788,7 +793,7 @@ def check_one_release_by_many(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_consumer_moved_by_many(open_disk: OpenDisk, racers: int) -> None:
-    """Check that if several processes move the same consumer, all of them succeed, and the furthest position wins."""
+    """Check that if several processes move the same consumer, all of them succeed, and the most advanced position is kept."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, racers + 1):
@@ -817,7 +822,8 @@ OUTPUT_CHECKS = [check_output_lifecycle, check_one_release_by_many, check_one_co
 
 
 def checks() -> list[Check]:
-    """Return all checks, beginning with the simple ones. Each check takes `open_disk` and optionally `racers`."""
+    """Return all checks. The simplest checks come first in the list. Each check is a function of `open_disk` and, if it has races, of
+    `racers`."""
     return [*DISK_CHECKS, *STORE_CHECKS, *LOG_CHECKS, *OUTPUT_CHECKS]
 
 
@@ -825,11 +831,11 @@ def check_disk(open_disk: OpenDisk, *, racers: int = RACERS) -> None:
     """Run all checks one after another.
 
     Args:
-        open_disk: function described in the module docstring.
-        racers: number of threads in checks with races.
+        open_disk: function that opens a disk, as described in the module docstring.
+        racers: number of threads in checks that have races.
 
     Raises:
-        ConformanceError: If a check failed. The message names the first failed check and the reason.
+        ConformanceError: If a check fails. The message names the first check that failed, and the reason.
     """
     for check in checks():
         check(open_disk, racers)

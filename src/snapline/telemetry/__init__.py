@@ -1,1 +1,1 @@
-"""Logs, metrics, health and traces that processes offer to operators."""
+"""Logging, metrics, health checks and tracing of Snapline's processes."""

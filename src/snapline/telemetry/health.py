@@ -1,13 +1,15 @@
-"""Serve the liveness and readiness of a process through gRPC's health service, also at a port that needs no certificate.
+"""Serve a process's liveness and readiness through gRPC's health service, optionally on a port that needs no certificate.
 
-Container supervisors check health without certificates, so they would fail in the TLS handshake. `--health` opens a
-port that only serves health. A caller can read two states and nothing else.
+Container supervisors have no certificates, so their health checks would fail in the TLS handshake. `--health` opens a separate port that
+serves only health checks. Callers of the health port can read two states and nothing else.
 
-The port only serves the method `Check`, which is answered at once. A call of `Watch` would hold a slot for as long as its caller wants.
-Then 64 foreign calls would leave no slot for the probes from Kubernetes, and Kubernetes would kill the process.
+The health port serves only the method `Check`, which is answered at once. The health port does not serve `Watch`, because each `Watch` call
+would occupy a slot for as long as its caller wants. With 64 such calls from strangers, no slot would remain for Kubernetes' probes, and
+Kubernetes would kill the process.
 
-The service has two names because the two checks have different consequences. A supervisor restarts a process that is not *alive*. A restart
-cannot restore a lost majority, so the name for *alive* depends on no other process. If a process is not *ready*, the supervisor only waits.
+Liveness and readiness have separate service names, because the two checks have different consequences. A supervisor restarts a process that
+is not alive. A restart cannot restore a lost majority, so liveness depends on no other process. If a process is alive but not ready, the
+supervisor only waits.
 """
 
 from collections.abc import Iterable
@@ -34,23 +36,23 @@ client can make gRPC hold about ten MiB of headers for each connection."""
 
 
 async def begin(servicer: health.aio.HealthServicer) -> None:
-    """Report the process as alive and not yet ready."""
+    """Report the process as alive but not ready yet."""
     await tell(servicer, (ALIVE,), is_serving=True)
     await tell(servicer, (READY,), is_serving=False)
 
 
 async def tell(servicer: health.aio.HealthServicer, names: Iterable[str], *, is_serving: bool) -> None:
-    """Set the answer for each of these names from now on."""
+    """Set the health status of each of these service names."""
     kinds = health_pb2.HealthCheckResponse
     for name in names:
         await servicer.set(name, kinds.SERVING if is_serving else kinds.NOT_SERVING)
 
 
 async def open_health_server(stack: AsyncExitStack, servicer: health.aio.HealthServicer, address: str) -> None:
-    """Serve only health, in plaintext, at `address` until the stack unwinds. If `address` is empty, serve nothing.
+    """Serve health checks in plaintext at `address` until the exit stack unwinds. Do nothing if `address` is empty.
 
     Raises:
-        AddressError, AddressBusyError: If the process cannot listen at the address.
+        AddressError, AddressBusyError: If the process cannot listen on the address.
     """
     if not address:
         return
@@ -79,10 +81,10 @@ async def open_health_server(stack: AsyncExitStack, servicer: health.aio.HealthS
 
 
 async def is_serving(address: str, name: str, timeout_s: float) -> bool:
-    """Return whether the process with the health port `address` reports this name as serving.
+    """Ask a process on its health port whether the service `name` is serving.
 
     Raises:
-        grpc.RpcError: If the deadline passed before an answer arrived, or the process does not know the name.
+        grpc.RpcError: If no answer arrives before the deadline, or the process does not know the name.
     """
     async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
         stub = health_pb2_grpc.HealthStub(channel)

@@ -1,30 +1,30 @@
-"""Format the log lines of a process as text, or as JSON objects that name their subject.
+"""Format the log lines of a process as text, or as JSON objects that contain the ids of their subject.
 
     2026-01-31T12:00:00.123Z INFO snapline.host: plan 3: loading 9 agents from epoch 7
     {"time":"2026-01-31T12:00:00.123456Z","level":"INFO","logger":"snapline.host","message":"plan 3: …","fleet":"bank","host":"h1","epoch":7}
 
-If the code of agents uses `logging`, its log lines are in these logs too. A JSON line has the fields `time` (UTC),
-`level`, `logger` and `message`. An error also has the field `traceback`. The other fields are ids, as listed below.
-Unknown ids are omitted. Threads other than the main thread log only the ids of the process.
+Log lines that an agent's own code writes with `logging` are formatted in the same way. A JSON line has the fields `time` (UTC), `level`,
+`logger` and `message`. The line of an error also has the field `traceback`. All other fields are ids, as listed below. Unknown ids are
+omitted. On threads other than the main thread, log lines contain only the ids of the process.
 
 - `fleet`, and `host` or `replica`, identify the process.
-- `host_start`, `plan` and `epoch` are the number of this start of the host, the plan that is applied, and the newest
-  epoch known to have begun.
-- `agent` and `incarnation` identify the agent whose turn or step runs.
-- `request` and `call` are the id and the name of the call that is being served. Streams have neither of them.
+- `host_start`, `plan` and `epoch` are the host's start number, the plan being applied, and the newest epoch known to have begun.
+- `agent` and `incarnation` identify the agent whose turn or step is running.
+- `request` and `call` are the id and name of the RPC that is being served. Lines of streaming RPCs have neither field.
 
-The last error of a process (`snapline: …`) and the text that a fleet's own code prints are not JSON.
+The final error message of a process (`snapline: …`) and text printed by a fleet's own code are not JSON.
 
-Bound ids come from three sources. A later source in this list overrides an earlier source:
+Ids in log lines come from three sources. A later source in this list overrides an earlier source:
 
-1. the ids given at the start of the process;
-2. the scope of the task that logs, such as an RPC or an agent's waiting turn;
+1. the ids given when the process starts;
+2. the log scope of the current task, such as an RPC or an agent's waiting turn;
 3. the state of the host or leader, which is read only when something is logged.
 
-`extra=` of the logging library overrides all of them. So log lines of user code name their agent without further effort. Tasks and timers
-inherit the ids of the task that starts them. Closing the scope removes the ids. Otherwise timers would keep the ids for ever.
+The argument `extra=` of the logging library overrides all three sources. So log lines of user code name their agent automatically. Tasks
+and timers inherit the log scope of the task that starts them. Closing a scope removes its ids, because timers would otherwise keep them
+forever.
 
-Times are UTC in both forms, since `snapline logs` merges the logs of several machines.
+Both formats give times in UTC, since `snapline logs` merges the logs of several machines.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ Ids = Mapping[str, object]
 
 
 class LogScope:
-    """Ids of one task, and of the tasks and timers that it starts, until the scope is closed."""
+    """Log scope: ids that a task, and the tasks and timers it starts, log until the scope is closed."""
 
     __slots__ = ("ids",)
 
@@ -53,11 +53,11 @@ class LogScope:
         self.ids: Ids = {**_open_ids(), **ids}
 
     def enter(self) -> None:
-        """Use this scope for the rest of the current task or context."""
+        """Use this scope for the rest of the current task."""
         _SCOPE.set(self)
 
     def close(self, _: object = None) -> None:
-        """Close the scope. Because of the ignored parameter, this method can be the done callback of a task."""
+        """Close the scope. The ignored parameter allows this method to be a task's done callback."""
         self.ids = {}
 
 
@@ -74,22 +74,22 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 class BoundIds:
-    """Ids in all log lines of a process."""
+    """Ids that all log lines of a process contain."""
 
     def __init__(self, **ids: object) -> None:
-        """Bind the ids that are known when the process starts."""
+        """Set the ids that are known when the process starts."""
         self._ids = ids
         self._read: Callable[[], Ids] | None = None
         self._thread = 0
 
     def add(self, **ids: object) -> None:
-        """Add ids that were not known at the start."""
+        """Add ids that were not known when the process started."""
         self._ids.update(ids)
 
     @contextlib.contextmanager
     def reading(self, read: Callable[[], Ids]) -> Iterator[None]:
-        """Add the ids that `read` returns to this thread's log lines while the context is open. Lines of other threads
-        do not get these ids, since they may concern other subjects."""
+        """While the context is open, add the ids that `read` returns to log lines of this thread. Lines of other threads do not get these
+        ids, since they may concern another subject."""
         self._read, self._thread = read, threading.get_ident()
         try:
             yield
@@ -97,7 +97,7 @@ class BoundIds:
             self._read = None
 
     def now(self) -> dict[str, object]:
-        """Return all ids that apply to the calling code. Unknown ids ("", 0 or None) are omitted."""
+        """Return all ids that apply to the calling code. Empty ids ("", 0 or None) are omitted."""
         ids = {**self._ids, **_open_ids()}
         if self._read is not None and threading.get_ident() == self._thread:
             ids.update({name: value for name, value in self._read().items() if value})
@@ -105,7 +105,7 @@ class BoundIds:
 
 
 class TextLines(logging.Formatter):
-    """Formatter for readers. A line has the time, level, logger and message."""
+    """Formatter for readers. Each line has the time, the level, the logger and the message."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -151,7 +151,7 @@ class JsonLines(logging.Formatter):
 
 
 def start_logging(form: str, level: str, bound: BoundIds, stream: TextIO | None = None) -> logging.Handler:
-    """Log records of `level` and above in this format to `stream`, which is stderr by default. Return the handler."""
+    """Write log records of at least `level` to `stream` in the given format. The default stream is stderr. Return the handler."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(bound) if form == JSON else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,12 +1,12 @@
-"""Define the metrics of a process for monitoring systems. The metrics consist of families and of distributions of durations.
+"""Define the metrics of a process for monitoring systems. Metrics are grouped into families, and durations are collected in histograms.
 
-Theory of operation. Cores do not know about metrics. Cores keep the counts that they need themselves, and adapters see events, so a process
-has the values anyway. `metrics_server.py` reads the values on request, so they add no work to the delivery of a message. Each kind of
-process declares its families in a table (`coordinator/service/coordinator_metrics.py`, `agent_runtime/host/host_metrics.py`);
-docs/metrics.md shows these tables, and a test compares the document with them.
+Theory of operation. Cores have no code for metrics. Cores keep the counts that they need anyway, and adapters observe events, so every
+value already exists in the process. `metrics_server.py` reads the values only on request, so metrics add no work to message delivery. Each
+kind of process declares its metric families in a table (`coordinator/service/coordinator_metrics.py`,
+`agent_runtime/host/host_metrics.py`). docs/metrics.md shows these tables, and a test compares the document with them.
 
-No family has a label for an agent or a channel. A fleet may have 20,000 agents or channels, and a monitoring system
-would keep a series for each of them for weeks. Each family has a few fixed label values.
+No metric family has a label for an agent or a channel. A fleet may have 20,000 agents or channels, and a monitoring system would keep a
+time series for each of them for weeks. Each label of a metric family has only a few fixed values.
 """
 
 from bisect import bisect_left
@@ -24,11 +24,11 @@ SECONDS = (0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.
 
 
 class Distribution:
-    """Histogram of values. `counts[i]` is the number of values above `bounds[i - 1]` that are at most `bounds[i]`. The
+    """Histogram of values. `counts[i]` is the number of observed values that are greater than `bounds[i - 1]` and at most `bounds[i]`. The
     last count has no upper bound.
 
     Attributes:
-        sum: sum of all values.
+        sum: sum of all observed values.
     """
 
     __slots__ = ("bounds", "counts", "sum")
@@ -49,7 +49,7 @@ class Distribution:
         return sum(self.counts)
 
     def cumulative_counts(self) -> list[tuple[float, int]]:
-        """Return each bound with the number of values that are not above the bound. The last bound is infinite."""
+        """Return each bound with the number of values that do not exceed it. The last bound is infinity."""
         cumulative, so_far = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             so_far += count
@@ -58,14 +58,14 @@ class Distribution:
 
 
 class Family(msgspec.Struct, frozen=True):
-    """A metric family, whose values have the same meaning and differ in their labels.
+    """A metric family, whose values share a meaning and differ only in their labels.
 
     Attributes:
-        name: the name without `PREFIX`; the unit comes last.
-        kind: "counter", "gauge", "histogram" or "summary". A summary consists of a count and a sum.
-        text: the meaning of a value, as a sentence.
-        flink: the name of the equivalent metric in Apache Flink, or "" if Flink has no equivalent.
-        labels: names of the labels.
+        name: metric name without `PREFIX`, ending with the unit.
+        kind: "counter", "gauge", "histogram" or "summary". A summary contains a count and a sum.
+        text: description of the metric, as a sentence.
+        flink: name of the equivalent metric in Apache Flink, or "" if Flink has none.
+        labels: label names.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def help(self) -> str:
-        """Text of the line HELP."""
+        """Text of the metric's HELP line."""
         return f"{self.text} (Flink: {self.flink})" if self.flink else self.text
 
 

@@ -1,11 +1,11 @@
-"""HTTP server for the metrics of a process: `GET /metrics`, in Prometheus' text format or in OpenMetrics.
+"""HTTP server for the metrics of a process. The server answers `GET /metrics` in Prometheus' text format or in OpenMetrics.
 
-`--metrics` opens the server, under the same rules as `--listen`. Without certificates the server listens on this machine only, unless the
-user gives `--insecure`. With certificates a caller needs a role that may call `Status` (`rpc_authorization.py`).
+`--metrics` opens the server, under the same access rules as `--listen`. Without certificates, the server listens only on this machine,
+unless the user passes `--insecure`. With certificates, a caller needs a role that may call `Status` (`rpc_authorization.py`).
 
-The server reads the values on request, on the process's own event loop, so the values do not change meanwhile. If
-nothing requests the metrics, they take no time. The server implements only a small part of HTTP. It accepts one request
-for each connection, with a head of a few kilobytes and without a body.
+The server reads the values on request, in the process's own event loop, so the values do not change during the reading. Metrics take no
+time unless something requests them. The server implements only a small part of HTTP. The server accepts one request per connection, with a
+head of a few kilobytes and no body.
 """
 
 import asyncio
@@ -74,12 +74,12 @@ class _Answer(NamedTuple):
 
 
 class MetricsPlace(NamedTuple):
-    """Location of a process's metrics.
+    """Address and target file for serving a process's metrics.
 
     Attributes:
-        address: the address as "host:port", or "" if metrics are not served.
-        file: file for Prometheus' `file_sd_configs` with this one target, or None if no file is written. The file is
-            written when the address is known.
+        address: address in the form "host:port", or "" if metrics are not served.
+        file: target file for Prometheus' `file_sd_configs` that lists only this server, or None if no file is written. The file is written
+            once the address is known.
     """
 
     address: str = ""
@@ -87,7 +87,7 @@ class MetricsPlace(NamedTuple):
 
 
 class MetricsServer:
-    """HTTP server for metrics, which answers until it is closed."""
+    """HTTP server for metrics."""
 
     def __init__(
         self,
@@ -97,7 +97,8 @@ class MetricsServer:
         read: Callable[[], Awaitable[Readings]],
         security: Security,
     ) -> None:
-        """Create the server. `role` and `name` identify this process. `read` returns the current values, and may raise SnaplineError."""
+        """Create the server. `role` and `name` identify this process. `read` must return the current values, and may raise
+        SnaplineError."""
         self._read = read
         self._security = security
         self._exposition = _Exposition((PROCESS_INFO, *families))
@@ -105,12 +106,12 @@ class MetricsServer:
         self._open: list[asyncio.Transport] = []
 
     async def listen(self, stack: AsyncExitStack, address: str) -> str:
-        """Listen at `address` until the stack unwinds. Return the address with its port.
+        """Listen on `address` until the exit stack unwinds. Return the actual address, including the port.
 
         Raises:
-            UsageError: If the address is invalid, or certificates are required to listen on it.
+            UsageError: If the address is invalid, or listening on it requires certificates.
             AddressError: If the address does not belong to this machine.
-            AddressBusyError: If the port stays in use, or the name stays unknown.
+            AddressBusyError: If the port remains in use, or the host name cannot be resolved.
         """
         host, _, port = address.rpartition(":")
         if address.startswith("unix:") or not port.isdecimal():
@@ -176,7 +177,7 @@ class MetricsServer:
         await writer.drain()
 
     def _refusal(self, writer: asyncio.StreamWriter) -> str:
-        """Return why the caller may not read the metrics, or "" if the caller may read them."""
+        """Return why the caller may not read the metrics, or "" if it may."""
         if not self._security.is_tls:
             return ""
         shown = writer.get_extra_info("ssl_object").getpeercert() or {}
@@ -208,17 +209,17 @@ class MetricsServer:
 
 
 def _drop_tracebacks(error: BaseException | None) -> None:
-    """Free the 256 KiB that a failed handshake retains. The errors and frames of the handshake form a reference cycle,
-    and the garbage collector runs rarely."""
+    """Free the 256 KiB that a failed TLS handshake retains. The handshake's errors and stack frames form a reference cycle, which the
+    garbage collector would free only after a long time."""
     while error is not None:
         error.__traceback__ = None
         error = error.__context__
 
 
 class _Exposition:
-    """Renders the values, and those of the process and of Python, as text.
+    """Renders the metrics of the process, including those of its Python runtime, as text.
 
-    The object is created once, when the port opens, since its library takes 0.1 s to import.
+    An instance is created only when the port opens, since importing its library takes 0.1 s.
     """
 
     def __init__(self, families: Iterable[Family]) -> None:
@@ -233,7 +234,7 @@ class _Exposition:
         GCCollector(registry=self._registry)
 
     def write(self, readings: Readings, accepted: str) -> tuple[str, bytes]:
-        """Return the content type and the text of the metrics, in the format that the header `Accept` requests."""
+        """Return the content type and the text of the metrics, in the format requested by the `Accept` header."""
         from prometheus_client.exposition import choose_encoder
 
         encode, kind = choose_encoder(accepted)
@@ -241,7 +242,6 @@ class _Exposition:
         return kind, encode(self._registry)
 
     def collect(self) -> "Iterable[Metric]":
-        """Yield the metrics. The library calls this method."""
         unknown = set(self._readings) - {family.name for family in self._families}
         assert not unknown, f"figures without a family: {', '.join(sorted(unknown))}"
         return [
@@ -287,10 +287,10 @@ def _text(code: int, text: str) -> _Answer:
 async def open_metrics_server(
     stack: AsyncExitStack, make_server: Callable[[], MetricsServer], place: MetricsPlace, name: str
 ) -> None:
-    """Serve metrics at `place` until the stack unwinds, and log the URL. If `place` has no address, do nothing.
+    """Serve metrics at `place` until the exit stack unwinds, and log the URL. Do nothing if `place` has no address.
 
     Raises:
-        UsageError, AddressError: If `MetricsServer.listen` raises them, or the file cannot be written.
+        UsageError, AddressError: As in `MetricsServer.listen`, or if the file cannot be written.
     """
     if not place.address:
         return
@@ -303,7 +303,7 @@ async def open_metrics_server(
 
 
 def _write_target_file(file: Path, address: str, name: str) -> None:
-    """Write the target file for Prometheus atomically."""
+    """Write Prometheus' target file atomically."""
     scratch = file.with_name(f"{file.name}.new")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

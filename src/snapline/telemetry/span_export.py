@@ -1,21 +1,22 @@
-"""Export the spans of a process to a collector, with a bounded queue, one exporting thread, and a count of dropped spans.
+"""Export the spans of a process to a collector, using a bounded queue and one exporting thread.
 
-Theory of operation. An ended span is put into a queue, which never blocks. If the queue is full, the span is dropped and counted. One
-thread takes spans in batches from the queue and passes them to OpenTelemetry's exporter, which may wait for a collector for any time. So a
-slow or missing collector causes a loss of spans and no other harm. OpenTelemetry's own processor drops the oldest spans without reporting
-their number. This processor also starts a thread in every forked child. Children that capture state by fork must not have such a thread.
+Theory of operation. Each ended span is put into a queue, and the call never blocks. If the queue is full, the span is dropped and the drop
+is counted. One thread takes batches of spans from the queue and passes them to OpenTelemetry's exporter, which may wait indefinitely for a
+collector. So a slow or missing collector causes lost spans and no other harm. OpenTelemetry's own span processor drops the oldest spans
+without reporting how many. OpenTelemetry's processor also starts a thread in every forked child process. Child processes that capture state
+by forking must not have such a thread.
 
-Two providers share the queue. Snapline's provider takes every span, since the sampling decision was made when the
-request arrived. The other provider is for libraries that handlers use, if the program has set no provider. The second
-provider exports the libraries' spans within traced turns only.
+Two tracer providers share the queue. Snapline's own tracer provider accepts every span, since the sampling decision was made when the
+request arrived. The second provider serves libraries that handlers use, if the program has set no provider. The second provider exports the
+spans of these libraries only within traced turns.
 
-Most of the time for tracing a turn is needed for the span, and OpenTelemetry's own span takes thirty microseconds. So a
-traced turn has a `QuickSpan`, which only stores its data. The exporting thread converts the `QuickSpan` to a
-`ReadableSpan`. For handlers the `QuickSpan` is the current span, and they may add attributes and events as usual.
-OpenTelemetry's limits do not apply to a `QuickSpan`, so `ATTRIBUTES_MAX` limits its attributes and events.
+Most of the cost of tracing a turn is the span itself: OpenTelemetry's own span takes thirty microseconds. So a traced turn uses a
+`QuickSpan`, which only stores its data. The exporting thread converts the `QuickSpan` to a `ReadableSpan`. Within a handler, the
+`QuickSpan` is the current span, and the handler may add attributes and events as usual. OpenTelemetry's limits do not apply to a
+`QuickSpan`, so `ATTRIBUTES_MAX` limits the number of its attributes and events.
 
-Several processes report parts of an epoch or of a recovery, and these parts form one trace. The trace's ids are derived
-from the store and from the number of the epoch or plan, so processes need not exchange the ids.
+Several processes report spans of the same epoch or recovery, and these spans form one trace. The ids of this trace are derived from the
+store's id and the number of the epoch or plan, so the processes need not exchange them.
 """
 
 import logging
@@ -58,19 +59,19 @@ _SCOPE = InstrumentationScope("snapline")
 
 
 class SpanIds(msgspec.Struct, frozen=True):
-    """Ids of one span and its trace."""
+    """Id of a span, and id of its trace."""
 
     trace: int
     span: int
 
 
 def checkpoint_ids(store: str, epoch: int) -> SpanIds:
-    """Return the ids of an epoch's span."""
+    """Return the ids of the span for an epoch."""
     return _derived("checkpoint", store, epoch)
 
 
 def recovery_ids(store: str, plan: int) -> SpanIds:
-    """Return the ids of a recovery's span."""
+    """Return the ids of the span for a recovery."""
     return _derived("recovery", store, plan)
 
 
@@ -80,10 +81,10 @@ def _derived(what: str, store: str, number: int) -> SpanIds:
 
 
 class QuickSpan(trace.Span):
-    """Span of one traced turn, as described in the module's docstring.
+    """Fast span for a traced turn. The module docstring gives the reason.
 
     Attributes:
-        name, kind, attributes, events, start_ns, end_ns: the exported fields. `end_ns` is 0 if the span has not ended.
+        name, kind, attributes, events, start_ns, end_ns: values that are exported. `end_ns` is 0 until the span ends.
         parent: parent span, or None if the span is the root of a trace.
     """
 
@@ -107,7 +108,7 @@ class QuickSpan(trace.Span):
         self._context = trace.SpanContext(trace_id, span or random.getrandbits(64) | 1, False, SAMPLED)
 
     def readable(self, resource: Resource) -> ReadableSpan:
-        """Return the span in the form that an exporter accepts."""
+        """Convert the span to the form that exporters accept."""
         own, parent = self._context, self.parent
         above = None if parent is None else trace.SpanContext(parent.trace, parent.span, True, SAMPLED)
         return ReadableSpan(
@@ -156,7 +157,7 @@ class QuickSpan(trace.Span):
         self.add_event("exception", {**details, **(attributes or {})}, timestamp)
 
     def end(self, end_time: int | None = None) -> None:
-        """Record the end time. The code that started the span exports it."""
+        """Record the end time. The code that started the span must export it."""
         self.end_ns = self.end_ns or end_time or time.time_ns()
 
 
@@ -187,8 +188,8 @@ CREDENTIAL_PROVIDERS = (
 
 
 class IdentityHashedResource(Resource):
-    """Resource with a cheap hash. OpenTelemetry's encoder hashes the resource for every span, and the inherited hash
-    converts the resource to JSON."""
+    """Resource with a cheap hash. OpenTelemetry's encoder hashes the resource for every span, and the inherited hash would convert the
+    resource to JSON each time."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -198,7 +199,7 @@ class SpanQueue(SpanProcessor):
     """Bounded queue of ended spans, with the thread that exports them.
 
     Attributes:
-        exported, dropped: numbers of spans so far. A span is dropped if the queue is full or the collector rejects it.
+        exported, dropped: number of spans exported and dropped so far. A span is dropped if the queue is full or the collector rejects it.
     """
 
     def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
@@ -246,7 +247,8 @@ class SpanQueue(SpanProcessor):
             self._count(len(ended), is_taken=is_taken)
 
     def _count(self, spans: int, *, is_taken: bool) -> None:
-        """Count the spans of a batch. Log only when failures begin and end, since a collector may be unavailable for days."""
+        """Count exported or dropped spans of a batch. Only the beginning and the end of a failure are logged, since a collector may be
+        unavailable for days."""
         if is_taken:
             self.exported += spans
         else:
@@ -257,26 +259,25 @@ class SpanQueue(SpanProcessor):
             log.warning("the collector %s (%d dropped so far)", change, self.dropped)
 
     def shutdown(self) -> None:
-        """Export the remaining spans. This takes at most `CLOSE_S_MAX` seconds."""
+        """Export the remaining spans and stop the thread, which takes at most `CLOSE_S_MAX` seconds."""
         self._is_closed = True
         self._wake.set()
         self._thread.join(CLOSE_S_MAX)
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Wake the thread without waiting for it."""
         self._wake.set()
         return True
 
 
 class PresetIdGenerator(RandomIdGenerator):
-    """Generator of random ids that can be given the ids of the next span."""
+    """Generator of random span ids. The caller can set the ids of the next span."""
 
     def __init__(self) -> None:
         self._next = threading.local()
 
     def preset(self, *, span: int, trace: int = 0) -> None:
-        """Set the ids of the span that this thread starts next. For an id of 0, the generator returns a random id."""
+        """Set the ids of the span that this thread starts next. For an id of 0, a random id is generated."""
         self._next.span, self._next.trace = span, trace
 
     def generate_span_id(self) -> int:
@@ -291,13 +292,13 @@ class PresetIdGenerator(RandomIdGenerator):
 
 
 class SpanExport:
-    """The spans of one process.
+    """Traces the requests and turns of one process.
 
     Attributes:
-        share: share of the requests without a trace for which a trace is begun.
+        share: fraction of requests without a trace for which a new trace is started.
         tracer: tracer that exports every span.
-        queue: ended spans to be exported.
-        resource: description that identifies this process in each span.
+        queue: ended spans that are waiting for export.
+        resource: identification of this process, which is attached to each span.
     """
 
     def __init__(self, share: float, *, role: str, name: str, exporter: SpanExporter | None = None) -> None:
@@ -325,8 +326,8 @@ class SpanExport:
         attributes: dict[str, str | int | float | bool] | None = None,
         links: tuple[SpanIds, ...] = (),
     ) -> trace.Span:
-        """Start a span whose parent is `under`. With `ids`, or with neither of the two, start the root span of a trace.
-        `span` is the id of the span, or 0 for a random id."""
+        """Start a span whose parent is `under`. If `under` is None, start the root span of a trace, with `ids` if given. `span` is the
+        span's id, or 0 for a random id."""
         parent = trace.set_span_in_context(trace.NonRecordingSpan(under)) if under is not None else Context()
         self._ids.preset(span=span if ids is None else ids.span, trace=0 if ids is None else ids.trace)
         linked = [trace.Link(context_of(ids_of_link)) for ids_of_link in links]
@@ -345,14 +346,15 @@ def context_of(ids: SpanIds) -> trace.SpanContext:
 
 
 def _library_provider(queue: SpanQueue, resource: Resource) -> TracerProvider:
-    """Return a provider for libraries. The provider exports the libraries' spans only within a traced span."""
+    """Return a tracer provider for libraries. The provider exports spans only within a traced span."""
     provider = TracerProvider(ParentBased(ALWAYS_OFF), resource, shutdown_on_exit=False)
     provider.add_span_processor(queue)
     return provider
 
 
 def _exporter() -> SpanExporter:
-    """Return the exporter that the environment selects. It is the OTLP exporter, unless the environment selects the console."""
+    """Return the exporter that the environment selects. The default is the OTLP exporter. The environment may select the console
+    instead."""
     exporter_name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp") or "otlp"
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if exporter_name == "console":
@@ -377,14 +379,15 @@ def _exporter() -> SpanExporter:
 
 
 def _bounded_session() -> "requests.Session":
-    """Return an HTTP session that limits the size of the collector's answers. Otherwise an endless answer would fill the process's memory."""
+    """Return an HTTP session that limits the size of responses from the collector. Without the limit, an endless response would fill the
+    process's memory."""
     import requests
 
     class BoundedSession(requests.Session):
-        """Session that reads an answer up to its declared length and up to a limit, and closes a connection that has more data."""
+        """Session that reads a response up to its declared length and a size limit, and closes the connection if there is more data."""
 
         def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
-            """Send a request, and limit the size of the answer. The library calls this method for each request."""
+            """Send a request, and limit the size of the response. The library calls this method for each request."""
             response = super().send(request, **{**options, "stream": True})
             size = response.headers.get("Content-Length", "")
             is_small = size.isdecimal() and int(size) <= ANSWER_BYTES_MAX

@@ -1,7 +1,7 @@
-"""Define the options for exporting spans to OpenTelemetry, including the share of traced requests.
+"""Options for exporting spans to OpenTelemetry, including the fraction of requests to trace.
 
-This module does not import OpenTelemetry. Modules that import it (`span_export.py` and its users) are imported only
-with `--otel`. OpenTelemetry's own environment variables set the destination of spans, and the service name.
+This module does not import OpenTelemetry. Modules that import OpenTelemetry (`span_export.py` and its users) are imported only with the
+option `--otel`. OpenTelemetry's own environment variables determine the service name and where spans are sent.
 """
 
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ class SpanOptions(msgspec.Struct, frozen=True):
     """Options given by `--otel`.
 
     Attributes:
-        share: share of the requests without a trace for which a trace is begun, or None if spans are disabled.
+        share: fraction of requests without a trace for which a new trace is started, or None if spans are disabled.
     """
 
     share: float | None = None
@@ -43,10 +43,11 @@ class SpanOptions(msgspec.Struct, frozen=True):
 
 
 def open_spans(options: SpanOptions, *, role: str, name: str) -> "SpanExport | None":
-    """Return the exporter for this process's spans, or None if spans are disabled. The caller closes the exporter when the process ends.
+    """Return the exporter for this process's spans, or None if spans are disabled. The caller must close the exporter when the process
+    ends.
 
     Raises:
-        UsageError: If OpenTelemetry is not installed, or does not have the exporter that the environment selects.
+        UsageError: If OpenTelemetry or the exporter selected by the environment is not installed.
     """
     if options.share is None:
         return None

@@ -1,6 +1,6 @@
-"""Answer requests of operators for the pages of actions, confirmations and outcomes.
+"""Serve the pages on which operators choose actions, confirm them and see their outcome.
 
-This module authorizes the requests, and `operator_actions.py` defines the actions.
+This module authorizes requests, and `operator_actions.py` defines the actions.
 
     GET  /act            the possible actions
     GET  /act/{verb}     confirmation page, which changes nothing
@@ -8,8 +8,8 @@ This module authorizes the requests, and `operator_actions.py` defines the actio
     GET  /deeds/{key}    the outcome of the action
 
 Another site must not run actions through a viewer's browser. So the view accepts a form only if three conditions hold. The browser reports
-the view's own origin. The form carries the session's token, which other sites cannot read. The form's key belongs to a page that was shown
-in this session.
+the view's own origin as the origin of the form. The form contains the session's token, which other sites cannot read. The form's key
+belongs to a page that was shown in the same session.
 
 All action pages work in a browser without scripts.
 """
@@ -54,20 +54,20 @@ SNAPSHOT_COLUMNS = (
 
 
 def action_link(verb: str, words: str, **query: object) -> Markup:
-    """Draw a link to a confirmation page. Following the link changes nothing."""
+    """Draw a link to a confirmation page. Opening the page changes nothing."""
     address = f"/act/{verb}" + (f"?{urlencode(query)}" if query else "")
     return tag("a", words, href=address, class_="deed")
 
 
 def links_of_epoch(epoch: int, *, can_restore: bool, is_here: bool) -> Markup:
-    """Draw links to the actions that are possible on a snapshot."""
+    """Draw links to the actions that can be run on a snapshot."""
     restore = (("restore", "Restore"),) if can_restore else ()
     verbs = [*restore, *((("tag", "Tag"), ("pin", "Pin"), ("fork", "Fork")) if is_here else ())]
     return tag("p", [action_link(verb, f"{label} epoch {epoch}", snapshot=epoch) for verb, label in verbs])
 
 
 def actions_body(facts: FleetStatus, kept: KeptSnapshots, restorable: Container[int], *, is_here: bool) -> Markup:
-    """Draw the page that lists the possible actions. `restorable` contains the epochs that the fleet can restore."""
+    """Draw the page that lists all actions currently possible. `restorable` lists the epochs that the fleet can restore."""
     title = tag("div", tag("h1", "Actions"), class_="title")
     about = tag("p", "Each action first shows its effects, and runs after confirmation.", class_="quiet")
     now = tag("p", action_link("snapshot", "Take a snapshot"))
@@ -133,7 +133,7 @@ def _snapshot(each: SnapshotSummary, kept: KeptSnapshots, *, can_restore: bool, 
 
 
 def confirmation_body(proposed: ProposedAction, address: str, hidden: Sequence[tuple[str, str]]) -> Markup:
-    """Draw the confirmation page of an action: its effects, and the button that runs the action."""
+    """Draw an action's confirmation page, which describes its effects and has the button that runs it."""
     fields = [_field(each) for each in proposed.fields]
     secrets = [tag("input", type="hidden", name=name, value=value) for name, value in hidden]
     button = tag("button", proposed.button, class_="grave" if proposed.is_grave else None)
@@ -155,7 +155,7 @@ def _field(field: ActionField) -> Markup:
 
 
 def outcome_body(proposed: ProposedAction, outcome: ActionOutcome | None) -> Markup:
-    """Draw the outcome of an action. `outcome` is None while the action is in progress."""
+    """Draw the page that shows the outcome of an action. `outcome` is None while the action is in progress."""
     title = tag("div", tag("h1", proposed.title), class_="title")
     link_back = tag("a", "Actions", href="/act")
     if outcome is None:
@@ -186,17 +186,17 @@ Propose = Callable[[FleetStatus, Fields], Awaitable[ProposedAction]]
 
 
 class NotAllowedError(UsageError):
-    """The requester is not permitted to run the action."""
+    """The requester may not run the action."""
 
 
 class Operators:
-    """The actions on this fleet, and whether the view may run them."""
+    """Actions that the view offers, and whether it may run them."""
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None, *, has_certificates: bool) -> None:
-        """Define the fleet and the store on which the view may act.
+        """Set the fleet and the store on which actions operate.
 
-        `folder` is the fleet's folder if it is on this machine, otherwise None. If `has_certificates` is False, everyone may run all
-        actions.
+        `folder` is the fleet's folder if the fleet is on this machine, otherwise None. If `has_certificates` is False, any requester may
+        run all actions.
         """
         self.fleet = fleet = FleetActions(coordinator)
         self.store = StoreActions(coordinator, folder)
@@ -218,15 +218,15 @@ class Operators:
         self.verbs |= of_store if self.store.is_here else {}
 
     def may(self, facts: FleetStatus | None) -> bool:
-        """Return whether the fleet permits the view to run actions, regardless of the fleet's phase."""
+        """Return whether the fleet allows the view to run actions, regardless of the fleet's phase."""
         return facts is not None and (not self._has_certificates or facts.caller_role in ROLES)
 
     def offers(self, facts: FleetStatus | None) -> bool:
-        """Return whether the view may run actions and the fleet has not ended."""
+        """Return whether the view may run actions now, which also requires that the fleet has not ended."""
         return self.may(facts) and facts is not None and facts.phase not in ENDED
 
     async def links(self, facts: FleetStatus | None, epoch: int) -> Markup | None:
-        """Return links to the actions on a snapshot, for the snapshot's page."""
+        """Return links to a snapshot's actions, for the snapshot's page."""
         if not self.offers(facts):
             return None
         return links_of_epoch(epoch, can_restore=epoch in await self.fleet.restorable(), is_here=self.store.is_here)
@@ -236,7 +236,7 @@ Page = Callable[[str, str, Markup], Response]
 
 
 class ActingPages:
-    """Request handlers for operators' actions. `page(id, title, body)` wraps a screen in the page frame."""
+    """Request handlers for operators' actions. `page(id, title, body)` must wrap a screen in the page frame."""
 
     def __init__(self, operators: Operators, sessions: Sessions, watch: FleetWatch, page: Page) -> None:
         self._operators = operators
@@ -266,7 +266,7 @@ class ActingPages:
         return self._headed(self._page("act", proposed.title, confirmation_body(proposed, "/deeds", hidden)))
 
     async def carry_out(self, request: Request) -> Response:
-        """Run the action of a submitted form. The action runs only once even if the form is submitted again."""
+        """Run the action of a submitted form. Submitting the form again does not run the action again."""
         foreign = foreign_form_reason(request)
         form = await form_of(request)
         if foreign or not self._sessions.is_own_form(request, form.get("token", "")):
@@ -287,7 +287,7 @@ class ActingPages:
         return response
 
     async def _facts(self) -> FleetStatus:
-        """Return the current state of the fleet on which an action is based."""
+        """Return the current state of the fleet, from which actions are proposed."""
         state = await self._watch.now()
         if state.trouble or state.facts is None:
             raise CoordinatorUnavailableError(state.trouble or "the fleet has not answered yet")
@@ -308,7 +308,7 @@ class ActingPages:
 
 
 def foreign_form_reason(request: Request) -> str:
-    """Return the reason why a form does not come from one of our own pages, or "" if it does."""
+    """Return why a form cannot come from one of the view's own pages, or "" if it can."""
     if has_no_site_header(request):
         return "your browser does not say where this form comes from: nothing has been done"
     if is_from_other_site(request):

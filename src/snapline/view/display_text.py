@@ -1,10 +1,11 @@
-"""Format numbers, states, losses and restores as text, in the same way for pages, terminals and CLI commands.
+"""Format numbers, states, losses and restores uniformly for pages, terminals and CLI commands.
 
-Each state is shown with its name and with a tone, which is a colour. Red ("bad") marks failures, lost hosts, and states that require an
-operator immediately. Amber ("warn") marks states that are temporary or not urgent. All other states are green or plain.
+Each state is shown by its name and in a tone, which is a colour. The tone red ("bad") marks failures, lost hosts, and states that need an
+operator's attention immediately. The tone amber ("warn") marks states that are temporary or not urgent. All other states have the tone
+green or plain.
 
-`snapline status` also prints the work at risk, the duration of recoveries and the cost of the checkpoint interval. `snapline recovery
-restore` and the confirmation page print the same sentences about the consequences of a restore.
+The command `snapline status` also prints the work at risk, the duration of recoveries and the cost of the checkpoint interval. `snapline
+recovery restore` and the confirmation page describe the consequences of a restore in the same words.
 """
 
 import time
@@ -25,24 +26,24 @@ NOTHING = "–"
 
 
 def count(number: int | None) -> str:
-    """Format a number like `12,345`, or as a dash if it is unknown."""
+    """Format a number with thousands separators, like `12,345`, or as a dash if it is unknown."""
     return NOTHING if number is None else f"{number:,}"
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """Format a count with its noun, like `1 host` or `3 hosts`."""
+    """Format a count together with its noun, like `1 host` or `3 hosts`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def rate(per_s: float | None) -> str:
-    """Format a rate like `1,234`, `12.3` or `0.4`, or as a dash if it is unknown."""
+    """Format a rate with a suitable number of decimals, like `1,234`, `12.3` or `0.4`, or as a dash if it is unknown."""
     if per_s is None:
         return NOTHING
     return f"{per_s:,.0f}" if per_s >= 100 or per_s == 0 else f"{per_s:.1f}"
 
 
 def size(number: int | None) -> str:
-    """Format a number of bytes like `1.5 MiB`, or as a dash if it is unknown."""
+    """Format a size in bytes with a suitable unit, like `1.5 MiB`, or as a dash if it is unknown."""
     if number is None:
         return NOTHING
     value, unit = float(number), 0
@@ -52,7 +53,7 @@ def size(number: int | None) -> str:
 
 
 def seconds(time_s: float | None) -> str:
-    """Format a duration like `0.42 s`, `12.3 s`, `4 min` or `3.1 h`, or as a dash if it is unknown."""
+    """Format a duration with a suitable unit, like `0.42 s` or `4 min`, or as a dash if it is unknown."""
     if time_s is None:
         return NOTHING
     if time_s < 10:
@@ -63,7 +64,7 @@ def seconds(time_s: float | None) -> str:
 
 
 def moment(since_1970_s: float | None) -> Markup | str:
-    """Draw a time as the time of day in UTC."""
+    """Show a point in time as the time of day in UTC."""
     if since_1970_s is None:
         return NOTHING
     at = datetime.fromtimestamp(since_1970_s, UTC)
@@ -72,7 +73,7 @@ def moment(since_1970_s: float | None) -> Markup | str:
 
 
 def age(since_1970_s: float | None) -> Markup | str:
-    """Draw the age of a time. The page's script keeps the age current."""
+    """Show how long ago a point in time was. The page's script keeps updating the age."""
     if since_1970_s is None:
         return NOTHING
     at = datetime.fromtimestamp(since_1970_s, UTC)
@@ -106,17 +107,17 @@ _OF: Mapping[Subject, Mapping[str, Tone]] = {
 
 
 def tone_of(subject: Subject, word: str) -> Tone:
-    """Return the tone of a state or of a kind of concern."""
+    """Return the tone (display colour) of a state or a kind of problem."""
     return _OF[subject].get(word, "warn" if subject == "concern" else "plain")
 
 
 def worst(tones: Iterable[Tone]) -> Tone:
-    """Return the most serious of the tones, or "plain" if there are none."""
+    """Return the most serious of several tones, or "plain" if there are none."""
     return max(tones, key=TONES.index, default="plain")
 
 
 def pill(subject: Subject, word: str, *more: str) -> Markup:
-    """Draw a state with its tone, followed by the texts in `more`."""
+    """Show a state in its tone, followed by the texts in `more`."""
     return tag("span", word or "unknown", *more, class_=f"pill {tone_of(subject, word)}")
 
 
@@ -132,28 +133,28 @@ COORDINATED = "coordinated"
 
 
 def describe_concern(text: str, remedy: str, *, since_s: float, now_s: float) -> str:
-    """Describe a concern for terminals. The text contains the concern, the local time at which it began, and the remedy."""
+    """Describe a problem for terminals. The text states the problem, the local time at which it began, and the remedy."""
     began_s = now_s - since_s
     clock = time.strftime("%H:%M:%S" if since_s < DAY_S / 2 else "%Y-%m-%d %H:%M", time.localtime(began_s))
     return f"{text}, since {clock}" + (f". To do: {remedy}" if remedy else "")
 
 
 def describe_work_at_risk(facts: "FleetStatus") -> str:
-    """Describe the work at risk, like `1.2 s` or `at most 1.2 s`, or as a dash while the fleet does not run."""
+    """Describe the work at risk, like `1.2 s` or `at most 1.2 s`, or return a dash if the fleet is not running."""
     at_risk_ns, most = facts.loss.at_risk_ns, "" if facts.mode in (COORDINATED, "") else "at most "
     text = NOTHING if at_risk_ns is None else f"{most}{seconds(at_risk_ns / NS)}"
     return f"{text}{_promised('RPO', facts.loss.rpo_ns / NS, facts.loss.missed)}"
 
 
 def _promised(name: str, time_s: float, missed: Collection[str]) -> str:
-    """Describe the limit that the fleet's definition sets, and whether the fleet exceeds it. Return "" if there is no limit."""
+    """Describe a limit that the fleet's definition sets, such as the RPO, and whether it is exceeded. Return "" if there is no limit."""
     if not time_s:
         return ""
     return f" ({name} {brief(time_s)}{', missed' if name.lower() in missed else ''})"
 
 
 def describe_recoveries(loss: "LossStatus") -> str:
-    """Describe the durations of the last recoveries, newest first, and the number of failures with the period in which they occurred."""
+    """Describe the durations of the latest recoveries, newest first, and the number of failures in a period."""
     failures = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_ns / NS)}"
     promised = _promised("RTO", loss.rto_ns / NS, loss.missed)
     if not loss.recoveries:
@@ -169,7 +170,7 @@ def _took(loss: "LossStatus", place: int) -> str:
 
 
 def describe_interval(facts: "IntervalStatus") -> str:
-    """Describe the checkpoint interval, the duration of an epoch, and an epoch's cost for agents and for the store."""
+    """Describe the checkpoint interval, the duration of an epoch, and the cost of an epoch for agents and for the store."""
     every_ns = facts.gap_ns or facts.period_ns
     every = f"every {seconds(every_ns / NS)}" if every_ns else "by hand"
     phrases = [f"{every}, {facts.policy}" if facts.policy else every]
@@ -188,14 +189,14 @@ def describe_interval(facts: "IntervalStatus") -> str:
 
 
 def brief(time_s: float) -> str:
-    """Format a short duration like `0.35 ms`, `12 ms` or `1.20 s`."""
+    """Format a short duration with a suitable unit, like `0.35 ms`, `12 ms` or `1.20 s`."""
     if time_s >= 1:
         return seconds(time_s)
     return f"{time_s * 1e3:.2f} ms" if time_s < 0.01 else f"{time_s * 1e3:.0f} ms"
 
 
 def percent(share: float) -> str:
-    """Format a fraction as a percentage like `0.012 %`, with two significant digits if it is below 10 %."""
+    """Format a fraction as a percentage like `0.012 %`, with two significant digits below 10 %."""
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
@@ -206,13 +207,13 @@ NAMED_MAX = 10
 
 
 def named(what: str, of: Sequence[object]) -> str:
-    """Return the subject and verb of a sentence, like `epochs 4, 5, … are` or `epoch 4 is`."""
+    """Return a subject and verb for epochs, like `epochs 4, 5, … are` or `epoch 4 is`."""
     names = ", ".join(map(str, of[:NAMED_MAX])) + (", …" if len(of) > NAMED_MAX else "")
     return f"{what} {names} is" if len(of) == 1 else f"{what}s {names} are"
 
 
 def undone_in_fleet(preview: "RestorePreview") -> list[str]:
-    """Describe the consequences that a restore has inside the fleet, one sentence each."""
+    """List the consequences of a restore inside the fleet, one sentence each."""
     void_epochs, agents_gone, agents_back = preview.void_epochs, preview.agents_gone, preview.agents_back
     sentences = [f"epoch {preview.epoch}, taken {preview.created}, {preview.age_s} s ago"]
     sentences.append(f"{named('epoch', void_epochs)} void then" if void_epochs else "no later epoch is complete")
@@ -221,7 +222,7 @@ def undone_in_fleet(preview: "RestorePreview") -> list[str]:
 
 
 def undone_outside_fleet(preview: "RestorePreview") -> list[str]:
-    """Describe the consequences that a restore has for outputs and external effects, one sentence each."""
+    """List the consequences of a restore for outputs and external effects, one sentence each."""
     sentences = [_taken_back(each) for each in preview.outputs]
     effects = ", ".join(preview.effects)
     return sentences + ([f"done outside since, and not taken back: {effects}"] if effects else [])

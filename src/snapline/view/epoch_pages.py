@@ -1,10 +1,11 @@
 """Draw the screens *Epochs* and *Cut*.
 
-*Cut* shows one snapshot: every agent's state, the messages in transit, and the differences from another snapshot. A cut has the form of the
-output of `snapline snapshot show`. A picture shows the agents in a circle, and an arrow for each channel that has messages in transit.
+The screen *Cut* shows one snapshot: every agent's state, the messages in transit, and the differences from another snapshot. The input of
+the screen *Cut* is the output of `snapline snapshot show`. The picture of a cut shows the agents in a circle, and an arrow for each channel
+with messages in transit.
 
-*Epochs* shows the outcome and phases of the newest epochs, and for each epoch the host that reported last. The data comes from the
-coordinator's log and survives restarts.
+The screen *Epochs* shows the outcome and phases of the newest epochs, and for each epoch the host that reported last. The data for *Epochs*
+comes from the coordinator's log and survives restarts.
 """
 
 import math
@@ -24,14 +25,14 @@ Plain = dict[str, object]
 
 
 class CutMessage(msgspec.Struct, frozen=True):
-    """A message in transit, which was sent before the cut but not received before the cut."""
+    """Message in transit, which was sent but not received before the cut."""
 
     number: int = 0
     message: object = None
 
 
 class CutChannel(msgspec.Struct, frozen=True):
-    """A channel and the messages in transit on it."""
+    """Channel with its messages in transit."""
 
     sender: str
     receiver: str
@@ -39,7 +40,7 @@ class CutChannel(msgspec.Struct, frozen=True):
 
 
 class CutAgent(msgspec.Struct, frozen=True):
-    """One agent in the cut. The items of its lists have the same form as in the output of `snapline snapshot show`."""
+    """Agent in a cut. The items of the agent's lists have the same form as in the output of `snapline snapshot show`."""
 
     agent: str
     kind: str = ""
@@ -59,7 +60,7 @@ class CutAgent(msgspec.Struct, frozen=True):
     dead_letter_count: int = 0
 
     def rest(self) -> "Iterator[tuple[str, tuple[Plain, ...] | Plain]]":
-        """Yield the name and value of each optional part that this agent has. Most agents have none."""
+        """Yield the name and value of each optional part of the agent's state that exists. Most agents have none."""
         for name in ("durable_turn", "timers", "outbox", "put_off", "spawns", "dead_letters"):
             value = getattr(self, name)
             if value:
@@ -67,7 +68,7 @@ class CutAgent(msgspec.Struct, frozen=True):
 
 
 class CutFacts(msgspec.Struct, frozen=True):
-    """One snapshot. Times are in UTC, in RFC 3339 format."""
+    """One snapshot, as printed by `snapline snapshot show`. Times are in UTC, in RFC 3339 format."""
 
     epoch: int
     root: str = ""
@@ -84,7 +85,7 @@ class CutFacts(msgspec.Struct, frozen=True):
     channels: tuple[CutChannel, ...] = ()
 
     def messages(self) -> Iterator[tuple[CutChannel, CutMessage]]:
-        """Yield all messages in transit with their channels, ordered by channel."""
+        """Yield each message in transit with its channel, ordered by channel."""
         for channel in self.channels:
             for message in channel.in_transit:
                 yield channel, message
@@ -109,19 +110,19 @@ CHANGE_COLUMNS = (("Where", ""), ("Before", "wide"), ("After", "wide"))
 
 
 class CutSearch(msgspec.Struct, frozen=True):
-    """A search in a snapshot. `text` is part of a name, a state or a message. `to` is the snapshot to compare with."""
+    """A search in a snapshot. `text` must occur in a name, a state or a message. `to` names another snapshot to compare with."""
 
     text: str = ""
     to: str = ""
 
     def finds(self, *values: object) -> bool:
-        """Return whether one of these values contains the searched text, at any depth."""
+        """Return whether the searched text occurs in one of these values, at any depth."""
         text = self.text.casefold()
         return not text or any(text in _said(value).casefold() for value in values)
 
 
 def cut_body(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
-    """Draw the whole screen *Cut*. `other` is an earlier snapshot to compare with."""
+    """Draw the screen *Cut*. `other` is another snapshot to compare with."""
     return join([_title(cut), _figures(cut), _form(cut, search), cut_results(cut, search, other)])
 
 
@@ -192,7 +193,7 @@ def _form(cut: CutFacts, search: CutSearch) -> Markup:
 
 
 def _in_transit(cut: CutFacts, search: CutSearch, shown: Container[str]) -> Markup:
-    """Draw the messages in transit. `shown` contains the agents whose cards appear further down the page."""
+    """Draw the messages in transit. `shown` lists the agents whose cards appear further down the page."""
     found = [
         (channel, message)
         for channel, message in cut.messages()
@@ -223,9 +224,9 @@ def _agent_link(agent: str, shown: Container[str]) -> Child:
 
 
 def _in_words(message: object) -> object:
-    """Convert a message from its usual encoding to a mapping from type name to fields, such as `{"Mass": {"amount": 3}}`.
+    """Convert an encoded message to a mapping from type name to fields, such as `{"Mass": {"amount": 3}}`.
 
-    Return any other message unchanged.
+    Return a message in any other form unchanged.
     """
     match message:
         case {"type": str() as name, "fields": fields, **rest} if not rest:
@@ -256,7 +257,8 @@ CURVE = 0.16
 def cut_picture(counts: Mapping[tuple[str, str], int]) -> Markup | None:
     """Draw the picture of the messages in transit.
 
-    `counts` maps (sender, receiver) to the number of messages. Return None if no messages are in transit or there are too many agents.
+    `counts` maps each pair of sender and receiver to the number of messages. Return None if no messages are in transit, or if there are too
+    many agents for a picture.
     """
     agents = sorted({agent for channel in counts for agent in channel})
     if not 2 <= len(agents) <= CIRCLE_AGENTS_MAX:
@@ -374,7 +376,7 @@ def _compare_agents(before: Mapping[str, object], after: Mapping[str, object], c
 
 
 def _comparable(agents: Iterable[CutAgent]) -> dict[str, object]:
-    """Return the values to compare, by agent. Omit checkpoint numbers, because they always differ."""
+    """Return the values to compare for each agent. Checkpoint numbers are omitted, because they always differ."""
     return {
         each.agent: {"host": each.host, "incarnation": each.incarnation, "state": each.state, **dict(each.rest())}
         for each in agents
@@ -394,7 +396,7 @@ def _place(message: tuple[str, str, int]) -> str:
 
 
 def _what(change: dict[str, object]) -> Child:
-    """Draw the details of a difference, or return None if it has none."""
+    """Draw the details of a difference. Return None if there are none."""
     rest = {name: value for name, value in change.items() if name not in ("path", "change", "before")}
     return _value(rest) if rest else None
 
@@ -424,7 +426,7 @@ COLUMNS = (
 
 
 class PartFacts(msgspec.Struct, frozen=True):
-    """One host's part in an epoch. Times are in seconds. A time is None if the host's release does not report it."""
+    """Times that one host reports for an epoch. Times are in seconds. A time is None if the host runs a release that does not report it."""
 
     host: str = ""
     agent: str = ""
@@ -435,14 +437,12 @@ class PartFacts(msgspec.Struct, frozen=True):
     store_s: float | None = None
 
     def phases(self) -> list[tuple[str, float, str]]:
-        """Return the CSS class, duration and description of each known phase."""
+        """Return the CSS class, the duration and a description of each phase whose duration is known."""
         all_phases = [(name, getattr(self, figure), label) for name, figure, label in PHASES]
         return [(name, time_s, label) for name, time_s, label in all_phases if time_s is not None]
 
 
 class EpochFacts(msgspec.Struct, frozen=True):
-    """One epoch that has ended. Unknown values are None."""
-
     epoch: int = 0
     status: str = ""
     plan: int = 0
@@ -458,19 +458,19 @@ class EpochFacts(msgspec.Struct, frozen=True):
 
     @property
     def is_aborted(self) -> bool:
-        """Return whether the epoch was aborted and therefore left no data."""
+        """Return whether the epoch was aborted, so that it left no data."""
         return self.status == "aborted"
 
 
 class EndedEpochs(msgspec.Struct, frozen=True):
-    """The ended epochs that the coordinator's log records, oldest first."""
+    """Ended epochs recorded in the coordinator's log, oldest first."""
 
     protocol: str = ""
     epochs: tuple[EpochFacts, ...] = ()
 
 
 def epochs_body(document: dict[str, object]) -> Markup:
-    """Draw the screen *Epochs* from the output of `snapline snapshot history -o json`."""
+    """Draw the screen *Epochs* from the JSON output of `snapline snapshot history`."""
     history = msgspec.convert(document, EndedEpochs)
     title = tag("div", tag("h1", "Epochs"), class_="title")
     if not history.epochs:
@@ -484,7 +484,7 @@ def epochs_body(document: dict[str, object]) -> Markup:
 
 
 def no_history() -> Markup:
-    """Draw the screen *Epochs* with a notice that the coordinator's release is too old to report the history."""
+    """Draw the screen *Epochs* for a coordinator whose release is too old to report the history."""
     notice = "This coordinator keeps no history of epochs: it is of an older release. `snapline snapshot list` has what is in the store."
     return join([tag("div", tag("h1", "Epochs"), class_="title"), tag("p", notice, class_="strip warn")])
 
@@ -493,9 +493,9 @@ def no_history() -> Markup:
 
 
 def _chart(epochs: Sequence[EpochFacts]) -> Markup:
-    """Draw a bar chart with one bar for each epoch, oldest first.
+    """Draw a bar chart with one bar per epoch, oldest first.
 
-    The longest complete epoch determines the scale, because an aborted epoch may have waited for minutes.
+    The longest complete epoch determines the scale, since an aborted epoch may have waited for minutes.
     """
     most_s = max([epoch.took_s for epoch in epochs if not epoch.is_aborted], default=0.0)
     most_s = most_s or max([epoch.took_s for epoch in epochs]) or 1.0
@@ -566,7 +566,7 @@ def _why(epoch: EpochFacts) -> Child:
 
 
 def _longest(last: PartFacts) -> str:
-    """Describe the phase in which the host spent the most time."""
+    """Describe the phase that took the host the most time."""
     phases = last.phases()
     if not phases:
         return "; its release does not say why"

@@ -1,8 +1,8 @@
 """Draw the pages of the live fleet.
 
-- *Fleet*: the hosts and agents, including which agents are busy, parked or waiting. The page updates live.
-- One agent: the agent's state, and its host's report about the agent.
-- *Coordinators*: the coordinator's replicas, with the state that each replica reports about itself.
+- *Fleet* shows the hosts and agents, including which agents are busy, parked or waiting. The page updates live.
+- The page of an agent shows the agent's state, and what its host reports about it.
+- *Coordinators* shows the coordinator's replicas and the state that each of them reports.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +58,8 @@ AGENT_COLUMNS = (("Agent", ""), ("Host", ""), ("Incarnation", "number"), ("State
 
 
 class AgentSearch(msgspec.Struct, frozen=True):
-    """A search for agents. `text` matches part of the name. `host` and `state` must match exactly. An empty value matches all agents."""
+    """A search for agents. `text` must occur in the agent's name. `host` and `state` must match the agent's exactly. An empty field matches
+    all agents."""
 
     text: str = ""
     host: str = ""
@@ -77,7 +78,7 @@ class AgentSearch(msgspec.Struct, frozen=True):
 
 
 class FleetScreen:
-    """Draws the screen *Fleet* and caches its parts.
+    """Draws the screen *Fleet* and caches parts of it.
 
     The table of hosts and the results of each search are the same for all viewers, so they are cached until they change.
     """
@@ -93,7 +94,7 @@ class FleetScreen:
         return join([piece.html for piece in self._tops(standing, search) if piece.id != "found"])
 
     def pieces(self, standing: LatestStatus, search: AgentSearch) -> list[Partial]:
-        """Return the elements of the screen that may change."""
+        """Return the elements of the screen that may change while it is shown."""
         return [*self._tops(standing, search), *self._rows(standing)]
 
     def _rows(self, standing: LatestStatus) -> list[Partial]:
@@ -116,7 +117,7 @@ class FleetScreen:
     def _section(self, standing: LatestStatus, search: AgentSearch) -> Partial:
         """Return the search form with its results.
 
-        The form is sent again only when its choices change, because a viewer may be typing into it.
+        The form is sent again only if its choices change, because a viewer may be typing into it.
         """
         form, key = _form(standing, search)
         return Partial("agents", section("agents", "Agents", form, self.found(standing, search)), key)
@@ -140,7 +141,7 @@ LEADS: Mapping[Tone, str] = {"bad": "Something is wrong: ", "warn": "Worth a loo
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """A notice about the whole fleet. `text` and `remedy` are sentences without the final full stop."""
+    """Notice about the whole fleet. `text` and `remedy` are sentences without their full stops."""
 
     tone: Tone
     text: str
@@ -149,7 +150,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 def _notices(standing: LatestStatus) -> Markup:
-    """Draw the most serious notice as the headline, and the other notices below the headline."""
+    """Draw the most serious notice as a headline, and all other notices below it."""
     strips: list[Child] = [trouble(standing.trouble, standing.updated_s)]
     notices = [] if standing.facts is None else _all_notices(standing.facts)
     if notices and not standing.trouble:
@@ -165,7 +166,7 @@ def _notices(standing: LatestStatus) -> Markup:
 
 
 def _all_notices(facts: FleetStatus) -> list[Notice]:
-    """Return all notices, ordered from the most to the least serious. There is at least one."""
+    """Return at least one notice, in descending order of seriousness."""
     notices: list[Notice] = []
     if facts.phase in ENDED:
         reason = f": {facts.reason}" if facts.reason else ""
@@ -271,7 +272,7 @@ SPARKLINE_WIDTH, SPARKLINE_HEIGHT = 120, 28
 
 
 def sparkline(values: Sequence[float]) -> Markup:
-    """Draw a series of values as an SVG line, scaled from 0 to the largest value."""
+    """Draw a time series as an SVG line, scaled from 0 to the largest value."""
     most = max(values, default=0.0)
     if len(values) < 2 or most <= 0:
         points = f"0,{SPARKLINE_HEIGHT - 1} {SPARKLINE_WIDTH},{SPARKLINE_HEIGHT - 1}"
@@ -330,9 +331,9 @@ def _number(value: int, kind: str = "") -> Markup:
 
 
 def _bar(words: str, value: float, most: float) -> Markup:
-    """Draw a number with a bar that shows its ratio to the largest number.
+    """Draw a number, and a bar that shows its ratio to the largest number.
 
-    The bar is an SVG, because the page's content security policy forbids inline styles.
+    The bar is an SVG image, because the page's content security policy forbids inline styles.
     """
     width = 0 if most <= 0 else max(0, min(100, round(100 * value / most)))
     bar = tag("rect", class_="bar-fill", width=width, height=4)
@@ -399,7 +400,7 @@ def _found(standing: LatestStatus, search: AgentSearch) -> Markup:
 
 
 def _form(standing: LatestStatus, search: AgentSearch) -> tuple[Markup, str]:
-    """Return the search form, and a key that changes when the form's choices change."""
+    """Return the search form, and a key that changes with the choices that the form offers."""
     hosts = [host.host for host in _hosts(standing)]
     states = sorted({agent.state for agent in standing.agents} | ({search.state} if search.state else set()))
     field = tag("input", type="search", name="q", value=search.text, placeholder="Part of a name", aria_label="Name")
@@ -455,7 +456,7 @@ def _term(status: ReplicaStatus) -> int:
 
 
 def role_of(status: ReplicaStatus) -> str:
-    """Return "leader", "learner" or "follower"."""
+    """Return the replica's role, which is "leader", "learner" or "follower"."""
     return "leader" if status.standing.is_leader else "learner" if status.is_learner else "follower"
 
 
@@ -498,7 +499,7 @@ OPEN_BYTES_MAX = 2_000
 def agent_body(document: dict[str, object], state: AgentState | None = None, problem: str = "") -> Markup:
     """Draw an agent's page from the reply of `Client.describe` and the agent's state.
 
-    `problem` is the reason why the state is unknown or not live.
+    `problem` says why the state is unknown or not live.
     """
     facts = [(name, document.get(name)) for name in document if name not in AGENT_HEAD]
     about = f"{document.get('agent_kind')} on {document.get('host')}, incarnation {document.get('incarnation')}"
@@ -515,7 +516,7 @@ def agent_body(document: dict[str, object], state: AgentState | None = None, pro
 
 
 def saved_body(agent: str, state: AgentState, problem: str) -> Markup:
-    """Draw an agent's page while no host can describe the agent. `problem` is the reason for this."""
+    """Draw the page of an agent that no host can currently describe. `problem` says why."""
     title = tag(
         "div", tag("h1", agent), tag("p", f"{state.kind}, last on {state.host}", class_="quiet"), class_="title"
     )

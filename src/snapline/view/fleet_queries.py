@@ -1,4 +1,4 @@
-"""Send the view's requests to a running fleet, through `snapline.Client` and through the coordinator's own client."""
+"""Send the view's requests to a running fleet, using `snapline.Client` and the coordinator's client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,7 +20,8 @@ REPLICA_S = 2.0
 
 
 class FleetQueries:
-    """The view's client of a fleet. Documents have the form that the CLI commands print with `-o json`. Failures raise SnaplineError."""
+    """Client through which the view reads a fleet. The documents have the form that CLI commands print with `-o json`. Failures raise
+    SnaplineError."""
 
     def __init__(
         self, client: Client, coordinator: CoordinatorClient, hosts: HostCalls, security: Security | None = None
@@ -33,12 +34,12 @@ class FleetQueries:
     async def status(self) -> FleetStatus:
         """Return the output of `snapline status`.
 
-        The status may be slightly out of date, which is harmless because the view requests it every second.
+        The status may be slightly outdated, which is harmless because the view requests it every second.
         """
         return await retry_until_available(lambda: self._coordinator.status(unconfirmed=True))
 
     async def agents(self) -> list[LocatedAgent]:
-        """Return the agents with the hosts on which they run."""
+        """Return each agent with the host that runs it."""
         return await self._client.agents()
 
     async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
@@ -66,7 +67,7 @@ class FleetQueries:
         return await retry_until_available(self._coordinator.recovery_history)
 
     async def epoch_history(self) -> dict[str, object] | None:
-        """Return the output of `snapline snapshot history`, or None if the coordinator's release is too old to support it."""
+        """Return the output of `snapline snapshot history`, or None if the coordinator's release does not support it."""
         try:
             return await retry_until_available(lambda: self._coordinator.read_snapshots("history"))
         except UsageError as error:
@@ -75,7 +76,7 @@ class FleetQueries:
             return None
 
     async def replicas(self) -> list[AskedReplica]:
-        """Return the replicas that `snapline coordinator members` lists, each with the status that it reports about itself."""
+        """Return the coordinator's replicas, each with the status that it reports about itself."""
         answer = await retry_until_available(lambda: self._coordinator.read_replica("members"))
         members = msgspec.convert(answer["members"], list[AskedReplica])
         return await asyncio.gather(*[self._with_status(each) for each in members])
@@ -99,7 +100,8 @@ class FleetQueries:
         return await self._client.waiting()
 
     async def outputs_page(self, after: str, topic: str = "") -> ReadOutputsReply:
-        """Return one page of outputs after the cursor `after`. If `topic` is "", the page contains all topics that agents name."""
+        """Return one page of outputs that follow the cursor `after`. If `topic` is "", outputs of all topics chosen by agents are
+        included."""
         return await retry_until_available(lambda: self._coordinator.read_outputs(after, topic))
 
     async def consumers(self) -> ReadConsumersReply:
@@ -109,7 +111,7 @@ class FleetQueries:
     async def recent_traces(
         self, after: Mapping[str, str], *, every: int, most: int
     ) -> Mapping[str, RecentTrace | None]:
-        """Return each host's events since the host's cursor in `after`. The value is None for a host that does not report."""
+        """Return the events of each host after the host's cursor in `after`. The value is None for a host that does not respond."""
         return await recent_traces(self._coordinator, self._hosts, after, every=every, most=most)
 
 
@@ -117,10 +119,10 @@ class FleetQueries:
 async def open_fleet_queries(
     address: str, security: Security, name: str
 ) -> AsyncIterator[tuple[FleetQueries, CoordinatorClient]]:
-    """Open the view's client and the coordinator client that it uses. `name` is the name of the requester.
+    """Open the view's client of a fleet, and the coordinator client that it needs. `name` identifies the requester.
 
     Raises:
-        CoordinatorUnavailableError: If no coordinator answers at the address.
+        CoordinatorUnavailableError: If no coordinator responds at the address.
     """
     async with await retry_until_available(lambda: open_client(address, security, name)) as client:
         coordinator, hosts = CoordinatorClient(address, security), HostCalls(security, name)

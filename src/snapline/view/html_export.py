@@ -1,21 +1,22 @@
-"""Write an HTML file for a bug report. The file contains the available screens of a running fleet, or of a store without a running fleet.
+"""Write a self-contained HTML file for a bug report. The export contains the available screens of a running fleet, or of a store without a
+running fleet.
 
-*Screens.* The file contains the pages of the view. A sentence replaces an unavailable page, so one failure does not affect the other pages.
-If the fleet does not answer at all, the export fails and no file is written.
+*Screens.* The exported screens are the pages of the view. If a page is unavailable, a sentence replaces it, so that one failure does not
+affect other pages. If the fleet does not respond at all, the export fails and writes no file.
 
-*File.* The file is self-contained. The file contains the screens one below another, with their style and without scripts. The file's
-content security policy allows the style by its digest and forbids everything else.
+*File.* The exported file loads nothing from elsewhere. The exported file contains the screens one after another, with their style and
+without scripts. The file's content security policy permits the style by its digest and forbids everything else.
 
-*Static markup.* The markup of each screen, which `markup.tag` produced, is converted to markup that needs no server. Ids get the screen's
-name as a prefix, because several screens share one page. A link leads to its target in the file, or becomes text if the file does not
-contain the target. Forms are removed, and ages become times. Unknown markup is an error, so a file cannot fetch, run or send anything.
+*Static markup.* The markup of each screen comes from `markup.tag` and is converted so that it needs no server. Ids are prefixed with the
+screen's name, because several screens share one page. Links point to their targets within the file. A link without a target in the file
+becomes text. Forms are removed, and ages are replaced by times. Unknown markup is an error, so that an exported file cannot fetch, run or
+send anything.
 
-*Redaction.* For each state, message, output and effect, the file shows only the size and a digest of the content. A brute-force search
-could recover a short secret from an unkeyed digest. So digests are keyed, and the key is discarded. Equal values have equal digests within
-one file, but a digest reveals nothing outside the file.
+*Redaction.* States, messages, outputs and effects are replaced by the size and a digest of their content. An unkeyed digest of a short
+secret could be reversed by brute force, so digests are keyed, and the key is discarded. Equal values have equal digests within one file,
+but a digest is useless outside the file.
 
-*Store at rest.* Without a running coordinator, the file shows the store's snapshots and the external outputs and effects of the store's
-fleet.
+*Store without a fleet.* If no coordinator is running, the file shows the store's snapshots, and the external outputs and effects in them.
 """
 
 import asyncio
@@ -85,10 +86,10 @@ from snapline.view.watch import FleetWatch, ViewCalls
 
 
 class StoreAtRest:
-    """Reads a store without a running fleet. Documents have the form that the CLI commands print with `-o json`."""
+    """Reads a store without a running fleet. The documents have the form that CLI commands print with `-o json`."""
 
     def __init__(self, location: str) -> None:
-        """Open the store. Raise StoreError if there is no store at `location`."""
+        """Open the store. Raise StoreError if no store exists at `location`."""
         self._store = Store.open(location)
         self._outputs = open_store(location)
 
@@ -107,7 +108,7 @@ class StoreAtRest:
         return dict(document)
 
     def outside(self, last_epoch: int) -> WaitingFacts:
-        """Return the effects and the newest outputs in the snapshots. Raise DamagedDataError if the data is damaged."""
+        """Return the external effects and the newest outputs in the store's snapshots. Raise DamagedDataError if the data is damaged."""
         records: deque[Output | OutputsReverted] = deque(maxlen=LEDGER_RECORDS_MAX)
         count = 0
         for record in self._outputs.outputs(EFFECTS_TOPIC, message_type=EffectRecord):
@@ -118,7 +119,7 @@ class StoreAtRest:
         )
 
     def _newest(self, last_epoch: int) -> NewestOutputs:
-        """Return the newest outputs. Like `newest_outputs`, search further back in time until enough outputs are found."""
+        """Return the newest outputs, searching further back in time until there are enough, like `newest_outputs`."""
         epochs_back = SEARCH_EPOCHS_FIRST
         while True:
             since = max(0, last_epoch - epochs_back)
@@ -152,7 +153,7 @@ SNAPSHOT_COLUMNS = (
 
 
 def store_body(listed: SnapshotList) -> Markup:
-    """Draw the screen *Store* from the output of `snapline snapshot list -o json`."""
+    """Draw the screen *Store* from the JSON output of `snapline snapshot list`."""
     newest = listed.snapshots[-1] if listed.snapshots else None
     about = [listed.store, *([newest.fleet, newest.protocol] if newest is not None else [])]
     title = tag("div", tag("h1", "Store"), tag("p", " · ".join(filter(None, about)), class_="quiet"), class_="title")
@@ -230,15 +231,15 @@ LinkTarget = Callable[[str], str | None]
 
 
 def ids_of(markup: Markup, screen: str) -> set[str]:
-    """Return the ids that the screen's elements have in the exported file."""
+    """Return the HTML ids that a screen's elements have in the exported file."""
     return {f"{screen}-{unescape(id_)}" for id_ in _ID.findall(markup)}
 
 
 def standing(markup: Markup, screen: str, place: LinkTarget, ids: Collection[str]) -> Markup:
-    """Convert a screen to static markup for a file. `place` finds a link's target in the file, and `ids` contains all ids in the file.
+    """Convert a screen to static markup. `place` finds the target of a link in the file, and `ids` contains all HTML ids in the file.
 
     Raises:
-        ValueError: If the screen contains markup that is not allowed in a file.
+        ValueError: If the screen contains markup that the file may not contain.
     """
     return Markup("".join(_standing_parts(markup, screen, place, ids)))
 
@@ -280,7 +281,7 @@ def _standing_parts(markup: str, screen: str, place: LinkTarget, ids: Collection
 
 
 def _attributes(attributes: str, screen: str) -> dict[str, str | None]:
-    """Return the allowed attributes by name. The value of an attribute without a value is None."""
+    """Return those attributes of a tag that are allowed. An attribute without a value has the value None."""
     kept: dict[str, str | None] = {}
     for match in _ATTRIBUTE.finditer(attributes):
         name, value = match[1], None if match[2] is None else unescape(match[2])
@@ -302,7 +303,7 @@ def _target(href: str, screen: str, place: LinkTarget, ids: Collection[str]) -> 
 
 
 def _moment(datetime: str) -> str:
-    """Format a time like `2026-01-01 12:00:00.000`, because a static file cannot show an age."""
+    """Format a time like `2026-01-01 12:00:00.000`, since ages cannot be updated in a static file."""
     return datetime.replace("T", " ").removesuffix("+00:00")
 
 
@@ -322,25 +323,24 @@ DIGITS = 12
 
 
 class Redaction:
-    """Removes private contents from the exported data. Create one instance for each file."""
+    """Redacts private contents in the exported data. Create one instance for each file."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def replacement_of(self, value: object) -> str:
-        """Return the text that replaces `value` in the file."""
+        """Return the text that replaces `value`."""
         data = msgspec.json.encode(msgspec.to_builtins(value, str_keys=True), order="deterministic")
         digest = hmac.new(self._key, data, hashlib.sha256).hexdigest()[:DIGITS]
         return f"left out: {size(len(data))} of JSON, digest {digest}"
 
     def cut(self, cut: CutFacts, *, kept: int = 0, messages_kept: bool = False) -> CutFacts:
-        """Redact a snapshot, except the contents of the first `kept` agents and, if `messages_kept` is set, of messages."""
+        """Redact a snapshot, except the contents of its first `kept` agents and, if `messages_kept` is set, of its messages."""
         agents = [each if number < kept else self._agent(each) for number, each in enumerate(cut.agents)]
         channels = cut.channels if messages_kept else tuple(self._channel(each) for each in cut.channels)
         return msgspec.structs.replace(cut, agents=tuple(agents), channels=channels)
 
     def waiting(self, facts: WaitingFacts) -> WaitingFacts:
-        """Redact the contents of the pending work."""
         agents = tuple(
             msgspec.structs.replace(each, problem=self._text(each.problem), waits_for=self._text(each.waits_for))
             for each in facts.agents.agents
@@ -353,7 +353,7 @@ class Redaction:
         )
 
     def effects(self, effects: Iterable[Effect]) -> list[Effect]:
-        """Redact the contents of the effects. Keep their agents, names and outcomes."""
+        """Redact the contents of external effects. Agents, names and outcomes are kept."""
         return [
             msgspec.structs.replace(
                 each, key=self._text(each.key), arguments=self._text(each.arguments), result=self._text(each.result)
@@ -412,7 +412,7 @@ FAILURES = (SnaplineError, msgspec.ValidationError)
 class ExportedScreen(msgspec.Struct, frozen=True):
     """One screen in the file.
 
-    `id` is the prefix of the ids in the screen. `epoch` is the epoch of the snapshot shown, or 0 if none is shown.
+    `id` is the prefix of the screen's HTML ids. `epoch` is the epoch of the snapshot that the screen shows, or 0 if it shows none.
     """
 
     id: str
@@ -425,7 +425,7 @@ class FleetExport:
     """Exports the screens of a running fleet."""
 
     def __init__(self, calls: ViewCalls, snapshot: str, withheld: Redaction | None) -> None:
-        """Set the source of the export. `withheld` removes private contents. If it is None, the file includes them."""
+        """Create an export of this fleet. `withheld` removes private contents. If `withheld` is None, private contents are included."""
         self._calls = calls
         self._snapshot = snapshot
         self._redactor = withheld
@@ -436,7 +436,7 @@ class FleetExport:
         """Return the fleet's name and its screens.
 
         Raises:
-            CoordinatorUnavailableError: If the fleet does not report its state.
+            CoordinatorUnavailableError: If no coordinator reports the fleet's state.
         """
         try:
             return await self._screens()
@@ -493,10 +493,10 @@ class FleetExport:
 async def store_screens(
     store: StoreAtRest, snapshot: str, withheld: Redaction | None
 ) -> tuple[str, list[ExportedScreen]]:
-    """Return the fleet's name and the screens of a store without a running coordinator.
+    """Return the fleet's name and the screens for a store whose fleet is not running.
 
     Raises:
-        StoreError: If the store is missing or cannot be read.
+        StoreError: If the store is missing or unreadable.
     """
     listed = store.listed()
     name = next((each.fleet for each in reversed(listed.snapshots) if each.fleet), "")
@@ -530,7 +530,7 @@ NO_RECOVERIES = (
 
 
 def cut_screen(cut: CutFacts, withheld: Redaction | None) -> ExportedScreen:
-    """Draw the screen of one snapshot, with as many contents as the size limit allows."""
+    """Draw a snapshot's screen with as much content as the size limit permits."""
     heading = _title("Snapshot")
     if withheld is not None:
         return ExportedScreen(SNAPSHOT, "Snapshot", cut_body(withheld.cut(cut), CutSearch()), cut.epoch)
@@ -553,7 +553,8 @@ def cut_screen(cut: CutFacts, withheld: Redaction | None) -> ExportedScreen:
 
 
 def _parts(agents: int) -> Iterator[tuple[int, bool]]:
-    """Yield choices of decreasing size. Each is the number of agents shown with contents, and whether messages are shown with contents."""
+    """Yield how much content to show, in decreasing amounts. Each result is the number of agents whose contents are shown, and whether the
+    contents of messages are shown."""
     yield agents, True
     while agents:
         agents //= 2
@@ -570,7 +571,7 @@ def _too_large(kept: int, *, has_messages: bool) -> Markup:
 
 
 async def _screen_or_reason(id: str, name: str, make: Callable[[], Awaitable[ExportedScreen]]) -> ExportedScreen:
-    """Return the screen that `make` draws. If `make` fails, return a screen that states the reason."""
+    """Call `make` to draw a screen. If `make` fails, return a screen that states the reason."""
     try:
         return await make()
     except FAILURES as error:
@@ -602,7 +603,7 @@ article:last-child { border-bottom: 0; }
 
 
 def export_page(fleet: str, screens: Sequence[ExportedScreen], about: str) -> Markup:
-    """Return the HTML of the file. `about` describes the time, source and content of the file in a sentence or two."""
+    """Return the whole HTML file. `about` describes the time, source and content of the export in a sentence or two."""
     shown = epoch_of(screens)
     ids = {each.id for each in screens}.union(*(ids_of(each.body, each.id) for each in screens))
 
@@ -620,7 +621,7 @@ def export_page(fleet: str, screens: Sequence[ExportedScreen], about: str) -> Ma
 
 
 def epoch_of(screens: Sequence[ExportedScreen]) -> int:
-    """Return the epoch of the snapshot in the file, or 0 if the file contains no snapshot."""
+    """Return the epoch of the exported snapshot, or 0 if there is none."""
     return max([each.epoch for each in screens if each.id == SNAPSHOT], default=0)
 
 
@@ -641,7 +642,7 @@ def _head(fleet: str) -> Markup:
 
 
 def _place(href: str, epoch: int) -> str | None:
-    """Return the id in the file to which an address of the view corresponds, or None if the file does not contain the target."""
+    """Return the HTML id in the file for a link to this address of the view, or None if the file lacks the target."""
     parts = urlsplit(href)
     match parts.path.split("/"):
         case ["", ""]:
@@ -656,13 +657,13 @@ def _place(href: str, epoch: int) -> str | None:
 
 
 def check_free(path: Path, *, is_forced: bool) -> None:
-    """Raise UsageError if a file exists at `path`, unless `is_forced` allows to replace it."""
+    """Raise UsageError if a file exists at `path`, unless `is_forced` is set."""
     if path.exists() and not is_forced:
         raise UsageError(f"{path} is there already: give another name, or --force")
 
 
 def write_file(path: Path, page: str, *, is_forced: bool) -> int:
-    """Write the file atomically, so that only its owner can read it. Return the file's size in bytes.
+    """Write the file atomically, readable only by its owner. Return the file's size in bytes.
 
     Raises:
         UsageError: If the file already exists and `is_forced` is False.

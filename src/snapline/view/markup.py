@@ -1,8 +1,8 @@
-"""Build HTML from values. Values that are not markup are escaped as text, so text from a fleet cannot inject markup.
+"""Build HTML from values. Text that is not marked as HTML is escaped, so that text from a fleet cannot inject markup.
 
-Text from a fleet may be hostile. A control character is shown as its Unicode picture (␛). A character that reverses, hides or joins text is
-shown as its code point (‹202E›), so that an attacker cannot disguise text. A long text is truncated, and a note states the number of
-omitted characters.
+Text from a fleet may be malicious. Control characters are shown as Unicode symbols such as ␛. Characters that reverse, hide or join text
+are shown as code points such as ‹202E›, so that an attacker cannot disguise text. Long texts are truncated, and a note states how many
+characters were omitted.
 """
 
 import re
@@ -20,7 +20,7 @@ _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 
 
 class Markup(str):
-    """Text that is already HTML and is not escaped."""
+    """HTML text, which is not escaped."""
 
     __slots__ = ()
 
@@ -32,7 +32,7 @@ Attribute = str | int | bool | None
 def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
     """Return an HTML element.
 
-    The attribute `class_` becomes `class`, and `data_age` becomes `data-age`. An attribute that is True is written without a value. An
+    The attribute `class_` is written as `class`, and `data_age` as `data-age`. An attribute that is True is written without a value. An
     attribute that is None or False is omitted.
     """
     opening = "".join([_attribute(key, value) for key, value in attributes.items()])
@@ -42,12 +42,12 @@ def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """Return the markup of the children in order. Ignore children that are None."""
+    """Return the markup of all children, in order. Children that are None are ignored."""
     return Markup("".join([_content(child) for child in children]))
 
 
 def shown(text: str, characters_max: int = TEXT_MAX) -> str:
-    """Return the text with invisible characters made visible, truncated to `characters_max` characters."""
+    """Return the text with invisible characters made visible, limited to `characters_max` characters."""
     start = text[:characters_max]
     visible = _UNSEEN.sub(_visible, start) if _UNSEEN.search(start) else start
     return visible if len(text) <= characters_max else f"{visible}… {len(text) - characters_max:,} more characters"

@@ -1,13 +1,13 @@
-"""Run the actions that operators have confirmed. Each confirmation page belongs to one action, which runs at most once.
+"""Define and run the actions that operators can confirm. Each confirmation page belongs to one action, which is run at most once.
 
-Each confirmation page has an unguessable key, and its action stores the details that the page shows, such as a host's generation or the
-plan. So the action does exactly what the page showed, even if the leader changes, and whatever the form contains. If a form is submitted
-again by a reload or a second click, the view returns the outcome of the first submission. A form with an unknown key has no effect, and the
-operator has to open a new page.
+A confirmation page has an unguessable key, and its action stores the details shown on the page, such as a host's generation or the plan. So
+the action does exactly what the page described, even if the leader has changed, and regardless of the form's contents. If a form is
+submitted again, by a reload or a second click, the view returns the outcome of the first submission. A form with an unknown key has no
+effect, and the operator must open a new page.
 
-Actions on the fleet make the same calls as the CLI commands. The confirmation page describes the effects with this fleet's actual numbers.
-Actions on stored snapshots (tags, pins and forks) change the store directly, as the CLI commands do. These actions require the fleet's
-folder on this machine, and the coordinator's audit log does not record them.
+Actions on the fleet make the same calls as the CLI commands. Confirmation pages describe the effects using the actual numbers of the fleet.
+Actions on stored snapshots (tagging, pinning, forking) change the store directly, as the CLI commands do. Actions on stored snapshots
+require the fleet's folder on this machine, and are not recorded in the coordinator's audit log.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ second."""
 
 
 class ActionOutcome(msgspec.Struct, frozen=True):
-    """The outcome of an action, as a sentence with a link. `is_bad` is set if the action failed or its outcome is unknown."""
+    """Outcome of an action, as a sentence and a link. `is_bad` is True if the action failed or its outcome is unknown."""
 
     sentence: str
     address: str = "/"
@@ -63,9 +63,10 @@ Fields = Mapping[str, str]
 
 
 class ActionField(msgspec.Struct, frozen=True):
-    """A form field that the operator fills in.
+    """Form field for the operator to fill in.
 
-    `choices` contains the value and label of each choice. If it is empty, the operator enters text of at most `characters_max` characters.
+    `choices` lists the value and label of each choice. If `choices` is empty, the operator enters text of at most `characters_max`
+    characters.
     """
 
     name: str
@@ -76,16 +77,16 @@ class ActionField(msgspec.Struct, frozen=True):
 
 
 class ProposedAction(msgspec.Struct, frozen=True):
-    """An action, and the content of its confirmation page.
+    """An action, with the contents of its confirmation page.
 
     Attributes:
         title: short name of the action.
         button: label of the button.
-        sentences: effects of the action.
+        sentences: description of the action's effects.
         do: function that runs the action with the submitted fields.
-        check: address and name of the page that shows whether the action was done. Operators need it if the outcome is unknown.
-        more: content that is shown below the sentences.
-        is_grave: whether the action undoes work or stops something.
+        check: address and name of a page that shows whether the action took effect, for operators who did not learn the outcome.
+        more: content to show below the sentences.
+        is_grave: whether the action undoes work or stops a process.
     """
 
     title: str
@@ -110,14 +111,14 @@ class _Kept:
 
 
 class Actions:
-    """The proposed actions by key, with their outcomes. Use an instance from one event loop only."""
+    """Proposed actions by key, with their outcomes. Each instance may be used from only one event loop."""
 
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
         self._kept: dict[str, _Kept] = {}
         self._kept_max = kept_max
 
     def propose(self, session: str, proposed: ProposedAction) -> str:
-        """Store a proposed action. Return the key that this session's form must carry.
+        """Store a proposed action, and return the key that the session's form must contain.
 
         Raises:
             UsageError: If too many actions are in progress.
@@ -132,7 +133,7 @@ class Actions:
         return key
 
     async def do(self, session: str, key: str, fields: Fields) -> None:
-        """Run the action unless it has already begun. Wait at most `WAIT_S` seconds for the outcome.
+        """Run the action unless it has already been started. Wait at most `WAIT_S` seconds for the outcome.
 
         Raises:
             UsageError: If no page of this session has this key.
@@ -146,7 +147,7 @@ class Actions:
         """Return the action and its outcome, which is None while the action is in progress.
 
         Raises:
-            UsageError: If no page of this session has this key, or the page's form was not submitted.
+            UsageError: If no page of this session has this key, or the form on that page was not submitted.
         """
         kept = self._find(session, key)
         if kept.task is None:
@@ -154,7 +155,7 @@ class Actions:
         return kept.proposed, None if kept.is_running else kept.task.result()
 
     async def close(self) -> None:
-        """Stop waiting for outcomes. The fleet still carries out the actions that were requested."""
+        """Stop waiting for outcomes. The fleet still completes the actions that were requested."""
         tasks = [kept.task for kept in self._kept.values() if kept.task is not None]
         for task in tasks:
             task.cancel()
@@ -191,18 +192,18 @@ FLEET = ("/", "The fleet")
 
 
 def others_for_agents(facts: FleetStatus, host: HostStatus) -> list[str]:
-    """Return the hosts to which this host's agents could move."""
+    """Return the hosts that could take over the agents of this host."""
     return [x.host for x in facts.hosts if x.state == "alive" and x.host != host.host and not x.is_drained]
 
 
 class FleetActions:
-    """Proposes actions on the fleet. The argument `facts` is the fleet's latest known state. Failures raise SnaplineError."""
+    """Proposes actions on the fleet. `facts` is the fleet's latest known state. Failures raise SnaplineError."""
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
 
     async def restorable(self) -> frozenset[int]:
-        """Return the epochs that can be restored. The store may also contain other epochs."""
+        """Return the epochs to which the fleet can be restored. The store may contain additional epochs."""
         return restorable_epochs(await retry_until_available(lambda: self._coordinator.read_snapshots("history")))
 
     async def snapshot(self, facts: FleetStatus, query: Fields) -> ProposedAction:
@@ -273,7 +274,7 @@ class FleetActions:
         return ProposedAction(f"Drain host {host.host}", f"Drain {host.host}", effects, do)
 
     async def resume(self, facts: FleetStatus, query: Fields) -> ProposedAction:
-        """Propose to allow agents to move to a drained host again."""
+        """Propose to allow agents on a drained host again."""
         host = _host_of(facts, query)
         effects = (
             f"Agents may live on host {host.host} again: they come with the next recovery, or by `snapline host spread`.",
@@ -307,7 +308,7 @@ class FleetActions:
 
 
 def taken(outcome: SnapshotOutcome) -> ActionOutcome:
-    """Describe the outcome of a snapshot request."""
+    """Describe the outcome of a request to take a snapshot."""
     if not outcome.is_complete:
         epoch = f"Epoch {outcome.epoch} was aborted" if outcome.epoch else "No epoch has begun"
         return ActionOutcome(f"{epoch}: {outcome.reason}.", "/epochs", "Epochs", is_bad=True)
@@ -366,7 +367,7 @@ class KeptSnapshots(msgspec.Struct, frozen=True):
 class StoreActions:
     """Proposes actions on stored snapshots.
 
-    These actions require `folder`, which is the fleet's folder on this machine. Failures raise SnaplineError.
+    These actions require `folder`, the fleet's folder on this machine. Failures raise SnaplineError.
     """
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None) -> None:
@@ -375,7 +376,7 @@ class StoreActions:
 
     @property
     def is_here(self) -> bool:
-        """Return whether the store is on this machine, so that actions on snapshots are possible."""
+        """Return whether the store is on this machine, as actions on stored snapshots require."""
         return self._folder is not None and (self._folder / STORE_FOLDER).is_dir()
 
     async def kept(self) -> KeptSnapshots:
@@ -477,7 +478,7 @@ class StoreActions:
         return _proposed(f"Fork epoch {chosen.epoch}", effects, do, fields)
 
     async def _find(self, query: Fields) -> tuple[SnapshotSummary, str]:
-        """Return the requested snapshot and a sentence that describes it."""
+        """Find the requested snapshot, and return it with a sentence that describes it."""
         snapshot = query.get("snapshot", "")
         for each in (await self.kept()).snapshots:
             if str(each.epoch) == snapshot and not each.damage:
@@ -497,9 +498,9 @@ class StoreActions:
         return Store.open(str(self._own_folder() / STORE_FOLDER))
 
     def _holds(self, meant: SnapshotSummary) -> Holds:
-        """Return the store's holds, which are tags and pins.
+        """Return the pins and tags of the store.
 
-        First check that the store still contains exactly the snapshot that was shown.
+        First check that the store still contains the same snapshot that was shown.
         """
         store = self._store()
         if store.read_ref(meant.epoch) != meant.root:

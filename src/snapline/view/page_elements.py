@@ -1,14 +1,14 @@
 """Draw the elements that all pages use: the page frame, sections, tables, links, and trees of values.
 
-The frame of every screen consists of the head, the navigation, and the notice about problems. Links lead only to existing targets, because
-pages may name agents that have stopped and snapshots that were deleted.
+The frame of every screen consists of a head, the navigation, and a notice about problems. Links point only to existing pages, because texts
+may name agents that have stopped or snapshots that were deleted.
 
-Plain values (states, messages, documents) are shown as a tree whose branches expand and collapse. A value may be arbitrarily large and
-deep, so a tree is limited to `NODES_MAX` values, `ITEMS_MAX` items of one list, `DEPTH_MAX` levels, and `VALUE_TEXT_MAX` characters of one
-text. Where a limit applies, the tree states how much is omitted.
+Plain values (states, messages, documents) are shown as a tree with branches that expand and collapse. Values may be arbitrarily large and
+deep. A tree shows at most `NODES_MAX` values, `ITEMS_MAX` items per list, `DEPTH_MAX` levels, and `VALUE_TEXT_MAX` characters per text.
+Where a limit applies, the tree states how much was omitted.
 
-*Streams.* A page that is rendered every few seconds streams its changes to a limited number of viewers. A page consists of parts, and each
-viewer receives only the parts that have changed since they were last sent to this viewer.
+*Streams.* Pages that are rendered every few seconds stream their changes to a limited number of viewers. A page consists of parts, and each
+viewer receives only the parts that have changed since the last update.
 """
 
 import asyncio
@@ -43,15 +43,15 @@ SIMULATION = ("simulation", "/simulation", "Simulation")
 
 
 class PageHead(msgspec.Struct, frozen=True):
-    """Values that the frame around a screen shows.
+    """Values shown in the frame around a screen.
 
     Attributes:
         screen: id of the screen.
         title: title of the browser tab.
         fleet: name of the fleet, if known.
-        events: address of the stream that keeps the page current, or "" if the page is static.
-        is_signed_in: whether the viewer has signed in and may therefore sign out.
-        screens: available screens, in the order in which the navigation lists them.
+        events: address of the event stream that updates the page, or "" if the page is static.
+        is_signed_in: whether the viewer has signed in and can sign out.
+        screens: available screens, in navigation order.
     """
 
     screen: str
@@ -63,7 +63,7 @@ class PageHead(msgspec.Struct, frozen=True):
 
 
 def page(frame: PageHead, *body: Child) -> Markup:
-    """Draw a whole page, which is `body` inside the frame."""
+    """Draw a whole page: the frame, with `body` inside it."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -100,7 +100,7 @@ def _top(frame: PageHead) -> Markup:
 
 
 def trouble(sentence: str, updated_s: float = 0.0) -> Markup | None:
-    """Draw a strip at the top of the page that says why the page may be out of date. Return None if `sentence` is empty."""
+    """Draw a banner at the top of the page that says why the page may be outdated. Return None if `sentence` is empty."""
     if not sentence:
         return None
     since = (" What is shown was heard ", age(updated_s), ".") if updated_s else None
@@ -108,13 +108,13 @@ def trouble(sentence: str, updated_s: float = 0.0) -> Markup | None:
 
 
 def section(id: str, heading: Child, *body: Child, aside: Child = None) -> Markup:
-    """Draw a part of a screen with a heading."""
+    """Draw a section of a screen, with a heading."""
     head = tag("div", tag("h2", heading, id=f"{id}-heading"), aside, class_="section-head")
     return tag("section", head, *body, id=id, aria_labelledby=f"{id}-heading")
 
 
 def table(columns: "tuple[tuple[str, str], ...]", rows: Child, *, label: str, id: str | None = None) -> Markup:
-    """Draw a table that scrolls if it is too wide. `columns` contains the heading and CSS class of each column."""
+    """Draw a table that scrolls horizontally if it is too wide. `columns` lists the heading and CSS class of each column."""
     heads = [tag("th", name, class_=kind or None, scope="col") for name, kind in columns]
     inner = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", rows), aria_label=label)
     return tag("div", inner, class_="table", tabindex="0", role="region", aria_label=label, id=id)
@@ -128,20 +128,20 @@ KEPT = ("complete", "void")
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """The agents and epochs to which pages may link.
+    """Agents and epochs to which pages may link.
 
-    None allows all links, because the export to a file itself removes links to missing targets (`html_export.py`).
+    None allows all links. The HTML export uses None, because it removes links to missing targets itself (`html_export.py`).
     """
 
     agents: frozenset[str] | None = None
     epochs: frozenset[int] | None = None
 
     def agent(self, agent: str) -> Child:
-        """Return the agent's name, as a link to the agent's page if that page exists."""
+        """Return an agent's name, as a link if the agent's page exists."""
         return agent_link(agent) if self.agents is None or agent in self.agents else agent
 
     def epoch(self, epoch: int, words: str = "") -> Child:
-        """Return the epoch's number or, if given, `words`, as a link to the epoch's page if that page exists."""
+        """Return an epoch's number or, if given, `words`, as a link if the epoch's page exists."""
         text = words or str(epoch)
         return tag("a", text, href=f"/epochs/{epoch}") if self.epochs is None or epoch in self.epochs else text
 
@@ -152,14 +152,14 @@ def agent_link(agent: str) -> Child:
 
 
 class EndedEpoch(msgspec.Struct, frozen=True):
-    """Fields of the epoch history that determine whether an epoch still exists."""
+    """Fields of the epoch history that show whether an epoch still exists."""
 
     epoch: int = 0
     status: str = ""
 
 
 class KeptEpochs(msgspec.Struct, frozen=True):
-    """The output of `snapline snapshot history`. `stored` contains the epochs in the store, or is None if they are unknown."""
+    """The output of `snapline snapshot history`. `stored` lists the epochs in the store, or is None if they are unknown."""
 
     epochs: tuple[EndedEpoch, ...] = ()
     stored: tuple[int, ...] | None = None
@@ -193,7 +193,7 @@ def tree(value: object, *, open_levels: int = 1, nodes_max: int = NODES_MAX) -> 
 
 
 def value_tree(value: object, *, open_levels: int = 1, nodes_max: int = NODES_MAX) -> Markup:
-    """Draw a value for a table. Draw a tree if the value contains other values, otherwise the value alone."""
+    """Draw a value in a table cell. If the value contains other values, draw a tree."""
     if isinstance(value, dict | list | tuple) and value:
         return tree(value, open_levels=open_levels, nodes_max=nodes_max)
     return leaf(value)
@@ -230,7 +230,7 @@ class _Tree:
 
 
 def leaf(value: object) -> Markup:
-    """Draw a value that contains no other values."""
+    """Draw a scalar value."""
     match value:
         case None:
             return tag("span", "null", class_="value none")
@@ -248,12 +248,12 @@ def leaf(value: object) -> Markup:
 
 
 class Partial(msgspec.Struct, frozen=True):
-    """An element of a page, identified by its HTML id.
+    """Page element, identified by its HTML id.
 
     Attributes:
         html: HTML of the element.
-        key: the element is sent again when the key changes. If the key is "", the HTML serves as the key. The key of an element that
-            contains other parts covers only the rest of the element's content.
+        key: value whose change causes the element to be sent again. If the key is "", the HTML itself is used. If the element contains
+            other parts, its key covers only its remaining content.
     """
 
     id: str
@@ -262,7 +262,7 @@ class Partial(msgspec.Struct, frozen=True):
 
 
 class ViewerState:
-    """Keeps the parts of a page that one viewer has received."""
+    """Records which version of each page part a viewer has received."""
 
     def __init__(self) -> None:
         self._keys: dict[str, str] = {}
@@ -288,7 +288,7 @@ Look = Callable[[], Awaitable[Sequence[Partial]]]
 
 
 class Streams:
-    """Streams that send the changes of one screen to its viewers."""
+    """Streams the changes of one screen to its viewers."""
 
     def __init__(self, period_s: float = RENDER_PERIOD_S) -> None:
         self._period_s = period_s
@@ -300,7 +300,7 @@ class Streams:
         return StreamingResponse(self.events(look), media_type="text/event-stream", headers=headers)
 
     async def events(self, look: Look) -> AsyncGenerator[str, None]:
-        """Yield one server-sent event with the changes after each rendering."""
+        """After each rendering, yield one server-sent event with the changes."""
         if self._count >= STREAMS_MAX:
             yield f"event: refused\ndata: {json.dumps(f'{STREAMS_MAX} viewers look already: close one')}\n\n"
             return
@@ -322,7 +322,7 @@ async def _pieces(look: Look) -> list[Partial]:
 
 
 def notices(sentence: str = "") -> Markup:
-    """Draw the element `notices`. The element shows `sentence`, which says why the page is out of date, or is empty."""
+    """Draw the element `notices`, which says why the page is outdated, or is empty if it is up to date."""
     return tag("div", trouble(sentence), id="notices")
 
 

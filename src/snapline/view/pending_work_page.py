@@ -1,10 +1,10 @@
 """Draw the screen *Waiting*.
 
-The screen shows unfinished durable turns, inputs, outputs and their consumers, effects and their outcomes, and dead letters.
+The screen *Waiting* shows unfinished durable turns, inputs, outputs and their consumers, effects and their outcomes, and dead letters.
 
-The view reads the screen's content once for all viewers, at most every few seconds. The view reads the ledger of effects and the newest
-outputs of each topic in parts. Memory does not grow with the fleet's age, because only the newest records of the ledger are kept, and each
-read fetches a limited number of pages. So a long ledger is complete only after several reads, when `is_whole` becomes true.
+The content of the screen is read once for all viewers, at most every few seconds. The ledger of external effects and the newest outputs of
+each topic are read in parts. Memory use does not grow with the fleet's age, because only the ledger's newest records are kept, and each
+read fetches a limited number of pages. So a long ledger is complete only after several reads. `is_whole` is then true.
 """
 
 import asyncio
@@ -50,16 +50,16 @@ NEWEST_MAX, TOPICS_MAX = 10, 50
 
 
 class OutputCalls(Protocol):
-    """The requests that this module sends to the fleet."""
+    """Requests to the fleet that this module needs."""
 
     async def outputs_page(self, after: str, topic: str = ...) -> ReadOutputsReply: ...
 
 
 class EffectLedger:
-    """Keeps the newest records of the ledger of effects.
+    """Keeps the newest records in the ledger of external effects.
 
     Attributes:
-        is_whole: whether the whole ledger has been read.
+        is_whole: whether the ledger has been read completely.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class EffectLedger:
         """Cached results of `effects` and `open_at` for the current records."""
 
     async def catch_up(self, calls: OutputCalls) -> None:
-        """Read the next pages of the ledger. Raise SnaplineError if the fleet cannot answer."""
+        """Read further pages of the ledger. Raise SnaplineError if the fleet does not respond."""
         for _ in range(PAGES_MAX):
             try:
                 page = await calls.outputs_page(self._cursor, EFFECTS_TOPIC)
@@ -94,13 +94,13 @@ class EffectLedger:
         self._open.clear()
 
     def effects(self) -> list[Effect]:
-        """Return the effects with their outcomes, in the order of their requests."""
+        """Return the external effects and their outcomes, in the order in which they were requested."""
         if self._folded is None:
             self._folded = fold(self._records)
         return self._folded
 
     def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """Return, for each epoch, the effects that were open in the epoch's cut, with their current outcomes."""
+        """For each epoch, return the external effects that were unfinished in its cut, with their current outcomes."""
         for epoch in epochs:
             if epoch not in self._open:
                 self._open[epoch] = open_at(self._records, epoch)
@@ -111,10 +111,10 @@ class NewestOutputs(msgspec.Struct, frozen=True):
     """The newest outputs of each topic.
 
     Attributes:
-        topics: the newest outputs of each topic, oldest first.
+        topics: newest outputs of each topic, oldest first.
         counts: number of outputs found for each topic.
-        since: the first epoch searched, or 0 if all kept epochs were searched.
-        is_cut: whether the search stopped early because it reached the limit of one read.
+        since: first epoch that was searched, or 0 if all kept epochs were searched.
+        is_cut: whether the search reached its limit and stopped early.
     """
 
     topics: Mapping[str, Sequence[Output]] = {}
@@ -124,7 +124,7 @@ class NewestOutputs(msgspec.Struct, frozen=True):
 
 
 async def newest_outputs(calls: OutputCalls, last_epoch: int) -> NewestOutputs:
-    """Return the newest kept outputs that agents have emitted. Raise SnaplineError if the fleet cannot answer."""
+    """Return the newest outputs of agents that are still kept. Raise SnaplineError if the fleet does not respond."""
     epochs_back, before = SEARCH_EPOCHS_FIRST, NewestOutputs()
     while True:
         newest = await _outputs_since(calls, max(0, last_epoch - epochs_back))
@@ -188,9 +188,9 @@ class WaitingFacts(msgspec.Struct, frozen=True):
     """The content of the screen *Waiting*.
 
     Attributes:
-        fleet: state of the fleet, or None if the fleet has not answered.
-        is_ledger_whole: whether the whole ledger has been read, so that `effects` is complete.
-        targets: agents that have a page.
+        fleet: state of the fleet, or None if the fleet has not responded.
+        is_ledger_whole: whether the ledger has been read completely, so that `effects` is complete.
+        targets: agents that have their own page.
     """
 
     fleet: FleetStatus | None = None
@@ -203,14 +203,14 @@ class WaitingFacts(msgspec.Struct, frozen=True):
 
 
 def pending_work_body(facts: WaitingFacts) -> Markup:
-    """Draw the whole screen *Waiting*."""
+    """Draw the screen *Waiting*."""
     return join(
         [tag("div", tag("h1", "Waiting"), class_="title"), notices(), *[x.html for x in pending_work_partials(facts)]]
     )
 
 
 def pending_work_partials(facts: WaitingFacts) -> list[Partial]:
-    """Return the elements of the screen that may change."""
+    """Return the elements of the screen that may change while it is shown."""
     return [
         Partial("figures", _figures(facts)),
         Partial("turns", _turns(facts.agents, facts.targets)),
@@ -332,12 +332,12 @@ def _effects(facts: WaitingFacts) -> Markup:
 
 
 def join_with_space(parts: Sequence[Markup]) -> list[Child]:
-    """Return the parts separated by spaces, at which a line may break."""
+    """Join the parts with spaces at which a line may break."""
     return [each for part in parts for each in (part, " ")]
 
 
 def effect_row(each: Effect, targets: Targets) -> Markup:
-    """Draw one effect as a table row with the columns `EFFECT_COLUMNS`."""
+    """Draw an external effect as a row of the table with the columns `EFFECT_COLUMNS`."""
     key = each.key if each.generation == 1 else f"{each.key}#{each.generation}"
     about = [
         tag("td", key),
@@ -397,7 +397,7 @@ def _consumers(facts: WaitingFacts) -> Markup | None:
 
 
 def _behind(consumer: Consumer, newest: NewestOutputs) -> str:
-    """Return the number of shown outputs that the consumer has not read. Append "or more" if a topic may have more unread outputs."""
+    """Return how many of the shown outputs the consumer has not read. Append "or more" if there may be further unread outputs."""
     position = parse_cursor(consumer.cursor)
     missing, is_more = 0, position.epoch < newest.since
     for topic, outputs in newest.topics.items():
@@ -411,7 +411,7 @@ def _behind(consumer: Consumer, newest: NewestOutputs) -> str:
 
 
 class PendingWorkReader:
-    """Reads and caches the content of the screen. Use an instance from one event loop only."""
+    """Reads the content of the screen *Waiting* and caches it. Each instance may be used from only one event loop."""
 
     def __init__(self, calls: ViewCalls, watch: FleetWatch) -> None:
         self._calls = calls
@@ -422,7 +422,7 @@ class PendingWorkReader:
         self._asking = asyncio.Lock()
 
     async def facts(self) -> WaitingFacts:
-        """Return content that is at most one stream period old. Raise SnaplineError if the fleet cannot answer."""
+        """Return the content, which is at most one stream period old. Raise SnaplineError if the fleet does not respond."""
         async with self._asking:
             if time.monotonic() - self._asked_s >= RENDER_PERIOD_S:
                 self._facts = await self._ask()
@@ -430,9 +430,9 @@ class PendingWorkReader:
         return self._facts
 
     async def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """Return, for each epoch, the effects that were open in the epoch's cut, with their current outcomes.
+        """For each epoch, return the external effects that were unfinished in its cut, with their current outcomes.
 
-        Raise SnaplineError if the fleet cannot answer.
+        Raise SnaplineError if the fleet does not respond.
         """
         async with self._asking:
             await self._ledger.catch_up(self._calls)

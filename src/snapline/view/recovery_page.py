@@ -1,4 +1,5 @@
-"""Draw the screen *Recovery*. The screen shows what a failure of each agent or host would currently cost, and past recoveries."""
+"""Draw the screen *Recovery*. The screen *Recovery* shows past recoveries, and what a failure of each agent or host would currently
+cost."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +28,7 @@ HISTORY_COLUMNS = (
 
 
 class AgentCost(msgspec.Struct, frozen=True):
-    """The work that one agent loses when a recovery rolls it back."""
+    """Work that an agent loses when a recovery rolls it back."""
 
     to: int | None = None
     checkpoints: int = 0
@@ -35,7 +36,7 @@ class AgentCost(msgspec.Struct, frozen=True):
 
 
 class LineFacts(msgspec.Struct, frozen=True):
-    """The output of `snapline recovery line`. `rolled_back` contains the names of the rolled-back agents, or only their number."""
+    """The output of `snapline recovery line`. `rolled_back` contains the names of the rolled-back agents, or only how many they are."""
 
     epoch: int = 0
     failed: tuple[str, ...] = ()
@@ -48,7 +49,7 @@ class LineFacts(msgspec.Struct, frozen=True):
 
 
 class FailureFacts(msgspec.Struct, frozen=True):
-    """The cost of one failure. `failed` is the name of an agent, or a host in the form `host:h1`."""
+    """Cost of a failure. `failed` is an agent's name, or a host in the form `host:h1`."""
 
     failed: str
     rolled_back: tuple[str, ...] = ()
@@ -94,9 +95,10 @@ def recovery_body(
     effects: Mapping[int, Sequence[Effect]],
     targets: Targets,
 ) -> Markup:
-    """Draw the whole screen *Recovery*.
+    """Draw the screen *Recovery*.
 
-    `effects` maps each epoch to the effects that were open in the epoch's cut. `targets` contains the agents and epochs that have a page.
+    `effects` maps each epoch to the external effects that were unfinished in its cut. `targets` contains the agents and epochs that have
+    their own page.
     """
     form = _form(line, hosts, agents)
     one_failure = section("failure", "What a failure would cost now", form, line_result(line))
@@ -170,9 +172,9 @@ def _back(line: LineFacts) -> list[str]:
 
 
 def _costs(line: LineFacts, back: Sequence[str]) -> Markup | None:
-    """Draw the work that each agent would lose, or return None if it is unknown.
+    """Draw the work that each agent would lose. Return None if it is unknown.
 
-    The losses differ between agents if agents take checkpoints independently.
+    Losses differ between agents if agents take checkpoints independently.
     """
     if line.rollback is None or not back:
         return None
@@ -196,9 +198,9 @@ def _silent(hosts: Sequence[str]) -> Markup | None:
 
 
 def heat_map(lines: LinesFacts) -> Child:
-    """Draw a heat map with a row for each failure and a column for each agent.
+    """Draw a heat map with a row for each possible failure and a column for each agent.
 
-    The cells of rolled-back agents are coloured, and are darker if more turns are lost.
+    Cells of agents that would be rolled back are coloured, and are darker the more turns are lost.
     """
     if not lines.lines:
         return tag("p", "No agent or host can fail yet.", class_="quiet")
@@ -275,7 +277,7 @@ def _recovery(each: PastFacts, targets: Targets) -> Markup:
 
 
 def _effects(past: HistoryFacts, effects: Mapping[int, Sequence[Effect]], targets: Targets) -> Markup:
-    """Draw the outcomes of the effects that were open in the cuts that the newest recoveries restored."""
+    """Draw the outcomes of external effects that were unfinished in the cuts restored by the newest recoveries."""
     recoveries = [
         (recovery, effects.get(recovery.line_epoch, ())) for recovery in reversed(past.recoveries[-FATES_MAX:])
     ]

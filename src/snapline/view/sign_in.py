@@ -1,9 +1,10 @@
-"""Control access to the view, either by requiring a loopback address or by signing in with a token.
+"""Control access to the view, which either requires a loopback address or a token for signing in.
 
 This module also creates form tokens and the HTTP headers of every page.
 
-Scripts of other web sites must not read the view through a viewer's browser (`gateway/http_server.py`). If no token is set, the view
-answers only requests with a loopback host name. If a token is set, the view requires a cookie, which requests from other sites lack.
+Scripts of other web sites must not be able to read the view through a viewer's browser (`gateway/http_server.py`). If no token is set, the
+view responds only to requests that name a loopback host. If a token is set, the view requires a cookie, which requests from other sites do
+not carry.
 """
 
 import hashlib
@@ -41,7 +42,7 @@ HEADERS = {
 
 
 class Sessions:
-    """The signed-in sessions. `token` is the token for signing in, or "" if none is required."""
+    """The signed-in sessions. `token` is the token for signing in, or "" if viewers need not sign in."""
 
     def __init__(self, token: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._digest = hashlib.sha256(token.encode()).digest() if token else b""
@@ -51,15 +52,15 @@ class Sessions:
 
     @property
     def is_token_required(self) -> bool:
-        """Return whether viewers must sign in with a token."""
+        """Return whether viewers must sign in."""
         return bool(self._digest)
 
     def is_valid_token(self, token: str) -> bool:
-        """Return whether `token` is the token for signing in."""
+        """Return whether `token` is the correct token."""
         return hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._digest)
 
     def begin(self) -> str:
-        """Begin a session and return its name. If there are too many sessions, end the oldest session."""
+        """Start a session and return its name. If there are too many sessions, the oldest one is ended."""
         while len(self._until_s) >= SESSIONS_MAX:
             del self._until_s[next(iter(self._until_s))]
         name = secrets.token_urlsafe(32)
@@ -77,18 +78,18 @@ class Sessions:
         return self._has_bearer_token(request) or self._until_s.get(_cookie_of(request), float("-inf")) > self._now_s()
 
     def name_of(self, request: Request) -> str:
-        """Return the name of the requester's session, or "" if no token is required or the request carries it.
+        """Return the name of the requester's session. Return "" if no token is required or the request itself contains the token.
 
-        All requests in a session share the session's confirmation pages.
+        All requests in one session share its confirmation pages.
         """
         return _cookie_of(request) if self.is_token_required and not self._has_bearer_token(request) else ""
 
     def form_token(self, request: Request) -> str:
-        """Return the token that the forms in the requester's session carry. Pages of other sites cannot read this token."""
+        """Return the token that forms in the requester's session must contain. Pages of other sites cannot read this token."""
         return hmac.new(self._secret, self.name_of(request).encode(), hashlib.sha256).hexdigest()
 
     def is_own_form(self, request: Request, token: str) -> bool:
-        """Return whether a form with this token was created for the requester's session."""
+        """Return whether this form token belongs to the requester's session."""
         return hmac.compare_digest(token.encode(), self.form_token(request).encode())
 
     def _has_bearer_token(self, request: Request) -> bool:

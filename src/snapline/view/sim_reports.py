@@ -1,14 +1,14 @@
-"""Read simulation reports in the given folders. Files outside these folders are never read.
+"""Find and read simulation reports in the given folders. Files outside the given folders are never read.
 
     FOLDER/…/result.json      a run, with other files in the same folder (`sim/report/run_folder.py`)
     FOLDER/…/shrunk/          the shrunk run: the smallest run found that shows the same problem
     FOLDER/…/*-sweep.json     a sweep; other files that contain the document of a sweep are also found
 
-Reports are untrusted. Files are read only up to a size limit, and the unpacked size of a trace is checked before the trace is used. Nothing
-is executed, all content is shown as text, and the view generates the page and pictures itself. An address is a path below a given folder,
-and links that lead out of the folder are rejected.
+Reports are untrusted. Files are read only up to a size limit, and a trace is used only after its unpacked size has been checked. Nothing in
+a report is executed, all content is shown as text, and the view generates pages and pictures itself. A report's address is its path below a
+given folder, and links that lead out of the folder are rejected.
 
-Values that a document lacks get a neutral default.
+Missing values in a document are replaced by neutral defaults.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class FoundViolation(msgspec.Struct, frozen=True):
-    """A guarantee that was violated in a run."""
+    """Guarantee violated in a run."""
 
     oracle: str = ""
     guarantee: str = ""
@@ -40,7 +40,7 @@ class FoundViolation(msgspec.Struct, frozen=True):
 
 
 class RunHead(msgspec.Struct, frozen=True):
-    """The fields of `result.json` that the list of runs shows."""
+    """Fields of `result.json` that the list of runs shows."""
 
     kind: str
     name: str
@@ -55,27 +55,27 @@ class RunHead(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """Return the problem as a sentence, or "" if there is none."""
+        """Return the violation as a sentence, or "" if there is none."""
         if self.violations:
             return self.violations[0].text
         return self.pending[0] if self.pending else self.error.strip().rpartition("\n")[2]
 
     @property
     def oracles(self) -> str:
-        """Return the names of the oracles that found the problem."""
+        """Return the names of the oracles that detected a violation."""
         return ", ".join(dict.fromkeys([f"{each.guarantee} {each.oracle}".strip() for each in self.violations]))
 
 
 class FoundRun(msgspec.Struct, frozen=True):
-    """A run that was found in one of the folders.
+    """Run found in one of the folders.
 
     Attributes:
-        place: the run's part of addresses below `/simulation/…`. This part consists of the number of the given folder and the path below
+        place: the part of the run's address below `/simulation/…`. The part consists of the number of the given folder and the path below
             that folder.
         written_s: modification time of the report's file, in seconds since 1970.
-        protocol: name of the protocol, or of the fleet's own module that defines it.
-        shrunk: `place` of the shrunk run, or "" if this run was not shrunk.
-        of: `place` of the run from which this run was shrunk, or "" if this run is not a shrunk run.
+        protocol: name of the protocol, or of the fleet's own module that implements it.
+        shrunk: `place` of the shrunk run, or "" if there is none.
+        of: `place` of the original run if this is a shrunk run, otherwise "".
     """
 
     place: str
@@ -87,7 +87,7 @@ class FoundRun(msgspec.Struct, frozen=True):
 
 
 class SweepFound(msgspec.Struct, frozen=True):
-    """A finding of a sweep, with the seeds whose runs show this finding."""
+    """Finding of a sweep, with the seeds whose runs show it."""
 
     verdict: str = ""
     oracle: str = ""
@@ -116,7 +116,7 @@ class SweepFacts(msgspec.Struct, frozen=True):
 
 
 class FoundSweep(msgspec.Struct, frozen=True):
-    """A sweep that was found in one of the folders. The fields have the same meaning as in `FoundRun`."""
+    """Sweep found in one of the folders. The fields have the same meaning as in `FoundRun`."""
 
     place: str
     facts: SweepFacts
@@ -124,13 +124,13 @@ class FoundSweep(msgspec.Struct, frozen=True):
 
 
 class FoundReports(msgspec.Struct, frozen=True):
-    """All reports found in the folders.
+    """Reports found in the folders.
 
     Attributes:
-        runs, sweeps: the reports that were read, newest first.
-        is_cut: whether the search stopped because it reached a limit.
-        older: number of older runs that were found but not read.
-        unreadable: number of files that are damaged or are not reports of this release.
+        runs, sweeps: reports that were read, newest first.
+        is_cut: whether the search reached its limit and stopped early.
+        older: number of older runs found but not read.
+        unreadable: number of files that are damaged, or that this release cannot interpret as reports.
     """
 
     runs: tuple[FoundRun, ...] = ()
@@ -166,10 +166,10 @@ STEPS_BYTES_MAX = 1 << 20
 
 
 class SimReports:
-    """Reads the reports in the folders. All methods block, so call them in a thread."""
+    """Reads the reports in the folders. All methods block, so they must be called in a thread."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Set the folders to search. Raise UsageError if one of the paths is not a folder."""
+        """Set the folders to search. Raise UsageError if a path is not a folder."""
         for folder in folders:
             if not folder.is_dir():
                 raise UsageError(f"--reports {folder} is no folder")
@@ -180,7 +180,7 @@ class SimReports:
     # ---- lists ---------------------------------------------------------------------------------------------------
 
     def found(self) -> FoundReports:
-        """Search the folders, and return the runs and sweeps, newest first."""
+        """Search the folders for runs and sweeps, newest first."""
         results: list[tuple[float, int, Path]] = []
         documents: list[tuple[float, int, Path]] = []
         is_cut = False
@@ -203,7 +203,7 @@ class SimReports:
         )
 
     def _run(self, written_s: float, number: int, path: Path) -> FoundRun | None:
-        """Read the head of a run. Return None if the file is unreadable."""
+        """Read the summary of a run. Return None if the file is unreadable."""
         folder, written_ns = path.parent, int(written_s * 1e9)
         known = self._heads.get(path)
         if known is None or known[0] != written_ns:
@@ -247,7 +247,7 @@ class SimReports:
     # ---- one report -------------------------------------------------------------------------------------------------
 
     def path_of(self, place: str) -> Path:
-        """Return the path of the report at `place`. Raise NotFoundError if the folders contain no such report."""
+        """Return the path of the report whose address is `place`. Raise NotFoundError if no such report exists."""
         number, _, relative = place.partition("/")
         if (
             not (number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < len(self._roots))
@@ -264,7 +264,7 @@ class SimReports:
         return path
 
     def run(self, place: str) -> FoundRun:
-        """Return the head of one run. Raise NotFoundError if it does not exist, and UsageError if it is unreadable."""
+        """Return the summary of a run. Raise NotFoundError if the run does not exist, and UsageError if it is unreadable."""
         folder = self.path_of(place)
         result = folder / RESULT
         if not result.is_file():
@@ -274,7 +274,7 @@ class SimReports:
         return self._read_head(result.stat().st_mtime, number, folder) if summary is None else summary
 
     def stored(self, place: str) -> "tuple[StoredRun, str]":
-        """Return one run, and a sentence that replaces its recording if the recording is too large.
+        """Return a run, and a sentence that replaces its recording if the recording is too large.
 
         Raise NotFoundError if the run does not exist, and UsageError if it is unreadable.
         """
@@ -298,7 +298,7 @@ class SimReports:
         return StoredRun(scenario, config, result, provenance, recording, choices), too_large
 
     def sweep(self, place: str) -> FoundSweep:
-        """Return one sweep. Raise NotFoundError if it does not exist, and UsageError if it is unreadable."""
+        """Return a sweep. Raise NotFoundError if the sweep does not exist, and UsageError if it is unreadable."""
         path = self.path_of(place)
         summary = (
             self._sweep(path.stat().st_mtime, int(place.partition("/")[0]), path) if path.suffix == ".json" else None
@@ -314,7 +314,7 @@ class SimReports:
 
 
 class _Walk:
-    """Walks through one folder up to a limit of entries. `is_cut` is set if the limit was reached."""
+    """Walks through a folder, up to a maximum number of entries. `is_cut` becomes True when the limit is reached."""
 
     def __init__(self, root: Path) -> None:
         self.is_cut = False
@@ -322,9 +322,9 @@ class _Walk:
         self._left = ENTRIES_MAX
 
     def documents(self) -> Iterator[tuple[Path, float]]:
-        """Yield possible reports with their modification times.
+        """Yield files that may be reports, with their modification times.
 
-        For a run's folder, yield only the result. Do not follow links.
+        From a run's folder, only the result is yielded. Do not follow links.
         """
         while self._waiting:
             folder, depth = self._waiting.pop()
@@ -362,7 +362,7 @@ def _is_document(name: str, names: Collection[str]) -> bool:
 
 
 def _decoded(path: Path, kind: type[_Known]) -> _Known:
-    """Decode a report. Raise NotFoundError if the file does not exist, and UsageError if it is not a report."""
+    """Read a report file. Raise NotFoundError if the file does not exist, and UsageError if it is not a report."""
     _check_file(path, FILE_BYTES_MAX)
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -386,7 +386,7 @@ def _text(path: Path, size_max: int) -> str:
 
 
 def _check_file(path: Path, size_max: int) -> None:
-    """Check that a path is a regular file, rather than a link or a pipe, and is not larger than `size_max` bytes."""
+    """Check that a path is a regular file of at most `size_max` bytes, rather than a link or a pipe."""
     try:
         status = path.lstat()
     except OSError as error:
@@ -398,7 +398,8 @@ def _check_file(path: Path, size_max: int) -> None:
 
 
 def _fits(packed: Path) -> bool:
-    """Return whether the unpacked trace is small enough. Unpack the trace to find out, because the size in its header may be wrong."""
+    """Return whether the unpacked size of a trace is within the limit. The trace is unpacked to measure its size, because the size in its
+    header may be false."""
     bytes_left = TRACE_BYTES_MAX
     try:
         with gzip.open(packed) as stream:

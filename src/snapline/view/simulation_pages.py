@@ -1,4 +1,4 @@
-"""Serve the pages of simulation reports, which show runs, sweeps, and a failing run next to its shrunk run.
+"""Serve the pages of simulation reports, which show runs, sweeps, and failing runs next to their shrunk versions.
 
 GET  /simulation                          list of the reports in the folders
 GET  /simulation/runs/{place}             one run
@@ -7,9 +7,9 @@ GET  /simulation/sweeps/{place}           one sweep
 GET  /simulation/reports/{place}          the run's newly generated report as a separate page
 GET  /simulation/pictures/{kind}/{place}  the run's timeline or space-time diagram
 
-The screen *Simulation* lists the runs and sweeps in the report folders. The page of a sweep shows failures by oracle. The page of a run
-shows the evidence, the faults, the timeline and the space-time diagram. One report at a time is read and drawn in a thread, because drawing
-a run takes half a second.
+The screen *Simulation* lists the runs and sweeps in the report folders. The page of a sweep groups failures by oracle. The page of a run
+shows the evidence, the faults, the timeline and the space-time diagram of the run. Only one report at a time is read and drawn, in a
+thread, because drawing a run takes half a second.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ FINDING_COLUMNS = (
 class RunSearch(msgspec.Struct, frozen=True):
     """A search for runs.
 
-    `text` matches part of a name, protocol, oracle or evidence. `verdict` must match exactly. An empty value matches all runs.
+    `text` must occur in a name, protocol, oracle or evidence. `verdict` must match exactly. An empty text matches all runs.
     """
 
     text: str = ""
@@ -76,18 +76,18 @@ class RunSearch(msgspec.Struct, frozen=True):
 
 
 def verdict_pill(verdict: str) -> Markup:
-    """Draw a verdict as a coloured word that carries an explanation."""
+    """Draw a verdict as a coloured word with an explanation."""
     meaning = VERDICTS.get(verdict)
     return tag("span", verdict or "unknown", class_=f"pill {tone_of('verdict', verdict)}", title=meaning)
 
 
 def address(kind: str, place: str) -> str:
-    """Return the address of the page of this kind for the report at `place`."""
+    """Return the address of the given kind of page for the report at `place`."""
     return f"{PLACE}/{kind}/{quote(place)}"
 
 
 def simulation_body(found: FoundReports, search: RunSearch, folders: Sequence[str]) -> Markup:
-    """Draw the whole screen *Simulation*."""
+    """Draw the screen *Simulation*."""
     title = tag("div", tag("h1", "Simulation"), tag("p", ", ".join(folders), class_="quiet"), class_="title")
     return join([title, _strips(found), _sweeps(found.sweeps), _runs(found, search)])
 
@@ -170,7 +170,7 @@ def _run(each: FoundRun) -> Markup:
 
 
 def sweep_body(sweep: FoundSweep, runs: Sequence[FoundRun]) -> Markup:
-    """Draw the page of one sweep. `runs` contains the runs that have reports, to which the seeds link."""
+    """Draw the page of a sweep. `runs` contains the runs with reports, to which the seeds link."""
     facts = sweep.facts
     about = [plural(facts.runs, "run"), f"{facts.elapsed_s:.1f} s", *(["stopped"] if facts.is_stopped else [])]
     title = tag(
@@ -250,7 +250,7 @@ PAIR_COLUMNS = (("", "half"), ("As found", "half"), ("Shrunk", "half"))
 
 
 def run_body(found: FoundRun, run: "StoredRun", too_large: str) -> Markup:
-    """Draw the page of one run. `too_large` is the reason why the page has no space-time diagram, or ""."""
+    """Draw the page of a run. `too_large` says why the page has no space-time diagram, or is ""."""
     result = run.result
     return join(
         [
@@ -330,7 +330,7 @@ def _evidence(result: "Result") -> Markup:
 
 
 def _picture(kind: str, found: FoundRun, result: "Result") -> Markup:
-    """Draw a picture that a browser loads on demand. The page first shows the end of the run, where readers look first."""
+    """Draw a picture that the browser loads on demand. The page initially shows the end of the run, where readers look first."""
     source = address(f"pictures/{kind}", found.place)
     description = f"{PICTURES[kind]} of {result.name}, seed {result.seed}; opened separately it has tooltips"
     drawn = tag("a", tag("img", src=source, alt=description, loading="lazy"), href=source)
@@ -403,7 +403,7 @@ def _again(found: FoundRun, run: "StoredRun") -> Markup:
 
 
 def pair_body(whole: FoundRun, before: "StoredRun", shrunk: FoundRun, after: "StoredRun", steps: str) -> Markup:
-    """Draw a failing run next to its shrunk run, which is the smallest run found in which the same oracle fails."""
+    """Draw a failing run next to its shrunk run, which is the smallest run found that violates the same oracle."""
     title = tag(
         "div",
         *(tag("h1", f"{before.result.name}, shrunk"), verdict_pill(after.result.verdict)),
@@ -508,9 +508,9 @@ def _differences(before: str, after: str) -> Markup:
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted key of each value, such as `fleet.agents`, with the value as text.
+    """Yield each value as text, with its dotted key such as `fleet.agents`.
 
-    The key of a list item contains the item's index.
+    The key of a list item contains its index.
     """
     match value:
         case Mapping() if value:
@@ -558,7 +558,7 @@ Page = Callable[[str, str, Markup], Response]
 class SimulationPages:
     """Request handlers for simulation reports.
 
-    `page(id, title, body)` wraps a screen in the page frame. Use an instance from one event loop only.
+    `page(id, title, body)` must wrap a screen in the page frame. Each instance may be used from only one event loop.
     """
 
     def __init__(self, reports: SimReports, page: Page) -> None:
@@ -568,7 +568,7 @@ class SimulationPages:
         self._stored: dict[tuple[str, float], tuple[StoredRun, str]] = {}
 
     def routes(self) -> dict[str, Handler]:
-        """Return the request handlers by address."""
+        """Return a map from address to request handler."""
         return {
             PLACE: self.show,
             f"{PLACE}/runs/{{place:path}}": self.show_run,
@@ -595,7 +595,6 @@ class SimulationPages:
         return self._page("simulation", "A run", await self._read(read))
 
     async def show_pair(self, request: Request) -> Response:
-        """Show a run next to its shrunk run."""
         place = request.path_params["place"]
 
         def read() -> Markup:
@@ -617,7 +616,7 @@ class SimulationPages:
         return self._page("simulation", "A sweep", await self._read(read))
 
     async def serve_report(self, request: Request) -> Response:
-        """Return a newly generated report of a run. The report file in the run's folder is not served, because it is untrusted."""
+        """Generate a run's report and return it. The report file in the run's folder is not served, because it is not trusted."""
         place = request.path_params["place"]
 
         def read() -> str:
@@ -648,7 +647,7 @@ class SimulationPages:
         return draw_run(run.recording, run.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)
 
     def _run(self, place: str) -> "tuple[FoundRun, tuple[StoredRun, str]]":
-        """Return one run. Cache the run until its files change."""
+        """Return a run, which is cached until its files change."""
         summary = self._reports.run(place)
         key = (summary.place, summary.written_s)
         if key not in self._stored:

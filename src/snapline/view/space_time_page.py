@@ -1,6 +1,6 @@
-"""Draw the screen *Space-time*, which is a picture of the agents' events and messages. Viewers can open each event.
+"""Draw the screen *Space-time*, which shows the events and messages of agents as a space-time diagram. Viewers can open each event.
 
-`SpaceQuery` describes the requested window of events. The addresses of pages, pictures and links encode it.
+`SpaceQuery` describes the requested window of events. The addresses of pages, pictures and links contain the encoded `SpaceQuery`.
 """
 
 from collections.abc import Sequence
@@ -49,11 +49,11 @@ class SpaceQuery(msgspec.Struct, frozen=True):
     """A request for a window of events.
 
     Attributes:
-        source: "live" for the running fleet, or "trace" for the trace with which the view was started.
-        held: number of a held snapshot of the fleet's events, or 0 for the current events.
-        agents: names of agents or parts of names. If empty, the busiest agents are shown.
-        first, end: positions of the window, or None for the last `count` events.
-        event: position of the event that the viewer has chosen, if any.
+        source: "live" for the running fleet, or "trace" for the trace that was given when the view started.
+        held: number of a held snapshot of events, or 0 for the current events.
+        agents: agent names or parts of them. If the list is empty, the busiest agents are shown.
+        first, end: first and last position of the window, or None for the last `count` events.
+        event: position of the event that the viewer has selected, or None.
     """
 
     source: Source = "live"
@@ -66,7 +66,7 @@ class SpaceQuery(msgspec.Struct, frozen=True):
     event: int | None = None
 
     def address(self, path: str = PAGE, fragment: str = "") -> str:
-        """Return the address of the page that shows this window."""
+        """Return the address of the page with this window."""
         parameters = {
             "source": self.source if self.source != "live" else None,
             "held": self.held or None,
@@ -82,14 +82,14 @@ class SpaceQuery(msgspec.Struct, frozen=True):
 
     @property
     def is_live(self) -> bool:
-        """Return whether the window advances with the running fleet."""
+        """Return whether the window follows the running fleet."""
         return self.source == "live" and not self.held
 
     def window(self, event_log: EventLog) -> Window:
         """Return the window of events to show.
 
         Raises:
-            UsageError: If the window is empty, or larger than a page.
+            UsageError: If the window is empty or exceeds a page.
         """
         lanes = event_log.rows_of(self.rows, self.agents)
         if self.first is None or self.end is None:
@@ -102,21 +102,20 @@ class SpaceQuery(msgspec.Struct, frozen=True):
         return narrowed(event_log, Window(self.rows, lanes, first, end))
 
     def at(self, window: Window) -> "SpaceQuery":
-        """Return a copy of this query with the given window."""
         return replace(self, first=window.first, end=window.end)
 
 
 def narrowed(event_log: EventLog, window: Window) -> Window:
-    """Return the window. If it has more events than a page may show, limit it to its last events."""
+    """Return the window, limited to its last events if it has more events than a page may show."""
     shown = event_log.shown(window)
     return window if len(shown) <= SHOWN_MAX else replace(window, first=shown[-SHOWN_MAX])
 
 
 def query_of(given: QueryParams, sources: tuple[Source, ...]) -> SpaceQuery:
-    """Parse the query of a request. `sources` contains the sources of this view, the default source first.
+    """Parse the query of an HTTP request. `sources` lists the sources of this view, the default first.
 
     Raises:
-        UsageError: If this view does not have the requested source or rows.
+        UsageError: If this view lacks the requested source or rows.
     """
     named = [*given.getlist("agent"), *given.get("agents", "").split(",")]
     agents = tuple(dict.fromkeys([name.strip() for name in named if name.strip()]))[:CHOSEN_MAX]
@@ -164,16 +163,16 @@ class SpaceFacts(msgspec.Struct, frozen=True):
     Attributes:
         query: the requested window.
         sources: sources of this view.
-        chosen: the event that is described in detail.
-        epochs: epochs in whose cuts the chosen event's message was in transit.
-        content: content of the chosen event's message, if known.
-        sampled: N if every N-th message of each channel was traced.
-        silent: hosts that do not report.
-        is_missing: whether some hosts had more events than they reported.
-        omitted: number of events that were omitted at the beginning of the trace.
-        trace: name of the trace, or "" if a fleet is shown.
-        held: number of the held snapshot.
-        targets: epochs that have a page.
+        chosen: selected event, which is described in detail.
+        epochs: epochs in whose cuts the selected event's message was in transit.
+        content: content of the selected event's message, if known.
+        sampled: N if only every N-th message of each channel was traced.
+        silent: hosts that do not respond.
+        is_missing: whether some hosts had more events than they could report.
+        omitted: number of events omitted at the beginning of the trace.
+        trace: name of the trace, or "" if the events are those of a fleet.
+        held: number of the held snapshot of events.
+        targets: epochs that have their own page.
     """
 
     query: SpaceQuery
@@ -193,12 +192,12 @@ class SpaceFacts(msgspec.Struct, frozen=True):
 
 
 def space_body(facts: SpaceFacts) -> Markup:
-    """Draw the whole screen *Space-time*."""
+    """Draw the screen *Space-time*."""
     return join([_title(facts), notices(), _form(facts), space_results(facts)])
 
 
 def space_results(facts: SpaceFacts) -> Markup:
-    """Draw the part of the screen below the form, which contains the picture and the chosen event."""
+    """Draw everything below the form, which includes the picture and the selected event."""
     by_id = {piece.id: piece.html for piece in space_pieces(facts)}
     label = "Space-time diagram: its events are listed below"
     box = tag("div", by_id["picture"], class_="picture", tabindex="0", role="region", aria_label=label)
@@ -207,7 +206,7 @@ def space_results(facts: SpaceFacts) -> Markup:
 
 
 def space_pieces(facts: SpaceFacts) -> list[Partial]:
-    """Return the elements of the screen that may change."""
+    """Return the elements of the screen that may change while it is shown."""
     return [
         Partial("choice", _choice_of_agents(facts)),
         Partial("about", _about(facts)),
@@ -217,7 +216,7 @@ def space_pieces(facts: SpaceFacts) -> list[Partial]:
 
 
 def still(facts: SpaceFacts) -> SpaceQuery:
-    """Return the query for exactly the events that are shown. For a running fleet, the query names a held snapshot."""
+    """Return a query that selects exactly the events that are shown. For a running fleet, the query refers to a held snapshot of events."""
     query = facts.query.at(facts.window)
     return replace(query, held=facts.held) if query.source == "live" else query
 
@@ -287,7 +286,7 @@ def _choice(name: str, label: str, options: Sequence[tuple[str, str]], chosen: s
 
 
 def _choice_of_agents(facts: SpaceFacts) -> Markup:
-    """Draw checkboxes for the busiest agents. In a running fleet, the busiest agents may change."""
+    """Draw checkboxes for the busiest agents. In a running fleet, the busiest agents may change over time."""
     chosen = facts.query.agents
     boxes = [
         tag("label", tag("input", type="checkbox", name="agent", value=agent, checked=agent in chosen), agent)
@@ -349,7 +348,7 @@ def _last(query: SpaceQuery) -> SpaceQuery:
 
 
 def _middle(facts: SpaceFacts) -> int | None:
-    """Return the event around which to zoom in. This is the chosen event if it is in the window, otherwise None."""
+    """Return the event on which zooming is centred. The result is the selected event if it is in the window, otherwise None."""
     event = facts.query.event
     return event if event is not None and facts.window.first <= event < facts.window.end else None
 
@@ -442,7 +441,7 @@ def _in_transit(facts: SpaceFacts) -> list[tuple[str, Child]]:
 
 
 def _stamp(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
-    """Return the last epoch that the event's agent had recorded at the time of the event, if known."""
+    """Return the last epoch that the agent had recorded before the event, as one row of a table. Return no row if the epoch is unknown."""
     agent = getattr(facts.event_log.events[position].event, "agent", "")
     for earlier in range(position - 1, -1, -1):
         traced = facts.event_log.events[earlier]
@@ -470,13 +469,13 @@ def _clock(chosen: ChosenEvent, facts: SpaceFacts) -> Child:
 
 
 def _own(row: str, chosen: ChosenEvent) -> str:
-    """Return the name of the vector clock entry for the event's own row, in the row's current incarnation."""
+    """Return the name of the vector clock component that counts the events of this row's current incarnation."""
     lives = [name for name in chosen.clock if name == row or name.startswith(f"{row}#")]
     return lives[-1] if lives else row
 
 
 def _neighbours(facts: SpaceFacts, position: int) -> Child:
-    """Draw links to the other end of the event's message, and to the neighbouring events in the event's row."""
+    """Draw links to the matching send or receive event, and to the previous and next event in the same row."""
     event_log, window, query = facts.event_log, facts.window, still(facts)
     row = event_log.row_at(position, window.rows)
     own = [each for each in event_log.shown(window) if event_log.row_at(each, window.rows) == row]
@@ -497,7 +496,7 @@ def _neighbours(facts: SpaceFacts, position: int) -> Child:
 
 
 def _around(event_log: EventLog, window: Window, position: int) -> Window:
-    """Return a window of the same size with the event at `position` in its middle."""
+    """Return a window of the same size that is centred on the event at `position`."""
     half = max(1, len(event_log.shown(window)) // 2)
     bare = replace(window, first=position, end=position + 1)
     return event_log.moved(bare, first=-half, end=half)
@@ -507,7 +506,7 @@ def _around(event_log: EventLog, window: Window, position: int) -> Window:
 
 
 def _events(facts: SpaceFacts) -> Markup:
-    """Draw the events as a list, for screen readers and the keyboard."""
+    """Draw the events as a list, for screen readers and keyboard users."""
     event_log, query = facts.event_log, still(facts)
     shown = event_log.shown(facts.window)
     rows = [

@@ -1,14 +1,15 @@
-"""Answer requests for the screen *Space-time* of the running fleet or of a trace. `diagrams/` draws the picture.
+"""Serve the screen *Space-time*, for a running fleet or a trace. `diagrams/` draws the picture.
 
 GET  /space-time          the screen, or only its lower part with `?part=found`
 GET  /events/space-time   stream of changes of the screen
 GET  /space-time.svg      picture of exactly the window shown
 GET  /space-time.shiviz   the events in the window, with their vector clocks
 
-The live events of the last seconds come from the hosts' traces. The view reads the traces once for all viewers, at most once per period,
-and only while somebody views the screen. Hosts trace while they receive requests for their traces, and for five more seconds. If there are
-too many events, hosts trace only every fourth message of each channel, or every sixteenth, and so on. Both ends of a channel trace the same
-messages. Events are shown only up to the time up to which all hosts have reported. Otherwise receives would appear before their sends.
+The live events of the last seconds come from the hosts' traces. The view reads the hosts' traces once for all viewers, at most once per
+period, and only while somebody is viewing the screen. Hosts record traces only while the view requests them, and for five more seconds. If
+there are too many events, hosts trace only every fourth message of each channel, or every sixteenth, and so on. The sender and the receiver
+of a channel trace the same messages. Events are shown only up to the time for which all hosts have reported. If a host had not reported
+yet, a message's receive event could appear before its send event.
 """
 
 import asyncio
@@ -81,11 +82,11 @@ HELD_MAX = 16
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True):
-    """The events that were known at one moment.
+    """Events known at one moment.
 
     Attributes:
-        every: N if hosts trace every N-th message of each channel.
-        silent: hosts that do not report.
+        every: N if hosts trace only every N-th message of each channel.
+        silent: hosts that do not respond.
         is_missing: whether some hosts had more events than they could report.
     """
 
@@ -97,7 +98,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True):
 
 
 class LiveEvents:
-    """Reads and keeps the live events of one fleet. Use an instance from one event loop only."""
+    """Reads and keeps the current events of a fleet. Each instance may be used from only one event loop."""
 
     def __init__(self, calls: ViewCalls, period_s: float = RENDER_PERIOD_S, first_s: float = FIRST_S) -> None:
         self._calls = calls
@@ -112,7 +113,8 @@ class LiveEvents:
         self._held: dict[int, LiveSnapshot] = {}
 
     async def look(self) -> LiveSnapshot:
-        """Return the events of the last seconds, as of at most one period ago. Raise SnaplineError if the fleet cannot answer."""
+        """Return the events of the last seconds. The result is at most one period old. Raise SnaplineError if the fleet does not
+        respond."""
         async with self._asking:
             waited_s = time.monotonic() - self._asked_s
             if waited_s >= GAP_S:
@@ -125,17 +127,17 @@ class LiveEvents:
         return self._snapshots[self._count]
 
     def hold(self, look: LiveSnapshot) -> None:
-        """Keep a snapshot longer, for a viewer who is studying it."""
+        """Keep a snapshot of events for longer, because a viewer is studying it."""
         self._held.pop(look.number, None)
         self._held[look.number] = look
         while len(self._held) > HELD_MAX:
             del self._held[next(iter(self._held))]
 
     def held(self, number: int) -> LiveSnapshot:
-        """Return an earlier snapshot, and keep it longer.
+        """Return an earlier snapshot of events, and keep it for longer.
 
         Raises:
-            NotFoundError: If the snapshot is no longer kept.
+            NotFoundError: If the snapshot of events is no longer kept.
         """
         snapshot = self._held.get(number) or self._snapshots.get(number)
         if snapshot is None:
@@ -168,7 +170,7 @@ class LiveEvents:
             self._every = max(1, self._every // 4)
 
     def _parts(self, given: Mapping[str, RecentTrace]) -> list[HostPart]:
-        """Return the events up to the time up to which all hosts have reported, without events that are too old."""
+        """Return recent events, up to the time for which all hosts have reported."""
         now_ns = min((answer.time_ns for answer in given.values()), default=time.time_ns())
         times = sorted(
             [
@@ -190,7 +192,7 @@ class LiveEvents:
 
 
 class _HostEvents:
-    """The events that one host has reported. `lines` contains the trace lines by run. Each process of the host is one run."""
+    """Events reported by one host. `lines` contains the trace lines of each run, and each process of the host counts as one run."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -199,7 +201,7 @@ class _HostEvents:
         self.lines: dict[str, deque[PlanLine | HostLine]] = {}
 
     def take(self, answer: RecentTrace) -> int:
-        """Add the trace lines of a reply, and return their number."""
+        """Add the trace lines of a reply, and return how many there were."""
         lines = [msgspec.json.decode(line, type=PlanLine | HostLine) for line in answer.lines]
         self.cursor, self.time_ns = answer.cursor, answer.time_ns
         run = answer.cursor.partition(".")[0]
@@ -241,7 +243,7 @@ _EPOCH = re.compile(r"epoch (\d+)")
 
 
 class ShownTrace:
-    """The trace with which the view was started. The trace is read again when its files have changed."""
+    """The trace that was given when the view started. The trace is read again if its files have changed."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -252,11 +254,11 @@ class ShownTrace:
 
     @property
     def name(self) -> str:
-        """Return the name under which the page shows the trace."""
+        """Return the name that the page shows for the trace."""
         return str(self._place)
 
     async def event_log(self) -> EventLog:
-        """Return the events of the trace. Raise SnaplineError if the trace cannot be read."""
+        """Return the events of the trace. Raise SnaplineError if the trace is unreadable."""
         async with self._reading:
             stamp = await asyncio.to_thread(self._stamp_now)
             if stamp != self._stamp:
@@ -286,7 +288,7 @@ Epochs = Callable[[], Awaitable[frozenset[int]]]
 class SpaceTimePages:
     """Request handlers for the screen *Space-time*.
 
-    `live` is None if there is no fleet, and `trace` is None if there is no trace. `epochs` returns the epochs that have a page.
+    `live` is None without a fleet, and `trace` is None without a trace. `epochs` must return the epochs that have their own page.
     """
 
     def __init__(self, show: Show, live: LiveEvents | None, trace: Path | None, cut_at: CutAt, epochs: Epochs) -> None:
@@ -358,7 +360,7 @@ class SpaceTimePages:
         return await self._live.look()
 
     async def _with_content(self, facts: SpaceFacts) -> SpaceFacts:
-        """Add the content of the chosen event's message, if a snapshot contains the message in transit."""
+        """Add the content of the selected event's message, if a snapshot contains this message in transit."""
         if facts.chosen is None or not facts.epochs:
             return facts
         event = facts.event_log.events[facts.chosen.position].event
@@ -394,7 +396,7 @@ def _chosen(query: SpaceQuery, event_log: EventLog, window: Window) -> ChosenEve
 
 
 def in_transit(event_log: EventLog, position: int) -> tuple[int, ...]:
-    """Return the epochs in whose cuts this event's message was in transit."""
+    """Return the epochs in whose cuts the event's message was in transit."""
     cuts = [front for front in event_log.past.fronts if front.kind == "cut"]
     for arrow in event_log.past.arrows(position, position, cuts, {}):
         if position in (arrow.sent, *arrow.received) and arrow.state == "in-transit":

@@ -1,4 +1,5 @@
-"""Draw the screen *Fleet* in a terminal. The screen shows the fleet's state, the hosts with their turns per second, and long turns."""
+"""Draw the screen *Fleet* in a terminal. The terminal screen shows the fleet's state, the hosts with their turns per second, and long
+turns."""
 
 from collections.abc import Sequence
 
@@ -52,7 +53,7 @@ NUMBERS = COLUMNS[2:10]
 
 
 def draw(heard: LatestStatus, *, lines: int) -> RenderableType:
-    """Draw one screen of `lines` lines. List the busiest hosts, and only count the remaining hosts."""
+    """Draw one screen with `lines` lines. The busiest hosts are listed, and the remaining hosts are only counted."""
     facts = heard.facts
     if facts is None:
         return _text(heard.trouble or "nobody has answered yet", style="red" if heard.trouble else "")
@@ -116,7 +117,7 @@ def _figures(facts: FleetStatus, heard: LatestStatus) -> list[Text]:
 
 
 def bars(course: Sequence[float]) -> str:
-    """Draw the newest numbers as a bar chart in text, scaled from 0 to the largest number."""
+    """Draw the latest numbers as a text bar chart, scaled from 0 to the largest number."""
     shown = course[-COURSE_MAX:]
     most = max(shown, default=0.0)
     return "".join(
@@ -125,7 +126,7 @@ def bars(course: Sequence[float]) -> str:
 
 
 def _hosts(hosts: Sequence[HostStatus], heard: LatestStatus, room: int) -> list[RenderableType]:
-    """Draw the hosts in order. If they do not all fit, draw only the hosts with problems and the hosts with the most turns."""
+    """Draw the hosts in order. If not all hosts fit, draw only those with problems and those with the most turns."""
     rates = heard.host_turns_per_s
     chosen = sorted(hosts, key=lambda host: (host.state == "alive", -rates.get(host.host, 0.0)))[:room]
     names = {host.host for host in chosen}

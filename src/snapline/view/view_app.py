@@ -1,4 +1,4 @@
-"""Serve the view over HTTP: pages, streams of their changes, and static files. The screens' modules produce the content.
+"""Serve the view over HTTP: pages, streams of their changes, and static files. Other modules draw the content of the screens.
 
     GET  /, /agents/{agent}, /coordinators, /epochs, /epochs/{epoch}, /recovery, /waiting  pages
     GET  /act, /act/{verb}, POST /deeds      operators' actions, if the view was started with actions enabled (`action_requests.py`)
@@ -9,7 +9,7 @@
     GET  /simulation, /simulation/…          simulation reports, if there are any (`simulation_pages.py`)
     GET  /health                             200 while this process answers
 
-All requests except actions only read. The content of a page comes from `snapline.Client` and from the store's reader.
+All requests except actions only read. Page content comes from `snapline.Client` and from the store's reader.
 
 `serve` runs the view with one client and one server until the process is stopped.
 """
@@ -86,10 +86,10 @@ class View:
     """Request handlers of the view.
 
     Args:
-        calls: client of the fleet. If None, the view shows only traces and reports.
-        token: token for signing in. If "", everyone on this machine may read.
-        operators: actions that operators may run. If None, actions are disabled.
-        trace: a trace file, or a folder with traces of hosts.
+        calls: client of the fleet. If None, the view only shows traces and reports.
+        token: token for signing in, or "" if everyone on this machine may read the view.
+        operators: actions that operators may run, or None if actions are disabled.
+        trace: trace file, or folder with the traces of hosts.
         reports: folders with simulation reports.
     """
 
@@ -253,9 +253,9 @@ class View:
         return self._page("fleet", agent, agent_body(described, *await self._state_of(agent)))
 
     async def _state_of(self, agent: str) -> tuple[AgentState | None, str]:
-        """Return an agent's live state and "".
+        """Return an agent's live state and "" if the live state is available.
 
-        If the live state is unavailable, return the state in the newest snapshot, or None, and the reason.
+        If the live state is unavailable, return the agent's state in the newest snapshot, or None, and the reason.
         """
         try:
             return await self._calls.state(agent, live=True, timeout_s=LIVE_S), ""
@@ -319,7 +319,7 @@ class View:
         return RedirectResponse(self._screens()[0][1], 303, HEADERS)
 
     async def _shown_epochs(self) -> frozenset[int]:
-        """Return the epochs that have a page, or an empty set if the fleet does not answer."""
+        """Return the epochs that have a page. The set is empty if the fleet does not respond."""
         if not self._has_fleet:
             return frozenset()
         try:
@@ -328,7 +328,7 @@ class View:
             return frozenset()
 
     async def _cut(self, snapshot: str) -> CutFacts:
-        """Return the cut of a snapshot. Cache cuts, because typing into a search field requests the same cut repeatedly."""
+        """Return the cut of a snapshot. Cuts are cached, because typing into a search field requests the same cut repeatedly."""
         if snapshot not in self._cuts:
             cut = cut_of(await self._calls.snapshot_at(snapshot))
             while len(self._cuts) >= CUTS_KEPT:
@@ -403,7 +403,7 @@ def _search_of(query: QueryParams) -> AgentSearch:
 
 
 def _names(text: str) -> list[str]:
-    """Return the names in a comma-separated list."""
+    """Split a comma-separated list of names."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -421,17 +421,17 @@ async def serve(
     trace: Path | None = None,
     reports: Sequence[Path] = (),
 ) -> None:
-    """Print the view's address, and serve the view until SIGINT or SIGTERM arrives.
+    """Print the view's address, and serve the view until SIGINT or SIGTERM.
 
     Args:
         may_act: whether operators may run actions.
-        folder: the fleet's folder, if it is on this machine.
+        folder: the fleet's folder if it is on this machine, otherwise None.
         trace: trace to show in addition to the fleet.
         reports: folders with simulation reports.
 
     Raises:
-        UsageError: If the process cannot listen on the address, or one of `reports` is not a folder.
-        CoordinatorUnavailableError: If no coordinator answers at the address.
+        UsageError: If the process cannot listen on the address, or a path in `reports` is not a folder.
+        CoordinatorUnavailableError: If no coordinator responds at the address.
     """
     async with open_fleet_queries(address, security, CLIENT_NAME) as (questions, coordinator):
         operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
@@ -439,7 +439,7 @@ async def serve(
 
 
 async def serve_files(listen: tuple[str, int], *, token: str, trace: Path | None, reports: Sequence[Path]) -> None:
-    """Serve the view without a fleet. The view then shows a trace, simulation reports, or both."""
+    """Serve the view without a fleet. Without a fleet, the view shows a trace, simulation reports, or both."""
     await _serve(View(None, token=token, trace=trace, reports=reports), listen)
 
 

@@ -1,7 +1,7 @@
 """Read a fleet's state once for all viewers.
 
-The coordinator receives one request per second for any number of viewers, and none if there are no viewers. `FleetCalls` declares these
-requests. `LatestStatus` stores the status and agents of the last replies, and the turns per second.
+For any number of viewers, the coordinator receives one request per second, and without viewers it receives none. `FleetCalls` declares
+these requests. `LatestStatus` contains the latest status, the agents, and the turns per second.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ ENDED = ("finished", "failed")
 
 
 class FleetCalls(Protocol):
-    """The requests that the pages of the live fleet send to a fleet. These requests are a subset of the methods of `snapline.Client`."""
+    """Requests to a fleet that the pages of the live fleet need. These requests are methods of `snapline.Client`."""
 
     async def status(self) -> FleetStatus: ...
     async def agents(self) -> list[LocatedAgent]: ...
@@ -39,7 +39,7 @@ class FleetCalls(Protocol):
 
 
 class ViewCalls(FleetCalls, Protocol):
-    """The requests that the view's other screens send in addition."""
+    """Additional requests that the other screens of the view need."""
 
     async def state(self, agent: str, *, live: bool = ..., timeout_s: float = ...) -> AgentState: ...
     async def snapshot_at(self, snapshot: str) -> dict[str, object]: ...
@@ -57,16 +57,16 @@ class ViewCalls(FleetCalls, Protocol):
 
 
 class LatestStatus(msgspec.Struct, frozen=True):
-    """The latest known state of the fleet.
+    """Latest known state of the fleet.
 
     Attributes:
-        facts: the last status reply, or None if no reply has arrived yet.
-        updated_s: time of the last status reply, in seconds since 1970.
-        trouble: reason why the last request was not answered, or "" if it was answered.
-        turns_per_s: turns per second of all hosts, or None if unknown.
-        host_turns_per_s: turns per second of each host whose rate is known.
-        course: samples of the fleet's turns per second, oldest first.
-        agents: all agents with their hosts, sorted.
+        facts: latest status reply, or None if none has arrived yet.
+        updated_s: time of the latest status reply, in seconds since 1970.
+        trouble: reason why the latest request was not answered, or "" if it was.
+        turns_per_s: total turns per second of all hosts, or None if unknown.
+        host_turns_per_s: turns per second of each host with a known rate.
+        course: samples of the fleet's total turns per second, oldest first.
+        agents: all agents and their hosts, sorted by agent.
     """
 
     facts: FleetStatus | None = None
@@ -79,14 +79,14 @@ class LatestStatus(msgspec.Struct, frozen=True):
 
 
 class TurnRates:
-    """Computes turns per second from the counts that hosts report."""
+    """Computes rates in turns per second from the counts that hosts report."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, dict[str, int]]] = deque()
         self._course: deque[float] = deque(maxlen=COURSE_MAX)
 
     def note(self, now_s: float, facts: FleetStatus) -> tuple[dict[str, float], tuple[float, ...]]:
-        """Add a sample. Return the rate of each host that has at least two samples, and the past samples of the total rate."""
+        """Add a sample. Return the rate of each host with at least two samples, and the past samples of the total rate."""
         turns = {host.host: host.turns for host in facts.hosts if host.state == "alive"}
         self._samples.append((now_s, turns))
         while len(self._samples) > 2 and self._samples[1][0] <= now_s - WINDOW_S:
@@ -117,7 +117,8 @@ VIEWERS_MAX = 64
 
 
 class FleetWatch:
-    """Keeps the latest known state of the fleet, and the viewers that wait for changes. Use an instance from one event loop only."""
+    """Keeps the latest known state of the fleet, and the viewers that are waiting for changes. Each instance may be used from only one
+    event loop."""
 
     def __init__(self, calls: FleetCalls, period_s: float = PERIOD_S) -> None:
         self._calls = calls
@@ -137,14 +138,14 @@ class FleetWatch:
         return self._state
 
     async def now(self) -> LatestStatus:
-        """Return a state of the fleet that is at most one period old."""
+        """Return the state of the fleet, which is at most one period old."""
         async with self._asking:
             if time.monotonic() - self._asked_s >= self._period_s:
                 await self._ask()
         return self._state
 
     async def follow(self) -> AsyncGenerator[LatestStatus, None]:
-        """Yield the state of the fleet immediately, and again after every status request.
+        """Yield the state of the fleet at once, and again after every status request.
 
         Raises:
             UsageError: If there are already `VIEWERS_MAX` viewers.

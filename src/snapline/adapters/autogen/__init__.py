@@ -1,4 +1,4 @@
-"""Runs unchanged agents of AutoGen core as agents of a fleet (docs/autogen.md).
+"""Runs unmodified AutoGen Core agents in a fleet (docs/autogen.md).
 
 The module that defines a fleet imports `AutogenAgent` in snapline's Python environment. AutoGen runs in a separate Python environment, in
 which only `inside/` and `pipe_protocol.py` can be imported. A program in AutoGen's environment imports `SnaplineRuntime`.

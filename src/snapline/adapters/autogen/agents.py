@@ -1,15 +1,17 @@
-"""Runs an unchanged agent of AutoGen core as an agent of a fleet (`AutogenAgent`).
+"""Runs an unmodified AutoGen Core agent as an agent of a fleet (`AutogenAgent`).
 
-The problem: AutoGen's runtime saves its agents one after another while messages are in transit, and does not save messages. So the saved
-states are not consistent.
+The problem: AutoGen's runtime saves its agents one after another while messages are in transit, and does not save messages. The saved
+states are therefore inconsistent.
 
-The solution: AutoGen's agents become snapline agents, and the host owns their states and messages. AutoGen itself runs in a separate
-process, since it needs an incompatible version of protobuf. That process receives a state and a message, runs the agent's own handler, and
-returns the messages that the handler has sent, its answer and the new state (`worker.py`).
+The solution: each AutoGen agent becomes a snapline agent, and its host owns its state and messages. AutoGen itself runs in a separate
+process, because it needs an incompatible version of protobuf. For each message, AutoGen's process receives the agent's state and the
+message, and runs the agent's own handler. The process returns the handler's outgoing messages, its return value and the agent's new state
+(`worker.py`).
 
-The turn that handles a message is durable. In each step of the turn, the process runs the handler from one wait to the next. A handler that
-awaits no replies runs in one step, so its messages and its state change are atomic, as in an ordinary turn. If a handler awaits replies,
-the turn's journal contains the received replies. After a failure, the handler is rerun with these replies.
+Each message is handled in a durable turn. In each step of the turn, the process runs the handler until the handler waits for a reply or
+ends. A handler that awaits no replies runs in one step, so its messages and its state change are atomic, as in an ordinary turn. If a
+handler awaits replies, the turn's journal contains the received replies. After a failure, the handler is rerun with the replies in the
+journal.
 """
 
 import base64
@@ -54,14 +56,15 @@ log = logging.getLogger(__name__)
 
 
 class AutogenHandlerError(SnaplineError):
-    """An AutoGen handler has raised an error, and no caller waits for the handler's answer. The message becomes a dead letter."""
+    """An AutoGen handler raised an error, and no caller waits for the handler's result. The message becomes a dead letter."""
 
 
 class AutogenState(msgspec.Struct):
     """The state of an AutoGen agent.
 
     Attributes:
-        kept: result of the agent's `save_state`, or its attributes. None if the agent is still as its factory creates it.
+        kept: the state that the agent's `save_state` returned, or the agent's attributes. None if the agent has not changed since its
+            factory created it.
         made: AutoGen ids of the agents that this agent has created. Only the agent `AGENT_CREATOR` uses it.
     """
 
@@ -81,7 +84,7 @@ class AutogenAgent(Agent):
     Attributes:
         program: `module:function` in AutoGen's environment. The function takes an AgentRuntime.
         ids: AutoGen ids of the agents that exist from the start. Any other agent is created on the host of the agent `autogen` when its
-            first message arrives. Messages to such agents pass through the agent `autogen`.
+            first message arrives. Messages to agents that are not in `ids` pass through the agent `autogen`.
     """
 
     program: ClassVar[str] = ""
@@ -95,7 +98,8 @@ class AutogenAgent(Agent):
 
     @classmethod
     def agents(cls) -> Mapping[str, Agent]:
-        """Return the agents to pass to a `Fleet`. These are the agents in `ids`, and the agent that creates all others.
+        """Return the agents to pass to a `Fleet`. The result contains the agents in `ids`, and the agent that creates all other AutoGen
+        agents.
 
         Raises:
             FleetDefinitionError: one of `ids` is not a valid AutoGen id.
@@ -107,7 +111,7 @@ class AutogenAgent(Agent):
 
     @handler(durable=True)
     async def on_autogen_message(self, message: AutogenMessage, ctx: Context) -> None:
-        """Run the agent's own handler for one message, and send the handler's messages and its answer."""
+        """Run the AutoGen agent's own handler for one message, and send the handler's messages and its return value."""
         turn = str(ctx.uuid())
         begin = self._begin(message, ctx, turn)
         replies: list[ReceivedReply] = []
@@ -132,11 +136,11 @@ class AutogenAgent(Agent):
 
     @handler
     async def on_autogen_answer(self, message: AutogenAnswer, ctx: Context) -> None:
-        """Ignore a reply for which no turn waits anymore."""
+        """Ignore a reply that no turn is waiting for any longer."""
 
     @handler
     async def on_forwarded(self, message: ForwardedMessage, ctx: Context) -> None:
-        """Forward a message to its receiver, which is created first if necessary."""
+        """Forward a message to its receiver, creating the receiver first if necessary."""
         self._make(ctx, message.to)
         ctx.send(agent_name(message.to), message.message)
         if ctx.may_reply:
@@ -144,14 +148,14 @@ class AutogenAgent(Agent):
 
     @handler
     async def on_wanted(self, message: AgentWanted, ctx: Context) -> None:
-        """Create an agent if it does not exist, then reply."""
+        """Create the agent if it does not exist, and confirm that it exists."""
         self._make(ctx, message.agent)
         if ctx.may_reply:
             ctx.reply(message)
 
     @handler
     async def on_state_given(self, message: StateGiven, ctx: Context) -> None:
-        """Accept a state that a program has changed outside of the agent's turns, unless the agent's state has changed meanwhile."""
+        """Adopt a state that the program has set outside the agent's turns, unless the agent's state has changed in the meantime."""
         if self.state.kept == message.before:
             self.state.kept = message.state
         if ctx.may_reply:
@@ -195,8 +199,9 @@ class AutogenAgent(Agent):
 
 
 async def _next_reply(ctx: Context, turn: str, wait_s: float) -> ReceivedReply | None:
-    """Return the next reply for this turn. Return None after `wait_s`, when the caller must check whether the handler has continued without
-    a reply."""
+    """Return the next reply for this turn, or None if no reply arrives within `wait_s`.
+
+    If the result is None, the caller must check whether the handler has continued without a reply."""
     while True:
         try:
             answer = await ctx.receive(AutogenAnswer, timeout_s=wait_s)
@@ -207,9 +212,10 @@ async def _next_reply(ctx: Context, turn: str, wait_s: float) -> ReceivedReply |
 
 
 def _failed(error: StepFailedError, *, is_heard: bool) -> TurnSegment:
-    """Return the segment that ends a failed turn and leaves the agent unchanged.
+    """Return the final result of a failed turn, which leaves the agent's state unchanged.
 
-    If a caller waits for the answer, it gets the error. Otherwise the error is raised, so that the message is dead-lettered.
+    If a caller waits for the turn's answer, the error is sent to the caller. If no caller waits, the error is raised, so that the message
+    becomes a dead letter.
     """
     if not is_heard:
         raise error

@@ -1,12 +1,12 @@
 """Encodes frames and ids for the pipe between a host and AutoGen's process.
 
-Both sides import this module, so it uses only the standard library.
+Both processes import this module, so it uses only the standard library.
 
 A frame consists of its length, followed by JSON.
 
 An AutoGen id consists of a type and a key, such as `teller/north`. A snapline id is one word of letters, digits, `_`, `-` and dots. The
 AutoGen id `teller/north` becomes the snapline id `teller..north`. Dots, and characters that a snapline id must not contain, are escaped.
-Each of their bytes is written as a dot and two hexadecimal digits.
+Each byte of an escaped character is written as a dot and two hexadecimal digits.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class FrameTooLargeError(ValueError):
-    """A frame exceeds the size limit, which is the same for both sides of the pipe."""
+    """A frame exceeds the size limit, which is the same for both processes."""
 
 
 def to_bytes(frame: dict[str, Any]) -> bytes:

@@ -1,11 +1,11 @@
 """Runs the fleet of one AutoGen program.
 
-`SnaplineRuntime` starts `python -m snapline.adapters.autogen.session FOLDER`, communicates with this process through a socket, and ends it
-by closing the socket.
+`SnaplineRuntime` starts `python -m snapline.adapters.autogen.session FOLDER`. `SnaplineRuntime` communicates with this process through a
+socket, and ends the process by closing the socket.
 
 The process runs a coordinator and hosts, whose data is in FOLDER. The turns of the fleet's agents run in the program, to which `worker.py`
-connects through the socket. Messages that the program sends outside of turns are passed to the fleet. When the fleet is stopped, it leaves
-a snapshot, from which the next start continues.
+connects through the socket. Messages that the program sends outside of turns are passed to the fleet. When the fleet is stopped, it takes a
+snapshot, from which the next start continues.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class ProgramSession:
     async def _send(self, item: TurnItem) -> None:
         """Send a message, and return when it has been accepted for each receiver.
 
-        From then on, every snapshot contains the message until the turn that handles it has ended.
+        Every later snapshot contains the message until the turn that handles it has ended.
         """
         turn = "" if item.topic else PROGRAM
         message = AutogenMessage(item.message, item.sender, item.topic, item.id, turn)
@@ -152,7 +152,7 @@ class ProgramSession:
             await asyncio.sleep(CHECK_PERIOD_S)
 
     async def _there(self, to: str) -> str:
-        """Return the snapline id of an agent, which is created if necessary."""
+        """Return the snapline id of an agent, creating the agent if necessary."""
         name = agent_name(to)
         async with self._making:
             if name not in self._made:
@@ -183,7 +183,7 @@ class ProgramSession:
         return Store.open(self._folder / "data" / "store")
 
     def _pack(self, epoch: int) -> str:
-        """Return a store that contains only this snapshot, packed and encoded as text."""
+        """Return a packed, text-encoded store that contains only this snapshot."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             fork = Path(folder) / "fork"
             store = snapline.open_store(self._folder / "data" / "store", fleet=fleet())
@@ -202,12 +202,12 @@ class ProgramSession:
 
 
 def is_still(cut: Cut) -> bool:
-    """Return whether no message is in transit and no turn is open."""
+    """Return whether no message is in transit and no turn is in progress."""
     return cut.is_quiet and not cut.pending_turns
 
 
 def _states_of(cut: Cut) -> dict[str, Any]:
-    """Return AutoGen id → stored state in readable form, for each agent that has a stored state."""
+    """Return a map from AutoGen id to readable stored state, for each agent that has a stored state."""
     states = {autogen_id(agent): getattr(state, "kept", None) for agent, state in cut.states.items()}
     return {agent: msgspec.to_builtins(kept) for agent, kept in states.items() if agent and kept is not None}
 

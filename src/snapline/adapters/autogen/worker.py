@@ -1,10 +1,10 @@
 """Starts AutoGen's process from the host, and runs turns in that process. This module also defines the messages of AutoGen agents.
 
-Messages between AutoGen agents are snapline messages, which other agents and clients may send, too.
+Messages between AutoGen agents are snapline messages, so other agents and clients can also send them.
 
-The process holds no state that cannot be rebuilt, since the host owns states and messages. If the process dies, the host restarts it. Each
-turn that was open in the process is rerun with the replies received before, in the same order. Messages that the turn had already sent are
-not sent again.
+The process holds no state that cannot be rebuilt, because the host owns states and messages. If the process dies, the host restarts it.
+Each turn that was in progress is rerun with the replies that it had received, in the same order. Messages that the interrupted turn had
+already sent are not sent again.
 """
 
 import asyncio
@@ -29,9 +29,8 @@ class KeptValue(msgspec.Struct, frozen=True, omit_defaults=True):
     """An encoded AutoGen message, state, answer or error.
 
     Attributes:
-        form: encoding of `body`. "json" means JSON. "message" means AutoGen's JSON serializer for `type`. "pickle" means a pickle in
-            base64.
-        type: name of the message's type.
+        form: encoding of `body`, either "json", "message" or "pickle". "message" means AutoGen's JSON serializer for `type`. "pickle" means
+            a pickle in base64.
     """
 
     form: str
@@ -44,10 +43,10 @@ class AutogenMessage(Message, frozen=True):
 
     Attributes:
         message: the encoded message, of a type that the agent handles.
-        sender: AutoGen id `type/key` of the sending agent. "" if no agent has sent the message.
-        topic: topic `type/source` to which the message was published. "" if the message was sent to this agent directly.
-        id: id of the message.
-        turn, call: turn and call that wait for the answer. `turn` is "" if no turn waits for it.
+        sender: AutoGen id `type/key` of the sending agent. Empty if no agent has sent the message.
+        topic: topic `type/source` to which the message was published. Empty if the message was sent to this agent directly.
+        turn, call: id of the turn that waits for the answer, and number of the call within that turn. `turn` is empty if no turn waits for
+            the answer.
     """
 
     message: KeptValue
@@ -73,14 +72,14 @@ class AutogenAnswer(Message, frozen=True):
 
 
 class ForwardedMessage(Message, frozen=True):
-    """A message for the AutoGen agent `to`, which may not exist yet. It is sent to the agent that creates agents."""
+    """A message for the AutoGen agent `to`, which may not exist yet. The message is sent to the agent that creates AutoGen agents."""
 
     to: str
     message: AutogenMessage
 
 
 class AgentWanted(Message, frozen=True):
-    """Request to create an AutoGen agent if it does not exist."""
+    """Request to create an AutoGen agent unless it already exists."""
 
     agent: str
 
@@ -114,11 +113,11 @@ log = logging.getLogger(__name__)
 
 
 class AutogenWorkerError(ExternalFailureError):
-    """AutoGen's process has died, or cannot be started."""
+    """AutoGen's process died or could not be started."""
 
 
 class TurnItem(msgspec.Struct, frozen=True):
-    """A message that a turn has sent. `call` is the number of the call that awaits the reply, or -1 if no reply is awaited."""
+    """A message that a turn has sent. `call` is the number of the call that awaits the reply, or -1 if the sender awaits no reply."""
 
     to: list[str]
     message: KeptValue
@@ -128,17 +127,17 @@ class TurnItem(msgspec.Struct, frozen=True):
     call: int = -1
 
     def comparison_key(self) -> list[Any]:
-        """Return the parts of the item that must be the same when the turn is rerun."""
+        """Return the fields that a rerun of the turn must reproduce."""
         return [self.to, self.topic, self.message.type, self.call]
 
 
 class TurnSegment(msgspec.Struct, frozen=True):
-    """Result of running a turn up to its next wait or its end.
+    """Result of running a turn until it next waits or ends.
 
     Attributes:
         state: new state of the agent. None if the turn has not ended or has left the state unchanged.
         answer: return value of the handler. None if the turn has not ended or has failed.
-        error: error that the handler has raised. `text` is its readable form.
+        error: error that the handler has raised. `text` is the error in readable form.
     """
 
     items: list[TurnItem]
@@ -162,10 +161,10 @@ class ReceivedReply(msgspec.Struct, frozen=True):
 
 
 class _BlockedTurn(msgspec.Struct):
-    """A turn that is open and blocked in AutoGen's process.
+    """A turn that is in progress in AutoGen's process and is currently blocked.
 
     `mark` is a digest of the frame that began the turn and of all received replies. `skip` contains the comparison keys of items that were
-    already sent and must not be sent again.
+    already sent, and that the rerun must not send again.
     """
 
     mark: bytes
@@ -173,7 +172,8 @@ class _BlockedTurn(msgspec.Struct):
 
 
 class AutogenWorker:
-    """Connection to the process that runs a program's turns for this host, and the turns that are open there."""
+    """Connection to the process that runs a program's turns for this host. The object also tracks which turns are in progress in that
+    process."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -186,16 +186,15 @@ class AutogenWorker:
         self._standing: dict[str, _BlockedTurn] = {}
 
     async def segment(self, begin: dict[str, Any], heard: list[ReceivedReply], said: list[list[Any]]) -> TurnSegment:
-        """Run a turn to its next wait or its end. A turn that is not open in the process is rerun there from its beginning.
+        """Run a turn until it next waits or ends. If the turn is not in progress in the process, it is rerun there from its beginning.
 
         Args:
-            begin: frame that begins the turn.
-            heard: replies received so far, in order. The process may not have the last one yet.
-            said: comparison keys of the items that were already sent.
+            heard: replies received so far, in order. The process may not have received the last reply yet.
+            said: comparison keys of the items that the turn had already sent.
 
         Raises:
-            AutogenWorkerError: the process has died during every attempt.
-            DivergenceError: the rerun turn has sent different items than before.
+            AutogenWorkerError: the process died in every attempt.
+            DivergenceError: the rerun turn sent different items than its first run.
         """
         for _ in range(ENDS_MAX):
             await self._start()
@@ -274,7 +273,7 @@ class AutogenWorker:
     # -- the process ---------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """Ensure that the process is running. If it cannot be started, retry until it can."""
+        """Ensure that AutoGen's process is running. If the process cannot be started, keep retrying until it starts."""
         async with self._starting:
             while self._writer is None:
                 try:
@@ -301,8 +300,8 @@ class AutogenWorker:
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
     def _spawn(self) -> socket.socket:
-        """Start the process, and return our end of its socket. The new process ends when this socket is closed, and therefore at the latest
-        when this process ends."""
+        """Start AutoGen's process, and return the parent's end of the socket pair that connects to it. AutoGen's process exits when this
+        socket is closed, at the latest when the host process exits."""
         python = os.environ.get(PYTHON_VARIABLE)
         if not python:
             raise AutogenWorkerError(
@@ -341,9 +340,9 @@ class AutogenWorker:
 
 
 def _marks(begin: dict[str, Any], heard: list[ReceivedReply]) -> list[bytes]:
-    """Return the marks that a turn has at its beginning and after each reply.
+    """Return the digests that identify a turn's progress at its beginning and after each reply.
 
-    The last mark belongs to a turn that has received all replies.
+    The last digest belongs to the turn after its last reply.
     """
     marks = [blake2b(json.dumps(begin, sort_keys=True).encode()).digest()]
     for reply in heard:
@@ -352,8 +351,8 @@ def _marks(begin: dict[str, Any], heard: list[ReceivedReply]) -> list[bytes]:
 
 
 def _unsent_items(items: list[TurnItem], turn: _BlockedTurn, agent: str) -> list[TurnItem]:
-    """Return the items that had not been sent before the turn was rerun. Raise DivergenceError if an item differs from the one sent
-    before."""
+    """Return the items that the turn had not sent before it was rerun. Raise DivergenceError if an item differs from the item that the
+    first run sent."""
     new_items = []
     for item in items:
         if not turn.skip:

@@ -1,4 +1,5 @@
-"""Includes plain gRPC services in the cuts of a fleet (docs/grpc.md). The modules are imported on demand, since importing gRPC is slow."""
+"""Includes plain gRPC services in a fleet's consistent cuts (docs/grpc.md). The modules are imported on demand, because importing gRPC is
+slow."""
 
 from typing import TYPE_CHECKING
 

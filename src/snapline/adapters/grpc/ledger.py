@@ -1,36 +1,39 @@
-"""Ledger of one service's calls, which is part of every cut, and the stamps that keep cuts consistent. This module does no I/O.
+"""Ledger of one service's calls, which is part of every cut. This module also defines the stamps that keep cuts consistent. This module
+does no I/O.
 
 Theory of operation
 -------------------
-Model: services crash and recover, and the network may lose, duplicate and reorder messages. A cut of the fleet records each service between
-two atomic *pieces* of the service's work. After a crash, the whole fleet rolls back to a cut.
+Model: services crash and recover, and the network may lose, duplicate and reorder messages. A cut of the fleet records each service's state
+between two atomic *pieces* of the service's work. After a crash, the whole fleet rolls back to a cut.
 
-The caller stores the channel state of a call. From the piece that makes the call until the piece that takes the answer, the call is
-*pending* at the caller. The receiver stores the answer under the call's id until the caller reports that the answer is no longer needed. So
-for each service, a cut contains the service's state, its pending calls with their requests, and its stored answers. After a recovery, each
-pending call is repeated under the same id, and a service that has already handled the call returns the stored answer. No channel has to be
-drained, and messages need not be counted (compare the sender-based message logging of Johnson and Zwaenepoel 1987).
+The caller stores the requests of unanswered calls, which are the channel state of a cut. A call is *pending* at the caller from the atomic
+piece of work that makes the call until the piece that takes the answer. The receiver stores the answer under the call's id until the caller
+reports that the answer is no longer needed. So, for each service, a cut contains the service's state, its pending calls with their
+requests, and its stored answers. After a recovery, the caller repeats each pending call under the same id. A service that has already
+handled the call returns the stored answer. Channels need not be drained, and messages need not be counted (compare the sender-based message
+logging of Johnson and Zwaenepoel 1987).
 
-Stamps in the metadata of requests and responses make cuts consistent. A request carries the plan and the recorded epoch of the caller, and
-a response carries those of the responder. These are the stamps of Lai and Yang, applied to calls. Before a process accepts a message that
-was sent after its sender had recorded an epoch, it records that epoch too. So a cut never contains an answer that was given after the cut,
-or the handling of a request that was made after the cut.
+Stamps in the metadata of requests and responses keep cuts consistent. A request carries the caller's plan and newest recorded epoch, and a
+response carries the responder's. The stamps apply the method of Lai and Yang to calls. If a message's sender had already recorded an epoch,
+the receiver records that epoch before it accepts the message. So a cut contains neither an answer sent after the cut nor the handling of a
+request sent after the cut.
 
-If a handler has not ended in the cut, it is rerun after a recovery under the id of its request, and makes its calls again. A call's id is
-derived from its ordinal within the handler, so the call gets the same id as before. `RUN` contains the handler's run in the context of the
-task or thread. For such a call, the ledger stores only a digest (`HandlerExecution.journal`) instead of the request. A handler that changes
-state before its last call must declare the change (`changed`). From then on, the handler is not rerun, and its calls are treated like calls
-outside of handlers.
+If a handler had not finished when the cut was taken, it is rerun after a recovery under the same request id, and repeats its calls. A
+call's id is derived from its ordinal within the handler, so the call gets the same id as before. `RUN` contains the handler's run in the
+context of the task or thread. For a call made by a handler, the ledger stores only a digest (`HandlerExecution.journal`) instead of the
+request. A handler that changes state before its last call must declare the change (`changed`). After the declaration, the handler is not
+rerun, and its calls are treated like calls made outside of handlers.
 
-Invariants (`validate`): every pending call was made by this service and is not in a journal. A running handler has no stored answer unless
-it has declared a change.
+Invariants (`validate`): each pending call was made by this service, and no pending call is in a journal. A running handler has no stored
+answer unless it has declared a state change.
 
 The caller's duties:
-1. Treat the work between two calls of these methods, including the related change of the service's state, as one piece. No epoch may be
-   recorded within a piece.
-2. Call `begin` only after the epoch required by the request's stamp was recorded, and `answered` only after the epoch required by the
-   response's stamp was recorded.
-3. Take `image` and the service's own state in one piece. After a recovery, restore both before any other event.
+1. Between two calls of these methods, do all work as one atomic piece, including the related change of the service's state. No epoch may be
+   recorded during an atomic piece of work.
+2. Call `begin` only after recording the epoch that the request's stamp requires. Call `answered` only after recording the epoch that the
+   response's stamp requires.
+3. Capture `image` and the service's own state in one atomic piece of work. After a recovery, restore the ledger and the service's state
+   before any other event.
 """
 
 import hashlib
@@ -63,7 +66,7 @@ ABORTED, FAILED_PRECONDITION = 10, 9
 
 
 class DivergedCallError(DivergenceError):
-    """A rerun handler has made a different call than before, or fewer calls than before."""
+    """A rerun handler made different calls, or fewer calls, than its first run."""
 
 
 class ServiceCall(msgspec.Struct, frozen=True):
@@ -73,10 +76,11 @@ class ServiceCall(msgspec.Struct, frozen=True):
         id: `agent:ordinal`, followed by `/ordinal` for each handler in which the call is nested (`nested_id`).
         target: name of the channel over which the call is made.
         method: full name of the method, such as /greeter.Greeter/SayHello.
-        request: serialized request. If the request is a stream, all its messages (`member_call.pack`).
-        is_listed: whether the receiver is not part of cuts, so that the call is never repeated, but only reported after a recovery.
-        digest: digest of method and request if a handler makes the call. Otherwise empty.
-        asks_stream, answers_stream: whether the request is a stream, and whether the response is.
+        request: serialized request, or for a stream all its messages in one payload (`member_call.pack`).
+        is_listed: whether the receiver is not part of cuts. A listed call is never repeated. If the outcome of a listed call is unknown
+            after a recovery, the call is only reported.
+        digest: digest of method and request if a handler makes the call, otherwise empty.
+        asks_stream, answers_stream: whether the request is a stream, and whether the response is a stream.
     """
 
     id: str
@@ -90,9 +94,9 @@ class ServiceCall(msgspec.Struct, frozen=True):
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
-    """Outcome of a call: the number of gRPC's status code (0 means success), its details, and the serialized response.
+    """Outcome of a call: the numeric gRPC status code (0 means success), the status details, and the serialized response.
 
-    `digest` is the digest of the request, if the request contained one.
+    `digest` is the digest of the request, if the request's stamp contained one.
     """
 
     code: int = 0
@@ -108,22 +112,22 @@ CALL_FINISHED = CallAnswer(ABORTED, "the call is over: its caller has had its an
 
 
 class JournaledCall(msgspec.Struct, frozen=True):
-    """A call that a handler has made. If the handler is rerun, it makes the call again."""
+    """A call that a handler has made. If the handler is rerun, it must make the call again."""
 
     digest: bytes
     target: str
 
 
 class LedgerImage(msgspec.Struct):
-    """The content of a ledger in a cut.
+    """The content of a ledger as recorded in a cut.
 
     Attributes:
         ordinal: ordinal of the last call that was made outside of handlers.
         pending: calls without an answer.
-        answers: id → answer, for calls that this service has handled.
-        journals: id of an unanswered request → calls that its handler has made.
-        over: channel's name → ids of calls whose answers are no longer needed, of which the receiver must still be informed.
-        unsettled: listed calls that were made before a recovery, and whose outcomes are unknown.
+        answers: id → stored answer to a call that this service has handled.
+        journals: id of an unanswered request → calls that the request's handler has made.
+        over: channel name → ids of finished calls that have not yet been reported to the receiver.
+        unsettled: listed calls that were made before a recovery and whose outcomes are unknown.
     """
 
     ordinal: int = 0
@@ -135,15 +139,14 @@ class LedgerImage(msgspec.Struct):
 
 
 class HandlerExecution:
-    """One run of a handler.
+    """One execution of a handler.
 
     Attributes:
-        id: id of the request.
-        digest: digest of the request. Empty if the request contained none.
+        digest: digest of the request. Empty if the request's stamp contained no digest.
         journal: calls that the handler has made, in this run or in earlier runs.
-        made: number of calls that the handler has made in this run.
+        made: number of calls that the handler has made in this execution.
         open: id → call that has no answer yet.
-        is_changed: whether the handler has declared a change, so that it is not rerun.
+        is_changed: whether the handler has declared a state change. If the handler has declared a change, it is not rerun.
         is_forgotten: whether the caller no longer needs the answer.
     """
 
@@ -159,14 +162,13 @@ class HandlerExecution:
 
 
 class CallLedger:
-    """The ledger of one service's calls, as described in the module docstring.
+    """The ledger of one service's calls (see the module docstring).
 
     Attributes:
-        agent: the service's agent in the fleet.
         pending: id → call that is repeated after a recovery if its receiver is part of cuts.
         unsettled: id → listed call that was made before a recovery, and whose outcome is unknown.
-        answers: id → answer to a call that this service has handled.
-        running: id → run of the handler for the call with that id.
+        answers: id → stored answer to a call that this service has handled.
+        running: id of a call → execution of the handler for this call.
     """
 
     def __init__(self, agent: str) -> None:
@@ -184,11 +186,11 @@ class CallLedger:
     # ---- calls of this service --------------------------------------------------------------------------------------
 
     def call(self, handling: HandlerExecution | None, wanted: ServiceCall, request: bytes) -> ServiceCall:
-        """Register a call and return it. The call is a copy of `wanted` with an id and the request. From now on, every cut contains the
-        call.
+        """Register a call and return it. The returned call is a copy of `wanted`, completed with an id and the request. From now on, every
+        cut contains the call until the call is answered.
 
         Raises:
-            DivergedCallError: the handler was rerun, and makes a different call than before.
+            DivergedCallError: the rerun handler makes a different call than in its first run.
         """
         if handling is None or wanted.is_listed:
             self._ordinal += 1
@@ -212,8 +214,8 @@ class CallLedger:
         return made
 
     def answered(self, call: ServiceCall, handling: HandlerExecution | None = None) -> None:
-        """Close a call whose caller has the answer or has given up. This method may be called only under the plan under which the call was
-        made."""
+        """Close a call because its caller has received the answer or has given up. Call this method only under the plan under which the
+        call was made."""
         if handling is not None and handling.open.pop(call.id, None) is not None:
             return
         if self.pending.pop(call.id, None) is not None and not call.is_listed:
@@ -226,7 +228,8 @@ class CallLedger:
     def finished_calls_for(self, target: str) -> Sequence[str]:
         """Return the ids of finished calls that the next request to this target must carry.
 
-        Only one request carries a given id at a time. When the request has ended, call `confirm_finished` or `requeue_finished`.
+        While an open request carries an id, no other request carries that id. When the request ends, call `confirm_finished` or
+        `requeue_finished`.
         """
         unreported = self._unreported.get(target)
         if not unreported:
@@ -238,23 +241,23 @@ class CallLedger:
         return unreported[:FINISHED_IDS_PER_REQUEST_MAX]
 
     def confirm_finished(self, target: str, ids: Iterable[str]) -> None:
-        """Remove these ids, because a request that carried them was answered."""
+        """Remove the given ids, because a request that carried them was answered."""
         over = self._over[target]
         for call_id in ids:
             over.pop(call_id, None)
 
     def requeue_finished(self, target: str, ids: Sequence[str]) -> None:
-        """Queue these ids again, because the request that carried them was not answered."""
+        """Queue the given ids again, because the request that carried them was not answered."""
         self._unreported.setdefault(target, []).extend(ids)
 
     def settle(self, call_id: str) -> None:
-        """Remove a listed call whose outcome the service has found out. Raise KeyError if there is no such call."""
+        """Remove a listed call, because the service has found out the call's outcome. Raise KeyError if there is no such call."""
         del self.unsettled[call_id]
 
     # ---- calls to this service --------------------------------------------------------------------------------------
 
     def begin(self, call_id: str, digest: bytes = b"") -> HandlerExecution | CallAnswer:
-        """Return the stored answer to a request, or the run of its handler. The handler may be running already.
+        """Return the stored answer to a request, or else the execution of the request's handler. The handler may already be running.
 
         Raises:
             DivergedCallError: an earlier, different request had the same id.
@@ -273,16 +276,18 @@ class CallLedger:
         return handling
 
     def running_of(self, handling: HandlerExecution) -> HandlerExecution | None:
-        """Return the run if it has not ended, otherwise None. A task that outlives its handler does not belong to a handler anymore."""
+        """Return the handler execution if it has not ended, otherwise None. If a task continues to run after its handler has ended, its
+        calls no longer count as the handler's."""
         return handling if self.running.get(handling.id) is handling else None
 
     def changed(self, handling: HandlerExecution, answer: CallAnswer = LOST_ANSWER) -> None:
-        """Declare that the handler changes the service's state in this piece and then continues, so that it must not be rerun.
+        """Declare that the handler changes the service's state in this atomic piece of work and makes further calls afterwards. A handler
+        that has declared a change must not be rerun.
 
-        `answer` is the answer that the caller gets after a recovery.
+        `answer` is the answer that the caller receives if the fleet recovers from a cut taken before the handler ends.
 
         Raises:
-            DivergedCallError: the handler was rerun, but has made fewer calls than before.
+            DivergedCallError: the rerun handler made fewer calls than its first run.
         """
         if handling.is_changed:
             return
@@ -293,10 +298,10 @@ class CallLedger:
             self.answers[handling.id] = CallAnswer(answer.code, answer.details, answer.response, handling.digest)
 
     def finish(self, handling: HandlerExecution, answer: CallAnswer) -> None:
-        """End the handler's run and store the answer, in the same piece as the handler's last change.
+        """End the handler's execution and store its answer, in the same atomic piece of work as the handler's last state change.
 
         Raises:
-            DivergedCallError: the handler was rerun, but has made fewer calls than before.
+            DivergedCallError: the rerun handler made fewer calls than its first run.
         """
         if self.running.pop(handling.id, None) is not handling:
             return
@@ -309,7 +314,7 @@ class CallLedger:
             self._check_whole(handling)
 
     def abandon(self, handling: HandlerExecution) -> None:
-        """Handle the cancellation of a handler. It has no effect if the handler has already ended.
+        """Handle the cancellation of a handler. If the handler has already ended, do nothing.
 
         If the handler has not declared a change, it is rerun when the caller repeats the request.
         """
@@ -317,11 +322,12 @@ class CallLedger:
             self._end_journal(handling.id, {})
 
     def begun(self) -> Sequence[str]:
-        """Return the ids of the requests whose handlers have made calls and have not ended. After a recovery, these handlers are rerun."""
+        """Return the ids of the requests whose handlers have made calls and are still running. After a recovery, handlers that were still
+        running are rerun."""
         return [call_id for call_id, journal in self._journals.items() if journal]
 
     def forget(self, ids: Iterable[str]) -> None:
-        """Delete the answers and journals of calls whose callers no longer need the answer."""
+        """Delete the answers and journals of calls whose callers no longer need the answers."""
         for call_id in ids:
             self._finished_ids[call_id] = None
             running = self.running.get(call_id)
@@ -340,8 +346,8 @@ class CallLedger:
             )
 
     def _end_journal(self, call_id: str, still_open: dict[str, ServiceCall]) -> None:
-        """End the journal of a handler that will not be rerun. The handler's unanswered calls become pending. All its other calls are
-        finished."""
+        """Delete the journal of a handler that will not be rerun. The handler's unanswered calls become pending calls of the service. The
+        handler's answered calls become finished calls."""
         for ordinal, made in enumerate(self._journals.pop(call_id, ()), 1):
             nested = nested_id(call_id, ordinal)
             if nested in still_open:
@@ -353,7 +359,7 @@ class CallLedger:
     # ---- cuts -------------------------------------------------------------------------------------------------------
 
     def image(self) -> LedgerImage:
-        """Return a copy of the ledger's current content. It shares no mutable data with the ledger."""
+        """Return a copy of the ledger's current content, which shares no mutable data with the ledger."""
         return LedgerImage(
             self._ordinal,
             list(self.pending.values()),
@@ -364,7 +370,8 @@ class CallLedger:
         )
 
     def restore(self, image: LedgerImage) -> None:
-        """Restore the ledger's content from a cut. All running and waiting work belongs to the discarded history and is dropped."""
+        """Restore the ledger's content from a cut. All running handlers and pending work belong to the discarded history and are
+        dropped."""
         self._ordinal = image.ordinal
         self.pending = {call.id: call for call in image.pending if not call.is_listed}
         self.unsettled = {call.id: call for call in [*image.unsettled, *image.pending] if call.is_listed}
@@ -375,7 +382,7 @@ class CallLedger:
         self.running, self._finished_ids = {}, {}
 
     def validate(self) -> None:
-        """Check the invariants. Raise AssertionError if one is violated."""
+        """Check the invariants. Raise AssertionError if an invariant is violated."""
         for call_id, call in self.pending.items():
             assert call_id == call.id and call_id.split("/")[0], call_id
             parent, _, ordinal = call_id.rpartition("/")
@@ -399,7 +406,8 @@ def _made(wanted: ServiceCall, request: bytes, call_id: str, digest: bytes = b""
 
 
 def nested_id(parent: str, ordinal: int) -> str:
-    """Return the id of a call that the handler of the call `parent` makes. Ids remain short even if handlers form long chains."""
+    """Return the id of a call that the handler of the call `parent` makes. The id remains short even if handlers call each other in long
+    chains."""
     if len(parent) > PARENT_LENGTH_MAX:
         parent = f"{parent.partition(':')[0]}:{hashlib.blake2b(parent.encode(), digest_size=16).hexdigest()}"
     return f"{parent}/{ordinal}"
@@ -419,12 +427,10 @@ class CallStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The stamp of a request.
 
     Attributes:
-        plan, epoch: plan under which the caller runs, and the newest epoch that the caller has recorded.
-        id: id of the call.
-        digest: digest of the request, if a handler makes the call.
-        over: ids of earlier calls to this receiver whose answers are no longer needed.
-        wants_stamp: whether the response must have a stamp in any case, because the caller does not know yet whether the receiver is a
-            member.
+        plan, epoch: plan under which the caller runs, and newest epoch that the caller has recorded.
+        digest: digest of the request if a handler makes the call, otherwise empty.
+        over: ids of earlier calls to this receiver whose stored answers are no longer needed.
+        wants_stamp: whether the response must always have a stamp, because the caller does not yet know whether the receiver is a member.
     """
 
     plan: int
@@ -436,9 +442,10 @@ class CallStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AnswerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The stamp of a response. It is omitted if its epoch equals the request's and the caller already knows that the receiver is a member.
+    """The stamp of a response. The stamp is omitted if its epoch equals the epoch in the request's stamp and the caller already knows that
+    the receiver is a member.
 
-    `is_refused` means that the request belonged to an older plan and was not handled.
+    `is_refused` means that the request belonged to an older plan and was therefore not handled.
     """
 
     plan: int
@@ -456,7 +463,8 @@ _decode_answer = msgspec.msgpack.Decoder(AnswerStamp).decode
 
 
 def judge(stamp: CallStamp, *, plan: int, is_loaded: bool, recorded: int) -> Verdict:
-    """Decide whether a service that runs under this plan and has recorded this epoch may accept a request. Carries G9, and G1 for calls."""
+    """Decide whether a service that runs under this plan and has recorded this epoch may accept a request with the given stamp. Guarantees
+    G9, and guarantees G1 for calls."""
     if stamp.plan < plan:
         return "refuse"
     if stamp.plan > plan or not is_loaded:
@@ -470,7 +478,7 @@ def encode_stamp(stamp: CallStamp | AnswerStamp) -> bytes:
 
 
 def call_stamp(metadata: "Iterable[tuple[str, str | bytes]] | None") -> CallStamp | None:
-    """Return the stamp in a request's metadata, or None if the caller is not a member of a fleet.
+    """Return the stamp in a request's metadata, or None if the metadata contains no stamp because the caller is not a member of a fleet.
 
     Raises:
         msgspec.MsgspecError: the stamp is invalid.
@@ -482,7 +490,7 @@ def call_stamp(metadata: "Iterable[tuple[str, str | bytes]] | None") -> CallStam
 
 
 def answer_stamp(metadata: Any) -> AnswerStamp | None:
-    """Return the stamp in a response's metadata, or None if there is none. The metadata must be a grpc.aio Metadata.
+    """Return the stamp in a response's metadata, or None if the metadata contains no stamp. The metadata must be a grpc.aio Metadata.
 
     Raises:
         msgspec.MsgspecError: the stamp is invalid.

@@ -5,14 +5,15 @@
     stub = GreeterStub(member.channel("127.0.0.1:50052"))
     code = await member.run()
 
-The member contains a host of the fleet (`EmbeddedHost`) and the ledger of the service's calls (`ledger.py`). The host runs in the service's
-event loop and calls the member through `HostCallbacks`. The member decides when a cut of the service is taken, and fences work that belongs
-to an older history. All code runs in one event loop, so the work between two awaits is one atomic piece.
+The member contains a host of the fleet (`EmbeddedHost`), and the ledger of the service's calls (`ledger.py`). The host runs in the
+service's event loop and calls the member through `HostCallbacks`. The member decides when the service's state is captured for a cut, and
+rejects work that belongs to an older history. All code runs in one event loop, so the work between two `await` expressions is one atomic
+piece.
 
-A host records an epoch as soon as it learns of the epoch, and refuses the epoch if the service is not ready at that moment. If the service
-is not ready, the member delays the coordinator's message and the handling of stamped calls. Frames from other hosts that announce the epoch
-are held until the service is ready (`HeldFrames`), as if they were still in transit. They are not held so long that the failure detector
-would suspect the link. The frames of each link stay in order.
+A host normally records an epoch as soon as it learns of the epoch. If the service is not ready at that moment, the host refuses the epoch.
+To avoid refusals, the member delays the coordinator's message and the handling of stamped calls until the service is ready. Frames from
+other hosts that announce the epoch are held until the service is ready (`HeldFrames`), as if they were still in transit. Frames are not
+held for so long that the failure detector would suspect the link. The frames of each link are delivered in order.
 """
 
 import asyncio
@@ -54,9 +55,9 @@ most this time longer than necessary."""
 
 
 class HeldFrames:
-    """Frames that are held until the service is ready, as described in the module docstring.
+    """Holds frames until the service is ready (see the module docstring).
 
-    `receive` passes a frame to the host. `begun` returns the newest epoch that has begun on the host. `may` returns whether the service may
+    `receive` passes a frame to the host. `begun` returns the newest epoch that the host has begun. `may` returns whether the service may
     now record a newer epoch.
     """
 
@@ -68,7 +69,7 @@ class HeldFrames:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def received(self, peer: str, frame: Frame) -> None:
-        """Pass a frame to the host, or hold it if it announces an epoch that the service cannot record now. Raise ProtocolError if the
+        """Pass a frame to the host, or hold it if it announces an epoch that the service is not ready to record. Raise ProtocolError if the
         frame contains an invalid control item."""
         held, newest = self._held.get(peer), newest_epoch(frame)
         if held is not None:
@@ -94,11 +95,11 @@ class HeldFrames:
             del self._held[peer]
 
     def drop(self, peer: str) -> None:
-        """Drop the held frames of a closed stream. The link resends unacknowledged items."""
+        """Drop the held frames of a closed connection. The link later resends unacknowledged items."""
         self._held.pop(peer, None)
 
     def drop_all(self) -> None:
-        """Drop all held frames, because links end with their plan."""
+        """Drop all held frames, because every link is closed when its plan ends."""
         self._held.clear()
 
 
@@ -118,38 +119,39 @@ def newest_epoch(frame: Frame) -> int:
 class HostCallbacks(Protocol):
     """Interface that the host requires from the member.
 
-    The methods are called while the host handles an event, so they must not pass events to the host.
+    The host calls the methods of this interface while it handles an event, so they must not pass events to the host.
     """
 
     def going_back(self) -> None:
-        """End all work of the service's current history immediately, because of a recovery plan."""
+        """End all work of the service's current history immediately, because a recovery plan has begun."""
 
     def when_work_ended(self, then: Callable[[], None]) -> None:
         """Call `then` as soon as no work of an older history is running."""
 
     def on_rolled_back(self, made: object | None) -> None:
-        """Restore the service from the state of its agent, because the plan's recovery line has been loaded. No other event of the service
-        may come before.
+        """Restore the service from its agent's state, because the recovery line of the plan has been loaded. The service must handle no
+        other event before this call.
 
-        `made` is None if the agent was placed on a different host.
+        `made` is the agent object, or None if the agent was placed on a different host.
         """
 
     def begin_later(self, epoch: int) -> bool:
-        """Return whether this epoch must begin later because the service is not ready. If so, the member begins the epoch as soon as the
-        service is ready."""
+        """Return whether this epoch must begin later, because the service is not ready. If the result is True, the member begins the epoch
+        when the service becomes ready."""
 
     def may_record(self) -> bool:
-        """Return whether an epoch may be recorded now, because the service is ready or is not running under a plan."""
+        """Return whether an epoch may be recorded now: the service is either ready or not running under a plan."""
 
     def before_capture(self, made: object) -> None:
-        """Prepare the agent for being captured. Raises SnaplineError if it cannot be captured now. The host then refuses the epoch."""
+        """Prepare the agent's state for capture. Raise SnaplineError if the state cannot be captured now. If SnaplineError is raised, the
+        host refuses the epoch."""
 
     def cut(self, epoch: int) -> None:
-        """Notify the member that the agent was captured for this epoch."""
+        """Notify the member that the agent's state was captured for this epoch."""
 
 
 class EmbeddedHost(Host):
-    """A host of the fleet that runs inside a member's process, as described in the module docstring."""
+    """A fleet host that runs inside a member's process (see the module docstring)."""
 
     def __init__(self, options: HostOptions, agent: str, inside: HostCallbacks) -> None:
         self._agent, self._inside = agent, inside
@@ -160,11 +162,12 @@ class EmbeddedHost(Host):
 
     @property
     def core(self) -> HostCore:
-        """Return the host's core. It must not be modified."""
+        """Return the core of the host, which must not be modified."""
         return self._driver.core
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch that a call's stamp has announced. The coordinator's later message about that epoch has no effect."""
+        """Begin an epoch that a call's stamp has announced. When the coordinator's message about that epoch arrives later, it has no
+        effect."""
         self._feed(BeginEpoch(epoch, self._driver.core.shared.plan))
 
     def _begun(self) -> int:
@@ -179,11 +182,11 @@ class EmbeddedHost(Host):
         self._driver.closed(peer, error)
 
     def tell(self, sends: ev.ExternalSends) -> None:
-        """Send messages to other agents immediately."""
+        """Send messages to other agents without waiting for a turn to end."""
         self._feed(sends)
 
     def _feed(self, event: ev.Heard) -> None:
-        """Pass an event to the host. Consequences of the event, such as turns, do not count as part of the handler that caused it."""
+        """Pass an event to the host. Turns and other work caused by the event do not count as part of the handler that passed the event."""
         token = RUN.set(None)
         try:
             self._driver.feed(event)
@@ -202,8 +205,8 @@ class EmbeddedHost(Host):
     def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
         """Run a function in a worker thread.
 
-        The function is started only when all work of the older history has ended. So a recovery line is loaded, and its plan confirmed,
-        only after that.
+        The function starts only when all work of the older history has ended. So a recovery line is loaded, and its plan is confirmed, only
+        after all older work has ended.
         """
         submit = super().in_worker
         self._inside.when_work_ended(lambda: submit(function, *arguments, then=then))
@@ -230,20 +233,20 @@ log = logging.getLogger("snapline.grpc")
 
 
 class NotReadyError(SnaplineError):
-    """The service is not ready for a cut, or its state could not be captured. The host refuses the epoch, and the service takes part in a
+    """The service is not ready for a cut, or its state cannot be captured. The host refuses the epoch, and the service takes part in a
     later epoch."""
 
 
 class Member:
-    """A gRPC service that is a member of a fleet.
+    """Includes a gRPC service as a member of a fleet.
 
     Attributes:
-        agent: the service's agent in the fleet.
-        ledger: ledger of the service's calls. It must not be modified.
-        plan: plan under which the service runs. 0 during a rollback, or before the fleet has started.
-        reenter: function that must be awaited before an answer that no caller awaits leaves the ledger (`MemberThreads.passed`). None if
-            this is not needed.
-        interceptor: interceptor for `grpc.aio.server(interceptors=[…])`. Put it before all other interceptors that change state.
+        ledger: ledger of the service's calls, which must not be modified.
+        plan: plan under which the service runs. The value is 0 during a rollback and before the fleet has started.
+        reenter: asynchronous function to await before an answer that no caller awaits is removed from the ledger (`MemberThreads.passed`).
+            None if nothing needs to be awaited.
+        interceptor: interceptor for `grpc.aio.server(interceptors=[…])`. Put the interceptor before all other interceptors that change
+            state.
     """
 
     def __init__(
@@ -263,17 +266,18 @@ class Member:
         """Create a member. The constructor opens no connections or files.
 
         Args:
-            service: the service, which must implement `CutService`. If it has a method `answered(call, answer)`, this method gets the
-                answers to calls that no caller awaits. These are the calls of `send` and the calls repeated after a recovery. The method
-                runs in the piece in which the answer leaves the ledger.
-            agent: id of a `ServiceAgent` of the fleet, which is placed on the host of this process.
-            fleet: definition of the fleet, which must be the same in every process.
-            coordinator, store, listen, advertise: as for `snapline host run`. `listen` is the address of the host, not of the service.
-            host: name of the host. If it is empty, the agent's id is used.
-            front: object that is called in place of the service (`QuiescentService`, for services with threads).
+            service: the service, which must implement `CutService`. If the service has a method `answered(call, answer)`, the method
+                receives the answers that no caller awaits. The method receives answers to calls made with `send` and to calls repeated
+                after a recovery. The method runs in the atomic piece of work that removes the answer from the ledger.
+            agent: id of a `ServiceAgent` of the fleet, which must be placed on the host of this process.
+            fleet: definition of the fleet, which must be identical in all processes.
+            coordinator, store, listen, advertise: as for the command `snapline host run`. `listen` is the address of the host, not of the
+                service.
+            host: name of the host. Defaults to the agent's id.
+            front: object that the member calls in place of the service (`QuiescentService`, for services with threads).
 
         Raises:
-            UsageError: the fleet has no such agent.
+            UsageError: the fleet has no agent with this id.
         """
         if not isinstance(fleet.agents.get(agent), ServiceAgent):
             raise UsageError(
@@ -308,10 +312,11 @@ class Member:
         self._local: LocalAgent | None = None
 
     async def run(self) -> int:
-        """Take part in the fleet until the fleet ends, SIGTERM arrives, or another process replaces this one. Return an exit code.
+        """Run as a member of the fleet until the fleet ends, SIGTERM arrives, or another process replaces this process. Return the
+        process's exit code.
 
         Raises:
-            UsageError: the fleet refuses this process permanently, or the port is in use.
+            UsageError: the fleet permanently rejects this process, or the port is in use.
         """
         try:
             return await self._host.run()
@@ -323,14 +328,15 @@ class Member:
     def channel(
         self, target: str, channel: grpc.aio.Channel | None = None, *, listed: Iterable[str] = ()
     ) -> MemberChannel:
-        """Return a channel for stubs. Calls over this channel are part of the cut.
+        """Return a channel for gRPC stubs. Calls over this channel are part of the fleet's cuts.
 
         Args:
-            target: name of the receiver in cuts. After a recovery, calls are repeated over the channel with this name.
-            channel: gRPC channel to use. The default is an insecure channel to `target`. Do not configure retries, since the member itself
-                retries calls.
-            listed: full names of the methods of a service that is not part of cuts, such as /mail.Mail/Send. The member never repeats calls
-                of these methods. After a recovery, it reports unanswered ones in `unsettled`. "*" means all methods.
+            target: name that identifies the receiver in cuts. After a recovery, calls are repeated over the channel with the same target
+                name.
+            channel: gRPC channel to use. The default is an insecure channel to `target`. Do not configure retries on this channel, because
+                the member itself retries calls.
+            listed: full names of methods of a service that is not part of cuts, such as /mail.Mail/Send. The member never repeats calls of
+                listed methods. After a recovery, `unsettled` reports the calls that had no answer. "*" stands for all methods.
         """
         made = MemberChannel(self, target, channel or grpc.aio.insecure_channel(target), frozenset(listed))
         self._channels[target] = made
@@ -339,7 +345,8 @@ class Member:
         return made
 
     def start(self, work: Coroutine[object, None, Any]) -> "asyncio.Task[Any]":
-        """Run a background task of the service. The task is cancelled when the fleet rolls back, so `restore` must start it again."""
+        """Run a background task of the service. The task is cancelled when the fleet rolls back, so the service's `restore` method must
+        start the task again."""
         context = contextvars.copy_context()
         context.run(RUN.set, None)
         task = asyncio.get_running_loop().create_task(work, context=context)
@@ -348,16 +355,17 @@ class Member:
         return task
 
     def changed(self, response: Any = None) -> None:
-        """Declare that the calling handler must not be rerun, because it changes the service's state.
+        """Declare that the calling handler changes the service's state and must therefore not be rerun.
 
-        Call this method in the piece that changes the service's state, if the handler makes further calls after the change.
+        If a handler makes further calls after a state change, call this method in the same atomic piece of work as the change.
 
-        After a recovery, the handler's pending calls are repeated unchanged. `response` is the response that the handler's caller gets
-        after a recovery. If it is None, the caller gets an error with the code ABORTED.
+        After a recovery, the handler's pending calls are repeated unchanged. `response` is the response that the handler's caller receives
+        if the fleet recovers from a cut taken before the handler ends. If `response` is None, the caller receives an error with the code
+        ABORTED instead.
 
         Raises:
-            DivergedCallError: the handler was rerun, but has made fewer calls than before.
-            UsageError: the caller is not a handler.
+            DivergedCallError: the rerun handler made fewer calls than its first run.
+            UsageError: this method was called outside of a handler.
         """
         run = RUN.get()
         if run is None:
@@ -367,12 +375,13 @@ class Member:
             self.ledger.changed(run.handling, answer)
 
     def tell(self, agent: str, message: object) -> None:
-        """Send a message to another agent of the fleet, atomically with the service's state change. In a handler, this implies `changed()`.
+        """Send a message to another agent of the fleet, atomically with the service's state change. In a handler, sending a message implies
+        `changed()`.
 
         Raises:
             EncodingError, MessageTooLargeError: the message cannot be encoded, or is larger than 16 MiB.
-            UsageError: the agent id is invalid, or the fleet has not started, or it is rolling back, which also undoes the service's
-                change.
+            UsageError: the agent id is invalid, the fleet has not started, or the fleet is rolling back. A rollback also undoes the
+                service's state change.
         """
         local, run = self._local, RUN.get()
         if local is None or (run is not None and run.plan != self.plan):
@@ -386,11 +395,11 @@ class Member:
     @property
     def unsettled(self) -> Sequence[ServiceCall]:
         """Return the listed calls that had no answer in the cut to which the fleet has rolled back. Their outcomes are unknown. Pass each
-        to `settle` when its outcome is known."""
+        unsettled call to `settle` when its outcome is known."""
         return tuple(self.ledger.unsettled.values())
 
     def settle(self, call: ServiceCall) -> None:
-        """Remove a call from `unsettled`, because the service has found out its outcome. Raise KeyError if the call is not in
+        """Remove a call from `unsettled`, because the service has found out the call's outcome. Raise KeyError if the call is not in
         `unsettled`."""
         self.ledger.settle(call.id)
 
@@ -398,16 +407,17 @@ class Member:
 
     @property
     def seen(self) -> int:
-        """Return the epoch up to which the service has recorded all epochs that include it."""
+        """Return the newest epoch E such that the service has recorded every epoch up to E in which it takes part."""
         local = self._local
         if local is None:
             return 0
         return local.protocol.recorded if local.owes else self._shared.begun_epoch
 
     async def admit(self, stamp: CallStamp | None) -> bool:
-        """Wait until a request may be accepted, and return True. Return False if the request belongs to an older history.
+        """Wait until a request can be accepted or rejected. Return True if the request may be accepted, or False if it belongs to an older
+        history.
 
-        The caller's next work belongs to the same piece as the decision.
+        The decision and the caller's next work form one atomic piece.
         """
         while True:
             if stamp is None:
@@ -426,9 +436,9 @@ class Member:
                     await self.record(stamp.epoch)
 
     async def record(self, epoch: int) -> None:
-        """Ensure that the service is recorded in this epoch's cut.
+        """Ensure that the service is recorded in the cut of this epoch.
 
-        Return when the service has been recorded, or when the plan or the epoch has ended.
+        Return when the service has been recorded, or when its plan or the epoch has ended.
         """
         plan, shared = self.plan, self._shared
         while plan and self.plan == plan and self.seen < epoch:
@@ -445,11 +455,11 @@ class Member:
             await self._moved.wait()
 
     def made(self, call: FencedCall) -> None:
-        """Register a call that waits for its answer. The call is fenced when the fleet rolls back."""
+        """Register a call whose caller waits for the answer. When the fleet rolls back, the call is cancelled."""
         self._calls.add(call)
 
     def ended(self, call: FencedCall) -> None:
-        """Unregister a call that no longer waits for its answer."""
+        """Unregister a call whose caller no longer waits for the answer."""
         self._calls.discard(call)
 
     def handler_began(self, task: "asyncio.Task[Any]") -> None:
@@ -457,7 +467,7 @@ class Member:
         self._handlers.add(task)
 
     def handler_ended(self, task: "asyncio.Task[Any]", call_id: str) -> None:
-        """Unregister a handler's task, and wake the repeated requests that wait for its end."""
+        """Unregister a handler's task, and wake the repeated requests that wait for the handler to end."""
         self._handlers.discard(task)
         waiter = self._waiters.pop(call_id, None)
         if waiter is not None:
@@ -471,7 +481,7 @@ class Member:
         await asyncio.shield(waiter)
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
-        """Deliver the answer to a call that no caller awaits."""
+        """Pass an answer that no caller awaits to the service's method `answered`."""
         take = getattr(self._front, "answered", None)
         if take is not None:
             take(call, answer)
@@ -484,7 +494,7 @@ class Member:
     # ---- interface for the host -----------------------------------------------------------------------------------------
 
     def going_back(self) -> None:
-        """End all work of the old plan. From now on, that work is fenced."""
+        """Stop all work of the old plan. From now on, results of the old plan's work are rejected."""
         self._local = None
         self._move_to(0)
         for task in [*self._tasks, *self._handlers]:
@@ -501,8 +511,8 @@ class Member:
         self.ledger.running.clear()
 
     def when_work_ended(self, then: Callable[[], None]) -> None:
-        """Call `then` when no work of an older history is running. If the service has threads, this means that all its older threads have
-        ended (`QuiescentService`)."""
+        """Call `then` when no work of an older history is running. If the service has threads, `then` is called when all threads of older
+        histories have ended (`QuiescentService`)."""
         when_work_ended = getattr(self._front, "when_work_ended", None)
         if when_work_ended is None:
             then()
@@ -534,8 +544,8 @@ class Member:
                 channel.again(call)
 
     def _move_to(self, plan: int) -> None:
-        """Set the plan and wake all waiters. The event is replaced, because tasks that wait for a later plan would spin on an event that
-        remained set."""
+        """Set the plan and wake all tasks that wait for a new plan. The asyncio event is replaced, because tasks that wait for a later plan
+        would spin on an event that remained set."""
         self.plan = plan
         self._moved.set()
         self._moved = asyncio.Event()

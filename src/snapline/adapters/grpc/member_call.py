@@ -1,14 +1,15 @@
-"""Unary and streaming calls between members of a fleet. A call has one id, any number of attempts, and one answer.
+"""Makes unary and streaming calls between members of a fleet. A call has one id, any number of attempts, and one answer.
 
-If an error does not come from a member, as when a connection breaks, it is unknown whether the call was handled. If the caller acted on
-such an error, a cut could contain both the call's effect and the caller's reaction to its apparent failure. So the member retries the call
-under the same id until an answer arrives, the caller's deadline has passed, or the fleet has rolled back.
+If an error comes from a source other than a member, such as a broken connection, the caller cannot know whether the call was handled. If
+the caller acted on an error of unknown outcome, a cut could contain both the call's effect and the caller's reaction to the apparent
+failure. The member therefore retries the call under the same id until an answer arrives, the caller's deadline has passed, or the fleet has
+rolled back.
 
-A streaming call is treated as one large call, whose messages are recorded together. Only the beginning and the end of the call carry
-stamps, not the messages between them. So a stream must never be processed in part. Requests are sent only when the caller has produced the
-last one, the handler runs only when all requests have arrived, and the caller gets the responses only when the handler has ended. A
-dialogue within one call, such as a chat, cannot be part of a cut. List its method in `Member.channel(listed=…)`, so that the call streams
-as usual.
+A streaming call is treated as a single large call, and all its messages are recorded together. Only the first request and the final
+response of a streaming call carry stamps. A stream must therefore never be processed in part. Requests are sent only when the caller has
+produced the last request. The handler runs only when all requests have arrived, and the caller receives the responses only when the handler
+has ended. A call in which requests and responses depend on each other, such as a chat, cannot be part of a cut. Pass the names of chat-like
+methods to `Member.channel(listed=…)`, so that their calls stream as usual.
 """
 
 import asyncio
@@ -49,9 +50,10 @@ CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class MemberCall:
-    """The object that a stub's unary method returns.
+    """The call object that a stub's unary method returns.
 
-    The task that acts on the answer must await the object, once. All other methods refer to the current attempt.
+    The task that acts on the answer must await the call object exactly once. All other methods of the call object refer to the current
+    attempt.
     """
 
     __slots__ = (
@@ -106,10 +108,11 @@ class MemberCall:
         return self._deserialize(answer.response) if self._deserialize is not None else answer.response
 
     async def answer(self, reenter: Callable[[], Awaitable[None]] | None = None) -> CallAnswer:
-        """Wait for the answer and return it. The call leaves the ledger when this method returns, in one atomic piece with the caller's
-        next work.
+        """Wait for the answer and return it. The call is removed from the ledger when this method returns, in one atomic piece with the
+        caller's next work.
 
-        `reenter` is awaited until the caller may continue. The call leaves the ledger in the piece in which `reenter` ends.
+        Before returning, the method awaits `reenter`, which completes when the caller may continue. The call is removed from the ledger in
+        the same atomic piece of work in which `reenter` completes.
 
         Raises:
             grpc.aio.AioRpcError: the deadline has passed (DEADLINE_EXCEEDED), or the fleet has rolled back (ABORTED).
@@ -153,7 +156,8 @@ class MemberCall:
         return None, response, stamp
 
     def _take(self, error: "grpc.aio.AioRpcError | None", response: bytes, *, is_reported: bool) -> CallAnswer:
-        """Close the call and return its answer, or raise the error of an attempt to which no member has responded."""
+        """Close the call. Return the call's answer. If the last attempt failed with an error that did not come from a member, raise that
+        error."""
         ledger, call = self._member.ledger, self._call
         if is_reported:
             self._channel.member_plan = self._plan
@@ -192,13 +196,14 @@ class MemberCall:
             self._check_plan()
 
     def give_up(self) -> None:
-        """Give up the call without waiting for the answer, because its caller does not need the answer."""
+        """Give up the call without waiting for its answer, because the caller no longer needs the answer."""
         self._give_up()
         self._member.ended(self)
         self._attempt.cancel()
 
     async def _within(self, waiting: Any, reenter: Callable[[], Awaitable[None]] | None) -> None:
-        """Wait for `waiting`, but at most until the deadline. If the deadline passes, give up the call and raise DEADLINE_EXCEEDED."""
+        """Wait for `waiting`, but no longer than until the call's deadline. If the deadline passes, give up the call and raise
+        DEADLINE_EXCEEDED."""
         left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
         try:
             await asyncio.wait_for(waiting, left_s)
@@ -215,19 +220,19 @@ class MemberCall:
             raise_fenced(self._call.id)
 
     def fence(self) -> None:
-        """Fence the call, because the fleet is rolling back and the call belongs to a discarded history."""
+        """Cancel the call, because the fleet is rolling back and the call belongs to a discarded history."""
         self._attempt.cancel()
 
 
 def raise_fenced(call: str) -> NoReturn:
-    """Raise the error for a call that belongs to an older history."""
+    """Raise the error that reports that a call belongs to an older history."""
     raise rpc_error(
         grpc.StatusCode.ABORTED, f"the fleet has gone back to a cut, and call {call} is of what came after it"
     )
 
 
 def rpc_error(code: grpc.StatusCode, details: str) -> "grpc.aio.AioRpcError":
-    """Return an error like the ones that gRPC raises."""
+    """Return an error of the same class that gRPC raises."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 
@@ -243,7 +248,7 @@ class StreamTooLargeError(UsageError):
 
 
 def pack(messages: list[bytes], method: str) -> bytes:
-    """Pack all messages of a stream into one payload.
+    """Pack all messages of a stream into a single payload.
 
     Raises:
         StreamTooLargeError: the messages are larger than 16 MiB in total.
@@ -257,7 +262,7 @@ def pack(messages: list[bytes], method: str) -> bytes:
 
 
 def unpack(payload: bytes) -> list[bytes]:
-    """Return the messages in a payload that `pack` has created."""
+    """Return the messages in a payload created by `pack`."""
     return _decode(payload)
 
 
@@ -269,7 +274,8 @@ async def listed(messages: Any) -> list[Any]:
 
 
 class StreamAttempt:
-    """One attempt of a streaming call. It can be awaited like a unary call. The result is one payload that contains all responses."""
+    """One attempt of a streaming call. Like a unary call, the attempt can be awaited. The result is a single payload that contains all
+    responses."""
 
     __slots__ = ("_call", "_inner")
 
@@ -292,9 +298,10 @@ class StreamAttempt:
 
 
 class MemberStream:
-    """The object that a stub's streaming method returns.
+    """The call object that a stub's streaming method returns.
 
-    If the method has a single response message, await the object. If it has a response stream, iterate over the object or call `read`.
+    If the method has a single response message, await the call object. If the method returns a response stream, iterate over the call
+    object or call its `read`.
     """
 
     def __init__(self, method: MethodInterface, requests: Any, options: dict[str, Any]) -> None:
@@ -324,7 +331,7 @@ class MemberStream:
             yield self._method.decoded(response)
 
     async def read(self) -> Any:
-        """Return the next response, or gRPC's EOF after the last response."""
+        """Return the next response, or gRPC's EOF marker after the last response."""
         if self._iterator is None:
             self._iterator = aiter(self)
         return await anext(self._iterator, grpc.aio.EOF)
@@ -349,7 +356,7 @@ async def _each(messages: Iterable[Any]) -> AsyncIterator[Any]:
 
 
 async def _given(work: Any) -> AsyncIterator[Any]:
-    """Yield the responses of a handler, which may return an asynchronous stream or a single awaitable response."""
+    """Yield the responses of a handler that returns either an asynchronous stream or a single awaitable response."""
     if isinstance(work, AsyncIterable):
         async for response in work:
             yield response

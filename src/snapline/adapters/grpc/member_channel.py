@@ -1,12 +1,12 @@
-"""Channel for generated gRPC stubs. Calls over this channel are part of cuts.
+"""Provides a channel for generated gRPC stubs. Calls over this channel are part of cuts.
 
-A call is in the ledger when the stub's method returns, in one piece with the caller's preceding state changes. gRPC's own client
-interceptors cannot guarantee this, because they run later, in a task.
+A call is in the ledger as soon as the stub's method returns, atomically with the caller's preceding state changes. gRPC's own client
+interceptors cannot guarantee this atomicity, because they run later, in a separate task.
 
-The interceptor serves the requests to a member. A request is accepted only once, and only after the service has recorded the epochs that
-its stamp requires. The answer carries a stamp, too.
+The server interceptor handles requests to a member. A request is accepted only once, and only after the service has recorded the epochs
+that its stamp requires. The answer also carries a stamp.
 
-A request without a stamp comes from outside of the fleet and is served as usual.
+A request without a stamp comes from outside the fleet and is served as usual.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ ALL = "*"
 
 
 class MemberChannel(grpc.aio.Channel):
-    """Channel whose calls are part of cuts. `Member.channel` creates it.
+    """A gRPC channel whose calls are part of cuts. Create it with `Member.channel`.
 
     Attributes:
-        target: name of the receiver in cuts.
+        target: name that identifies the receiver in cuts.
         member_plan: plan under which a member at the target last answered. 0 if no member has answered yet.
     """
 
@@ -94,7 +94,7 @@ class MemberChannel(grpc.aio.Channel):
         return MemberMethod(self._member, self, template, *_serializers(*given, **options))
 
     def attempt(self, call: ServiceCall, **options: Any) -> Any:
-        """Make one attempt of a call over gRPC's own channel. Request and response are serialized."""
+        """Make one attempt of a call over gRPC's own channel. Request and response are in serialized form."""
         made = self._raw.get(call.method)
         if made is None:
             kind = _kind(call.asks_stream, call.answers_stream)
@@ -104,7 +104,8 @@ class MemberChannel(grpc.aio.Channel):
         return made(call.request, **options)
 
     def again(self, call: ServiceCall) -> None:
-        """Make a call that is already in the ledger and that no caller awaits. It was made before a recovery, or by `send`."""
+        """Send a call that is already in the ledger and that no caller awaits. The call was made either before a recovery or by
+        `send`."""
         self._member.start(self._again(call))
 
     async def _again(self, call: ServiceCall) -> None:
@@ -137,7 +138,7 @@ class MemberChannel(grpc.aio.Channel):
 
 
 def _kind(asks_stream: bool, answers_stream: bool) -> str:
-    """Return gRPC's name for this kind of method, such as `unary_stream`."""
+    """Return gRPC's name for this type of method, such as `unary_stream`."""
     return f"{'stream' if asks_stream else 'unary'}_{'stream' if answers_stream else 'unary'}"
 
 
@@ -146,12 +147,12 @@ def _serializers(
     response_deserializer: Callable[[bytes], Any] | None = None,
     _registered_method: bool | None = False,
 ) -> tuple[Callable[[Any], bytes] | None, Callable[[bytes], Any] | None]:
-    """Return the request serializer and the response deserializer from the arguments that stubs pass to a channel."""
+    """Return the request serializer and the response deserializer, taken from the arguments that a stub passes to its channel."""
     return request_serializer, response_deserializer
 
 
 class MemberMethod:
-    """A method of a stub. `wanted` is a template for the method's calls."""
+    """A method of a stub. `wanted` is a template for the calls of this method."""
 
     __slots__ = ("_channel", "_deserialize", "_member", "_serialize", "wanted")
 
@@ -168,12 +169,12 @@ class MemberMethod:
         self._deserialize = deserialize
 
     def __call__(self, request: Any, **options: Any) -> MemberCall | MemberStream:
-        """Make a call. It is in the ledger when this method returns, or if the request is a stream, when the last request message was
-        produced.
+        """Make a call and return its call object. The call is in the ledger when this method returns. If the request is a stream, the call
+        enters the ledger when the caller has produced the last request message.
 
         Raises:
-            DivergedCallError: the calling handler was rerun, and makes a different call than before.
-            grpc.aio.AioRpcError: the fleet has rolled back since the handler began, or has not started yet (ABORTED).
+            DivergedCallError: the calling handler was rerun, and makes a different call than in its first run.
+            grpc.aio.AioRpcError: the fleet has not started yet, or has rolled back since the handler began (ABORTED).
         """
         if self.wanted.asks_stream or self.wanted.answers_stream:
             return MemberStream(self, request, options)
@@ -182,7 +183,7 @@ class MemberMethod:
     def make(
         self, request: Any, options: dict[str, Any], deserialize: Callable[[bytes], Any] | None = None
     ) -> MemberCall:
-        """Make a call. If the request is a stream, `request` contains all its messages."""
+        """Make a call from a complete request. If the request is a stream, `request` contains all its messages."""
         call, handling = self._made(request)
         timeout, metadata = options.pop("timeout", None), options.pop("metadata", None)
         return MemberCall(
@@ -197,9 +198,9 @@ class MemberMethod:
         )
 
     def send(self, request: Any) -> ServiceCall:
-        """Make a call and return immediately. The member waits for the answer and passes it to the service's method `answered`.
+        """Make a call and return without waiting for the answer. The member later passes the answer to the service's method `answered`.
 
-        In a handler, this implies `changed()`. Raises the same errors as calling the method.
+        In a handler, `send` implies `changed()`. This method raises the same errors as a direct call of the stub's method.
         """
         call, _ = self._made(request, is_sent=True)
         self._channel.again(call)
@@ -268,7 +269,8 @@ class MemberInterceptor(grpc.aio.ServerInterceptor):
 
 
 class StreamHandler:
-    """An RPC method with streams. A call by a member is served as one large call. A call from outside of the fleet streams as usual."""
+    """An RPC method with streams. A streaming call by a member is served as a single large call. A call from outside the fleet streams as
+    usual."""
 
     __slots__ = ("_asks_stream", "_function", "_member", "_serialize", "_whole")
 
@@ -280,7 +282,7 @@ class StreamHandler:
         self._whole = UnaryHandler(member, collected(self._function, self._serialize, method), None)
 
     async def serve(self, request: Any, context: Any) -> AsyncIterator[bytes]:
-        """Serve a request. Yield the serialized responses."""
+        """Serve a request. Yield the responses in serialized form."""
         if call_stamp(METADATA.get()) is None:
             await self._member.admit(None)
             async for response in self._function(request, context):
@@ -292,7 +294,7 @@ class StreamHandler:
             yield message
 
     async def serve_one(self, request: Any, context: Any) -> bytes:
-        """Serve a request. Return its single response, serialized."""
+        """Serve a request. Return the single response to the request in serialized form."""
         if call_stamp(METADATA.get()) is None:
             await self._member.admit(None)
             return bytes(self._serialize(await self._function(request, context)))
@@ -310,7 +312,7 @@ class UnaryHandler:
         self._serialize = serialize or bytes
 
     async def serve(self, request: Any, context: Any) -> bytes:
-        """Serve one request. Return the serialized response."""
+        """Serve one request. Return the response in serialized form."""
         stamp = call_stamp(METADATA.get())
         member, ledger = self._member, self._member.ledger
         while True:
@@ -353,7 +355,8 @@ class UnaryHandler:
         return await self._send(context, answer, served.trailing, stamp)
 
     async def _answered(self, request: Any, context: "ServedContext") -> CallAnswer:
-        """Run the handler and return its answer. An error that the handler raises is also an answer, and does not cause a rerun."""
+        """Run the handler and return its answer. If the handler raises an error, the error counts as its answer, and the handler is not
+        rerun."""
         try:
             response = await self._function(request, context)
         except AbortedHandlerError as error:
@@ -398,7 +401,7 @@ class UnaryHandler:
 
 
 class AbortedHandlerError(Exception):
-    """A handler has ended its call with `context.abort`."""
+    """A handler ended its call with `context.abort`."""
 
     def __init__(self, code: int, details: str) -> None:
         super().__init__(code, details)
@@ -406,8 +409,8 @@ class AbortedHandlerError(Exception):
 
 
 class ServedContext:
-    """Wrapper of gRPC's context that is passed to handlers. It holds back the status and metadata that end a call until the ledger has
-    recorded the answer."""
+    """Wrapper of gRPC's context object that is passed to handlers. The wrapper holds back the final status and metadata of a call until the
+    ledger has recorded the answer."""
 
     __slots__ = ("_inner", "trailing")
 
@@ -427,6 +430,6 @@ class ServedContext:
         return self.trailing
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
-        """Abort the call. Like gRPC's own method, it raises an error, so that the handler stops."""
+        """Abort the call. Like gRPC's own method, `abort` raises an error, so that the handler stops."""
         self.trailing = (*self.trailing, *trailing_metadata)
         raise AbortedHandlerError(code.value[0], details)

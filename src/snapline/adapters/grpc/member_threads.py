@@ -1,36 +1,39 @@
-"""Connects the threads of a service with the event loop of its member.
+"""Connects a service's threads with the event loop of the service's member.
 
-The loop carries out the requests of threads, each atomically with the requesting thread's own work.
+The loop carries out the threads' requests, each atomically with the requesting thread's own work.
 
-A thread is *inside* from its beginning to its end, except while it waits in a call over the member. Its work between two such waits is one
-atomic piece. The threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of requests. `step` runs
-a function in the loop while the thread remains inside. `wait` makes a call. The thread is outside from the step of the loop that makes the
-call until the step in which the call's answer leaves the ledger. Between two steps of the loop, a cut may be taken if the gate reports that
-no thread is inside. `QuiescentService` makes the service look single-threaded to its member, since cuts and recoveries happen only while no
-thread is inside.
+A thread is *inside* the gate from its beginning to its end, except while it waits for the answer to a call. The thread's work between two
+waits is one atomic piece. The threads of handlers and of `start` are registered (`RegisteredThread`). `step` runs a function in the loop
+while the thread remains inside the gate. `wait` makes a call and waits for its answer. During `wait`, the thread is outside the gate. The
+thread leaves the gate when the call enters the ledger, and re-enters the gate when the call's answer leaves the ledger. Between two
+iterations of the loop, a cut may be taken if no thread is inside the gate. To the member, `QuiescentService` makes the service look
+single-threaded, because cuts and recoveries happen only while no thread is inside the gate.
 
-When the fleet rolls back, each thread of the older history gets a `HistoryOverError` at its next wait or request, like a CancelledError in
-a coroutine. If a thread catches the error and continues to run, the rollback waits until the thread has ended, but the loop is not blocked
-meanwhile. The loop never waits for a thread, so a thread may wait for the loop.
+When the fleet rolls back, each thread of the older history gets a `HistoryOverError` at its next wait or request. The error acts like
+CancelledError in a coroutine. If a thread catches the error and continues to run, the rollback waits until the thread has ended. The event
+loop is not blocked during this time. The loop never waits for a thread, so a thread may wait for the loop.
 
 The gate
 --------
-`QuiescenceGate` decides when a cut may be taken and when the fleet may roll back. It does no I/O and uses no threads. Cuts and recoveries
-must not split a piece. So they require that no thread is inside, although threads may still be running. The gate is a readers-writer lock
-(Courtois, Heymans and Parnas 1971). Threads are the readers, which may run in parallel, and cuts are the writers.
+`QuiescenceGate` decides when a cut may be taken and when the fleet may roll back. The gate does no I/O and uses no threads. Cuts and
+recoveries must not split an atomic piece of a thread's work. Cuts and recoveries therefore require that no thread is inside the gate,
+although threads may still be running. The gate is a readers-writer lock (Courtois, Heymans and Parnas 1971). Threads are the readers and
+may run in parallel, and cuts are the writers.
 
-- A request for a cut shuts the gate. While it is shut, no thread can enter, and the cut is taken when the last thread inside has ended or
-  waits. Threads that wait at the gate enter between two cuts.
-- The gate must not stay shut until the cut is taken. If a thread inside needed a lock that a thread at the gate holds, it would never
-  leave. If a thread stayed inside for a long time, all other threads would have to wait together with the cut. So the gate is shut for
-  PATIENCE_NS, then open for the same time, then shut and open for twice that time each, and so on, until the cut is taken or its epoch has
-  timed out. A cut is taken at the latest when the gate is shut for longer than a piece takes, and threads can run for half of the time.
-- The caller repeats the request as long as it wants a cut. The end of a request is not reported. The gate assumes that no cut is wanted
-  anymore if there was no request for LAPSE_NS.
-- Threads cannot be killed. Threads from before a recovery may remain inside, and the rollback is complete only when all of them have ended.
+- A request for a cut closes the gate. While the gate is closed, no thread can enter. The cut is taken when every thread inside the gate has
+  ended or waits for a call. Threads that wait at the gate enter after the cut.
+- The gate must not simply stay closed until the cut is taken. If a thread inside the gate needed a lock held by a thread that waits at the
+  gate, the thread inside would never leave. If a thread stayed inside for a long time, all other threads would have to wait. The gate is
+  therefore closed for PATIENCE_NS and then open for the same time. The closed time and the open time are then doubled repeatedly until the
+  cut is taken or its epoch has timed out. A cut is taken at the latest when the gate stays closed for longer than a piece of work takes.
+  Threads can enter the gate for half of the time.
+- The caller repeats the request for as long as it wants a cut. The caller does not report that it no longer wants a cut. If the gate has
+  received no request for LAPSE_NS, it assumes that no cut is wanted any longer.
+- Threads cannot be killed. Threads that began before a recovery may remain inside the gate. The rollback is complete only when all threads
+  that began before the recovery have ended.
 
-All methods of the gate are called in the loop's thread. The caller must call `leave` in one piece with the call's entry in the ledger, and
-`end` in one piece with the handler's answer.
+Call all methods of the gate in the loop's thread. The caller must call `leave` atomically with entering the call in the ledger, and `end`
+atomically with storing the handler's answer.
 """
 
 import asyncio
@@ -60,11 +63,11 @@ LAPSE_NS = 25_000_000
 
 
 class QuiescenceGate:
-    """The gate that the module docstring describes.
+    """The gate described in the module docstring.
 
     Attributes:
-        inside: numbers of the threads that are inside. All of them are in `begun`.
-        begun: number of a thread that has begun and has not ended → plan under which it began.
+        inside: numbers of the threads that are inside the gate, all of which are also in `begun`.
+        begun: number of each running thread → plan under which the thread began.
     """
 
     def __init__(self) -> None:
@@ -74,7 +77,7 @@ class QuiescenceGate:
         self._asked_ns: int | None = None
 
     def ask(self, now_ns: int) -> bool:
-        """Request a cut. Return whether it may be taken now."""
+        """Request a cut. Return whether the cut may be taken now."""
         if not self._is_wanted(now_ns):
             self._wanted_since_ns = now_ns
         self._asked_ns = now_ns
@@ -85,7 +88,8 @@ class QuiescenceGate:
         self._asked_ns = None
 
     def may_enter(self, now_ns: int) -> bool:
-        """Return whether a thread may enter. If so, the caller must call `enter` in the same piece."""
+        """Return whether a thread may enter the gate. If the result is True, the caller must call `enter` in the same atomic piece of
+        work."""
         if not self._is_wanted(now_ns):
             return True
         elapsed = (now_ns - self._wanted_since_ns) // PATIENCE_NS
@@ -95,12 +99,12 @@ class QuiescenceGate:
         return elapsed - 2 * (round_ - 1) >= round_
 
     def enter(self, thread: int, plan: int) -> None:
-        """Mark a thread as inside. The thread keeps the plan under which it began."""
+        """Mark a thread as inside the gate. The thread keeps the plan under which it began."""
         self.begun.setdefault(thread, plan)
         self.inside.add(thread)
 
     def leave(self, thread: int) -> None:
-        """Mark a thread as outside. If it is already outside, nothing happens."""
+        """Mark a thread as outside the gate. If the thread is already outside, do nothing."""
         self.inside.discard(thread)
 
     def end(self, thread: int) -> None:
@@ -133,20 +137,18 @@ Work = Callable[[], None]
 
 
 class HistoryOverError(BaseException):
-    """The fleet has rolled back, and this thread belongs to a discarded history.
+    """The fleet has rolled back, and the calling thread belongs to a discarded history.
 
-    Do not catch this error, so that the thread ends. Like CancelledError, it is a BaseException.
+    Do not catch this error, so that the thread ends. Like CancelledError, this error is a BaseException.
     """
 
 
 class RegisteredThread:
-    """A thread that is registered at the gate.
+    """A thread that is registered with the gate.
 
     Attributes:
-        number: number that identifies the thread at the gate.
         plan: plan under which the thread began.
         context: context variables for the work that the loop does for this thread.
-        is_over: whether the thread has ended.
     """
 
     __slots__ = ("context", "is_over", "number", "plan")
@@ -160,12 +162,12 @@ class RegisteredThread:
 
 
 def in_new_thread(work: Work) -> None:
-    """Run `work` in a daemon thread, so that it does not delay the end of the process."""
+    """Run `work` in a daemon thread, so that it does not delay the exit of the process."""
     threading.Thread(target=work, name="snapline-service", daemon=True).start()
 
 
 class ThreadsOfMember(Protocol):
-    """Interface of `Member`, whose docstrings describe the methods."""
+    """The interface that this module requires from `Member`, which documents the methods."""
 
     plan: int
 
@@ -173,7 +175,7 @@ class ThreadsOfMember(Protocol):
 
 
 class ServedThread(Protocol):
-    """Interface of `RequestThread`, whose docstrings describe the methods."""
+    """The interface that this module requires from `RequestThread`, which documents the methods."""
 
     def context(self) -> contextvars.Context: ...
 
@@ -185,13 +187,11 @@ class ServedThread(Protocol):
 
 
 class MemberThreads:
-    """Connects a service's threads with the event loop of its member, as described in the module docstring.
+    """Connects a service's threads with the event loop of the service's member.
 
     Attributes:
-        gate: the gate that the threads pass.
-        member: member that owns the threads.
-        loop: event loop of the member.
-        is_ending: whether the member no longer takes part in the fleet.
+        gate: gate that the threads must enter before they work.
+        is_ending: whether the member has stopped taking part in the fleet.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -207,11 +207,11 @@ class MemberThreads:
     # ---- in threads ---------------------------------------------------------------------------------------------------
 
     def step(self, function: Callable[[], Any]) -> Any:
-        """Run the function in the loop as part of the calling thread's current piece, and return its result. If the caller already runs in
-        the loop, the function is called directly.
+        """Run the function in the loop as part of the calling thread's current atomic piece of work. Return the function's result. If the
+        caller already runs in the loop, the function is called directly.
 
         Raises:
-            UsageError: the calling thread is not registered.
+            UsageError: the calling thread is not registered with the gate.
             HistoryOverError: the thread began before a recovery of the fleet.
         """
         if self._is_loop():
@@ -219,8 +219,8 @@ class MemberThreads:
         return self.ask(self._step, function)
 
     def wait(self, begin: Callable[[], Finish]) -> Any:
-        """Make a call as part of the calling thread's current piece, and wait outside for the answer. Raises the errors of `step` and of
-        the call."""
+        """Make a call as part of the calling thread's current atomic piece of work. While waiting for the answer, the thread is outside the
+        gate. Raise the errors of `step` and of the call."""
         return self.ask(self._wait, begin)
 
     def ask(self, how: Callable[[RegisteredThread, Any, "Future[Any]"], None], what: object) -> Any:
@@ -236,7 +236,7 @@ class MemberThreads:
         return self.run_in_loop(thread.context, partial(how, thread, what))
 
     def run_in_loop(self, context: contextvars.Context, does: "Callable[[Future[Any]], None]") -> Any:
-        """Run `does` in the loop, and wait for its result. Raise HistoryOverError if there will be no result."""
+        """Run `does` in the loop, and wait for its result. Raise HistoryOverError if no result will follow."""
         answer: Future[Any] = Future()
         self._asked.add(answer)
         try:
@@ -250,10 +250,10 @@ class MemberThreads:
             self._asked.discard(answer)
 
     def served(self, asking: "ServedThread", serve: Callable[[], Coroutine[object, None, Any]]) -> Any:
-        """Let the loop serve a request, and run in the calling thread the work that the loop passes to it. The thread need not be
+        """Let the loop serve a gRPC request. Run in the calling thread all work that the loop passes to it. The calling thread need not be
         registered.
 
-        Raises the errors of `serve`, and HistoryOverError if the fleet rolls back or the member ends.
+        Raise the errors of `serve`. Raise HistoryOverError if the fleet rolls back or the member stops.
         """
 
         def begin() -> None:
@@ -273,8 +273,8 @@ class MemberThreads:
             self._asked.discard(asking)
 
     def register_thread(self, admitted: Callable[[], Coroutine[object, None, RegisteredThread]]) -> RegisteredThread:
-        """Register the calling thread until `left` is called, and wait until it is inside. Raises HistoryOverError if the fleet rolls back
-        or the member ends."""
+        """Register the calling thread, and wait until it is inside the gate. The thread stays registered until `left` is called. Raise
+        HistoryOverError if the fleet rolls back or the member stops."""
 
         async def enter() -> RegisteredThread:
             thread = await admitted()
@@ -293,13 +293,14 @@ class MemberThreads:
         return thread
 
     def left(self, thread: RegisteredThread) -> None:
-        """Unregister the calling thread, which `register_thread` has registered."""
+        """Unregister a thread that `register_thread` has registered."""
         self._here.thread = None
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.end, thread)
 
     def outside(self) -> None:
-        """Mark the calling thread as outside while it waits for something that is not a call. It must re-enter with `wait`."""
+        """Mark the calling thread as outside the gate while it waits for something other than a call. The thread must re-enter the gate
+        with `wait`."""
         self.ask(self._leave, None)
 
     def _is_loop(self) -> bool:
@@ -309,7 +310,6 @@ class MemberThreads:
             return False
 
     def _work(self, thread: RegisteredThread, function: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
-        """Run the thread's function, and pass its result or error to the loop."""
         result, raised = None, None
         self._here.thread = thread
         try:
@@ -328,7 +328,7 @@ class MemberThreads:
     # ---- in the loop --------------------------------------------------------------------------------------------------
 
     async def enter(self, thread: RegisteredThread) -> None:
-        """Wait until this thread may enter, and mark it as inside. Return immediately if it is already inside."""
+        """Wait until this thread may enter the gate, and mark it as inside. If the thread is already inside, return immediately."""
         while True:
             if thread.plan != self.member.plan:
                 raise asyncio.CancelledError
@@ -340,7 +340,7 @@ class MemberThreads:
             await self._opening()
 
     async def passed(self) -> None:
-        """Wait until threads may enter. The caller may then let a thread enter in the same step of the loop."""
+        """Wait until threads may enter the gate. The caller may then let a thread enter in the same iteration of the loop."""
         while not self.gate.may_enter(time.monotonic_ns()):
             await self._opening()
 
@@ -351,9 +351,10 @@ class MemberThreads:
                 await opened.wait()
 
     async def run(self, thread: RegisteredThread, function: Callable[[], Any], carry: Callable[[Work], None]) -> Any:
-        """Run the function in a thread and return its result. `carry` passes work to that thread.
+        """Run the function in an existing thread and return the function's result. `carry` passes the function to that thread.
 
-        When this method returns, the thread is no longer inside, but the caller's next work still belongs to the thread's last piece.
+        When this method returns, the thread is outside the gate, but the caller's next work still belongs to the thread's last atomic
+        piece.
         """
         await self.enter(thread)
         return await self._outcome(thread, self._launched(thread, function, carry))
@@ -363,9 +364,9 @@ class MemberThreads:
         self.member.start(self.run(RegisteredThread(self.member.plan), function, in_new_thread))
 
     def begin(self, function: Callable[[], Any]) -> None:
-        """Run the function in a new thread, which is inside from this step of the loop on.
+        """Run the function in a new thread that is immediately inside the gate.
 
-        The thread enters even if the gate is shut for a cut, since its piece has already begun with this step.
+        The thread enters even if the gate is closed for a cut, because its piece of work has already begun in this iteration of the loop.
         """
         thread = RegisteredThread(self.member.plan)
         self.gate.enter(thread.number, thread.plan)
@@ -400,7 +401,7 @@ class MemberThreads:
             outcome.set_result(result)
 
     def end(self, thread: RegisteredThread) -> None:
-        """Remove a thread that has ended."""
+        """Unregister a thread that has ended."""
         self.gate.end(thread.number)
         self._look()
 
@@ -442,12 +443,12 @@ class MemberThreads:
     # ---- cuts and recoveries ------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open the gate, since no cut is wanted anymore, and wake the waiters."""
+        """Open the gate, because no cut is wanted any longer, and wake the threads that wait at the gate."""
         self.gate.open()
         self.look_again()
 
     def look_again(self) -> None:
-        """Wake the waiters at the gate."""
+        """Wake the threads that wait at the gate."""
         self._opened.set()
         self._opened = asyncio.Event()
 
@@ -471,13 +472,13 @@ class MemberThreads:
             )
 
     def close(self) -> None:
-        """Make the threads that still wait for the closed loop raise HistoryOverError."""
+        """Raise HistoryOverError in all threads that still wait for the closed loop."""
         for answer in list(self._asked):
             answer.cancel()
 
 
 class QuiescentService:
-    """A `CutService` that wraps the user's service, so that cuts are taken only while no thread is inside."""
+    """A `CutService` that wraps the user's service so that cuts are taken only while no thread is inside the gate."""
 
     def __init__(self, service: CutService, threads: MemberThreads) -> None:
         self._service, self._threads = service, threads
@@ -496,8 +497,8 @@ class QuiescentService:
     def ready(self) -> bool:
         """Return whether a cut may be taken.
 
-        The service's own `ready` is called before the gate is shut, since it may depend on a thread that would then wait at the gate. It is
-        called again when no thread is inside.
+        The service's own `ready` is called before the gate is closed, because it may depend on a thread that would then wait at the gate.
+        `ready` is called again when no thread is inside the gate.
         """
         threads = self._threads
         if not self._service.ready():
@@ -511,8 +512,8 @@ class QuiescentService:
         return False
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
-        """Pass the answer to the service in a new thread that is already inside, since the service may have to wait for one of its own
-        locks."""
+        """Pass the answer to the service in a new thread that is already inside the gate. A thread is used because the service may have to
+        wait for one of its own locks."""
         take: Callable[..., Any] | None = getattr(self._service, "answered", None)
         if take is not None:
             self._threads.begin(lambda: take(call, answer))

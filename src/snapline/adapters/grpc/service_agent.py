@@ -1,8 +1,9 @@
-"""The agent that represents a plain gRPC service in a fleet, and the interfaces of the service, the member and its channels.
+"""Defines the agent that represents a plain gRPC service in a fleet, and the interfaces of the service, the member and the member's
+channels.
 
 The agent starts no turns of its own, but a subclass may have handlers for messages from other agents. The agent's state is assembled when a
-cut is taken, and consists of the service's state and the ledger of the service's calls. So epochs, plans, the store and recovery work the
-same way as in any other fleet.
+cut is taken. The state of a service's agent consists of the service's state and the ledger of the service's calls. Epochs, plans, the store
+and recovery therefore work in the same way as in any other fleet.
 """
 
 import asyncio
@@ -16,45 +17,48 @@ from snapline.agent_runtime.agent import Agent, OnError
 
 
 class CutService(Protocol):
-    """Methods that a service must have so that cuts can include it. All four methods are called in the event loop and must not block."""
+    """Methods that a service must provide so that it can be included in cuts. All four methods are called in the event loop, so they must
+    not block."""
 
     def capture(self) -> bytes:
         """Return the service's current state.
 
-        The method is also called once before the service starts serving. If there is no cut, the fleet rolls back to the state returned by
-        that call.
+        The method is also called once before the service starts to serve requests. If no cut exists, the fleet rolls back to the state that
+        this first call returned.
         """
 
     def restore(self, state: bytes) -> None:
-        """Restore the service to this state.
+        """Restore the service to the given state.
 
-        The method is called at the start and after every recovery, even in a process that has not failed. It must start the service's
-        background tasks.
+        The method is called at startup and after every recovery, even in a process that has not failed. The method must also start the
+        service's background tasks.
         """
 
     def on_cut(self, epoch: int) -> None:
-        """Handle the notification that the service was included in the cut of this epoch. The cut may become complete later, or never."""
+        """React to the service's inclusion in the cut of this epoch. The cut may become complete later, or it may never become complete."""
 
     def ready(self) -> bool:
         """Return whether a cut may be taken now.
 
-        If the result is False, the cut and the calls that are stamped with its epoch wait, at most until the epoch times out.
+        If the result is False, the cut waits, and so do the calls stamped with its epoch. The cut and the calls wait no longer than until
+        the epoch times out.
         """
 
 
 class ServiceState(msgspec.Struct):
-    """State of a service's agent. `service` is the result of `capture`, or None for the initial state. `calls` is the content of the ledger
-    at the same moment."""
+    """State of the agent that represents a service. `service` is the result of `capture`, or None for the initial state. `calls` is the
+    content of the ledger at the time of `capture`."""
 
     service: bytes | None = None
     calls: LedgerImage = msgspec.field(default_factory=LedgerImage)
 
 
 class ServiceAgent(Agent):
-    """Agent that represents a service, as in `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` sets the attribute
+    """Agent that represents a gRPC service, as in `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` sets the attribute
     `service`.
 
-    A subclass may handle messages from other agents of the fleet and pass them to the service. Such handlers must not wait:
+    A subclass may handle messages from other agents of the fleet, and pass these messages to the service. Handlers of a subclass must not
+    wait for anything:
 
         class BankAgent(ServiceAgent):
             @snapline.handler
@@ -62,7 +66,7 @@ class ServiceAgent(Agent):
                 self.service.balance += message.amount
 
     Attributes:
-        service: the service. It is set only in the process in which the service runs.
+        service: the represented service, which is set only in the process in which the service runs.
     """
 
     on_error: ClassVar[OnError | None] = "keep"
@@ -77,11 +81,11 @@ class FencedCall(Protocol):
     """A call that waits for its answer."""
 
     def fence(self) -> None:
-        """End the call, because the fleet is rolling back."""
+        """Cancel the call, because the fleet is rolling back."""
 
 
 class MemberInterface(Protocol):
-    """Interface of `Member`, whose docstrings describe the methods."""
+    """The interface of `Member`, which documents the methods."""
 
     agent: str
     plan: int
@@ -113,7 +117,7 @@ class MemberInterface(Protocol):
 
 
 class ChannelInterface(Protocol):
-    """Interface of `MemberChannel`, whose docstrings describe the methods."""
+    """The interface of `MemberChannel`, which documents the methods."""
 
     member_plan: int
 
@@ -121,7 +125,7 @@ class ChannelInterface(Protocol):
 
 
 class MethodInterface(Protocol):
-    """Interface of `MemberMethod`, whose docstrings describe the methods."""
+    """The interface of `MemberMethod`, which documents the methods."""
 
     wanted: ServiceCall
 

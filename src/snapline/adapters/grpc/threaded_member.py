@@ -1,4 +1,4 @@
-"""`ThreadedMember`: includes a service of the threaded `grpc.server`, with blocking stubs, in a fleet.
+"""Defines `ThreadedMember`, which includes a gRPC service that uses the threaded `grpc.server` and blocking stubs in a fleet.
 
     member = ThreadedMember(service, agent="a", fleet=fleet, coordinator="127.0.0.1:7700", store="/shared/store")
     server = grpc.server(ThreadPoolExecutor(10), interceptors=[member.interceptor])
@@ -6,17 +6,17 @@
     server.start()
     code = member.run()
 
-A `ThreadedMember` contains a `Member` in an event loop, which runs in the thread that calls `run`. The loop carries out the requests of
-handlers (`member_threads.py`). Cuts, calls and recoveries work like in `Member`. This module connects the service's threads with the loop.
+A `ThreadedMember` contains a `Member` whose event loop runs in the thread that calls `run`. The loop carries out the handlers' requests
+(`member_threads.py`). Cuts, calls and recoveries work as in `Member`.
 
-Server side: the loop decides in the same way as `member_channel.py`, and the handler runs in gRPC's thread for the request. That thread
-waits for the loop. The loop admits the request, passes the handler to the thread as soon as the gate lets the thread enter, and finally
-passes the response to the thread, which sends it.
+Server side: the loop decides whether to accept a request, as in `member_channel.py`. The handler runs in the thread that gRPC has assigned
+to the request. While the handler is not running, the request's thread waits for work from the loop. The loop admits the request, and passes
+the handler to the thread as soon as the thread may enter the gate. Finally, the loop passes the response to the thread, which sends it.
 
-Client side: the channel for stubs in threads makes its calls in the loop, over a `MemberChannel`. A call enters the ledger in the step of
-the loop in which it is made, in one piece with its thread's earlier state changes. The thread is outside from that step until the step in
-which the answer leaves the ledger. A stream is one call (`member_call.py`), whose requests are first taken from the iterator within the
-thread's piece.
+Client side: the channel for blocking stubs makes its calls in the loop, over a `MemberChannel`. A call enters the ledger in the loop
+iteration in which it is made, atomically with the thread's earlier state changes. The thread is outside the gate until the call's answer
+leaves the ledger. A stream is treated as one call (`member_call.py`). The requests of a stream are first taken from the iterator within the
+thread's atomic piece of work.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class ThreadedInterceptor(grpc.ServerInterceptor):
 
 
 class ServedMethod:
-    """One RPC method of the service. gRPC calls this class's public methods in threads."""
+    """One RPC method of the service. gRPC calls this class's public methods in its own threads."""
 
     def __init__(self, member: MemberInterface, threads: MemberThreads, handler: Any, method: str) -> None:
         self._member, self._threads = member, threads
@@ -109,7 +109,7 @@ class ServedMethod:
         return self._whole(request, context)
 
     def one(self, requests: Iterator[Any], context: Any) -> bytes:
-        """Return the response to a request stream. If the caller is a member, the stream is first read completely."""
+        """Return the single response to a request stream. If the caller is a member, the whole stream is read first."""
         if call_stamp(context.invocation_metadata()) is None:
             [response] = self._serve_external_stream(requests, context, lambda given: [self._function(given, context)])
         else:
@@ -117,14 +117,15 @@ class ServedMethod:
         return response
 
     def many(self, request: Any, context: Any) -> Iterator[bytes]:
-        """Yield the responses. If the caller is a member, they become available when the handler has ended."""
+        """Yield the responses to one request or to a request stream. If the caller is a member, the responses become available when the
+        handler has ended."""
         if call_stamp(context.invocation_metadata()) is None:
             yield from self._serve_external_stream(request, context, lambda given: self._function(given, context))
             return
         yield from unpack(self._whole(list(request) if self._asks_stream else request, context))
 
     def _whole(self, request: Any, context: Any) -> bytes:
-        """Serve the request as one call, running the handler in the calling thread."""
+        """Serve the request as a single call, and run the handler in the calling thread."""
         asking = RequestThread(context)
         try:
             sent: bytes = self._threads.served(asking, partial(self._handler.serve, request, asking))
@@ -142,7 +143,7 @@ class ServedMethod:
         return [self._serialize(response) for response in self._function(request, context)]
 
     def _in_thread(self, function: Behavior) -> Behavior:
-        """Return a coroutine function that runs `function` in the request's thread, which waits for the loop."""
+        """Return a coroutine function that runs `function` in the request's thread, while that thread waits for the loop."""
 
         async def served(request: Any, context: Any) -> Any:
             run = RUN.get()
@@ -158,7 +159,7 @@ class ServedMethod:
     ) -> Iterator[bytes]:
         """Serve a stream to a caller that is not a member.
 
-        The call streams as usual, but no cut is taken while the handler runs between two messages.
+        The call streams as usual, but while the handler runs between two messages, no cut is taken.
         """
         visit = ExternalStream(self._member, self._threads, self._serialize)
         try:
@@ -175,9 +176,9 @@ class ServedMethod:
 
 
 class RequestThread:
-    """A thread of gRPC that serves a request and waits for the loop.
+    """A gRPC thread that serves a request and waits for work from the loop.
 
-    The object is also the context of the request. All attributes that it does not define come from gRPC's context.
+    The object also serves as the request's context. Attributes that the object does not define are taken from gRPC's context.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -195,21 +196,21 @@ class RequestThread:
         return made
 
     def carry(self, work: Work) -> None:
-        """Pass a function to the thread to be run there."""
+        """Pass a function to the thread, which then runs it."""
         self._inbox.put(work)
 
     def ended(self, task: "asyncio.Task[Any]") -> None:
-        """End the thread's wait. The loop calls this method when the request has been served and no more work follows."""
+        """End the thread's wait. The loop calls this method when the request has been served and no more work will follow."""
         self._task = task
         self._inbox.put(None)
 
     def cancel(self) -> None:
-        """End the thread's wait without a result, because the loop is closed."""
+        """End the thread's wait without a result, because the loop has been closed."""
         self._inbox.put(None)
 
     def work(self) -> Any:
-        """Run the work that the loop passes to this thread until no more follows. Return the result of the loop's task. This method is
-        called in the thread."""
+        """Run the work that the loop passes to this thread, until no more work follows. Return the result of the loop's task. This method
+        must be called in the request's thread."""
         while (work := self._inbox.get()) is not None:
             work()
         if self._task is None or self._task.cancelled():
@@ -217,13 +218,13 @@ class RequestThread:
         return self._task.result()
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing: tuple[Any, ...]) -> NoReturn:
-        """End the request with an error. This method is called in the loop, and the thread then reports the error to gRPC."""
+        """End the request with an error. This method is called in the loop. The request's thread then reports the error to gRPC."""
         self._inner.set_trailing_metadata(trailing)
         raise AbortedHandlerError(code.value[0], details)
 
 
 class HandlerContext:
-    """Wrapper of gRPC's context that is passed to handlers."""
+    """Wrapper of gRPC's context object that is passed to handlers."""
 
     __slots__ = ("_inner",)
 
@@ -234,17 +235,17 @@ class HandlerContext:
         return getattr(self._inner, name)
 
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        """Abort the call, like gRPC's own method."""
+        """Abort the call, as gRPC's own method does."""
         raise AbortedHandlerError(code.value[0] or UNKNOWN, details)
 
     def abort_with_status(self, status: Any) -> NoReturn:
-        """Abort the call, like gRPC's own method."""
+        """Abort the call, as gRPC's own method does."""
         self._inner.set_trailing_metadata(status.trailing_metadata or ())
         self.abort(status.code, status.details)
 
 
 class ExternalStream:
-    """A handler that serves a stream to a caller outside of the fleet. Each piece of the handler's work is treated like a separate
+    """A handler that serves a stream to a caller outside the fleet. Each atomic piece of the handler's work is treated like a separate
     handler."""
 
     def __init__(self, member: MemberInterface, threads: MemberThreads, serialize: Callable[[Any], bytes]) -> None:
@@ -252,7 +253,7 @@ class ExternalStream:
         self._thread: RegisteredThread | None = None
 
     def begin(self) -> None:
-        """Wait until an atomic piece may begin."""
+        """Wait until an atomic piece of work may begin."""
         self._thread = self._threads.register_thread(self._admitted)
 
     async def _admitted(self) -> RegisteredThread:
@@ -262,13 +263,13 @@ class ExternalStream:
         return thread
 
     def end(self) -> None:
-        """End the current piece, if there is one."""
+        """End the current atomic piece of work, if there is one."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._threads.left(thread)
 
     def each(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """Yield the requests. While the handler waits for the next request, no piece is open."""
+        """Yield the requests. While the handler waits for the next request, a cut may be taken."""
         while True:
             self.end()
             request = next(requests, self)
@@ -279,9 +280,9 @@ class ExternalStream:
 
 
 class ThreadedChannel(grpc.Channel):
-    """Channel for stubs in threads. `ThreadedMember.channel` creates it.
+    """A channel for blocking stubs, created by `ThreadedMember.channel`.
 
-    `make` creates the inner channel. It is called in the loop when the channel is first used.
+    `make` creates the underlying `MemberChannel`. The function `make` is called in the loop when the channel is first used.
     """
 
     def __init__(self, threads: MemberThreads, make: Callable[[], MemberChannel], listed: frozenset[str]) -> None:
@@ -289,7 +290,7 @@ class ThreadedChannel(grpc.Channel):
         self._made: MemberChannel | None = None
 
     def inner(self) -> MemberChannel:
-        """Return the inner channel. This method is called in the loop."""
+        """Return the underlying `MemberChannel`. This method must be called in the loop."""
         if self._made is None:
             self._made = self._make()
         return self._made
@@ -322,10 +323,10 @@ class ThreadedChannel(grpc.Channel):
         raise UsageError("a member's channel tells of no connection: its calls wait for one, and are tried again")
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """Do nothing, since `subscribe` is not supported."""
+        """Do nothing, because `subscribe` is not supported."""
 
     def close(self) -> None:
-        """Do nothing. The channel is closed only together with its member, since calls may be repeated over it after a recovery."""
+        """Do nothing. The channel is closed only together with its member, because calls may be repeated over it after a recovery."""
 
     def __enter__(self) -> Self:
         return self
@@ -335,7 +336,8 @@ class ThreadedChannel(grpc.Channel):
 
 
 class ThreadedMethod:
-    """A method of a stub, like gRPC's multi-callables. `timeout`, `metadata` and all other options have the same meaning as in gRPC."""
+    """A stub method that behaves like gRPC's multi-callables. `timeout`, `metadata` and all other options have the same meaning as in
+    gRPC."""
 
     __slots__ = ("_answers_stream", "_asks_stream", "_made", "_make", "_threads")
 
@@ -345,11 +347,11 @@ class ThreadedMethod:
         self._made: MemberMethod | None = None
 
     def __call__(self, request: Any, timeout: float | None = None, **options: Any) -> Any:
-        """Make a call and return its response. If the response is a stream, return an iterator as soon as the call has been made.
+        """Make a call and return its response. If the response is a stream, return a response iterator as soon as the call has been made.
 
         Raises:
-            grpc.RpcError: as gRPC's, with code() and details().
-            DivergedCallError: the handler was rerun and makes a different call than before.
+            grpc.RpcError: same error as gRPC's own, with code() and details().
+            DivergedCallError: the rerun handler makes a different call than in its first run.
             UsageError: the calling thread is not registered.
             HistoryOverError: the fleet is rolling back. Do not catch this error, which is a BaseException.
         """
@@ -359,13 +361,13 @@ class ThreadedMethod:
         return self.decoded(self._threads.wait(lambda: made().answer))
 
     def with_call(self, request: Any, timeout: float | None = None, **options: Any) -> "tuple[Any, AnsweredCall]":
-        """Make a call. Return its response, and an object with the call's status and metadata."""
+        """Make a call. Return the response, and an object that holds the call's status and metadata."""
         made = self._making(request, timeout, options)
         answered: AnsweredCall = self._threads.wait(lambda: partial(_answered, made()))
         return self.decoded(answered.answer), answered
 
     def future(self, request: Any, timeout: float | None = None, **options: Any) -> "CallFuture":
-        """Make a call and return its future. The thread that acts on the answer must call `result`."""
+        """Make a call and return its future. The thread that acts on the answer must call the future's `result`."""
         return CallFuture(self._threads, self, self._threads.step(self._making(request, timeout, options)))
 
     def send(self, request: Any) -> ServiceCall:
@@ -378,7 +380,8 @@ class ThreadedMethod:
         return sent
 
     def decoded(self, answer: CallAnswer) -> Any:
-        """Return the response in an answer, or the list of all responses. Raise grpc.RpcError if the call failed."""
+        """Return the response in an answer, or a list of all responses if the response is a stream. Raise grpc.RpcError if the call
+        failed."""
         if answer.code:
             raise rpc_error(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details)
         decoded = self._method().decoded
@@ -387,7 +390,7 @@ class ThreadedMethod:
         return decoded(answer.response)
 
     def _making(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Callable[[], MemberCall]:
-        """Take the requests from the iterator in the calling thread. Return a function that makes the call in the loop."""
+        """Read all requests from the iterator in the calling thread. Return a function that makes the call in the loop."""
         given = list(request) if self._asks_stream else request
         return lambda: self._method().make(given, {**options, "timeout": timeout})
 
@@ -398,7 +401,7 @@ class ThreadedMethod:
 
 
 class AnsweredCall(NamedTuple):
-    """Outcome of a call, with its metadata."""
+    """Outcome of a call, including its metadata."""
 
     answer: CallAnswer
     initial: Any
@@ -422,13 +425,13 @@ class AnsweredCall(NamedTuple):
 
 
 async def _answered(call: MemberCall, reenter: Reenter) -> AnsweredCall:
-    """Wait for the answer and the metadata of a call. The answer is decoded later, in the thread, because decoding may take long."""
+    """Wait for a call's answer and metadata. The answer is decoded later, in the caller's thread, because decoding may take long."""
     answer = await call.answer(reenter)
     return AnsweredCall(answer, await call.initial_metadata(), await call.trailing_metadata())
 
 
 class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC's takes none
-    """Future of a call. The call remains in the ledger until `result` or `exception` takes its answer."""
+    """The future of a call. The call remains in the ledger until `result` or `exception` has taken its answer."""
 
     def __init__(self, threads: MemberThreads, method: ThreadedMethod, call: MemberCall) -> None:
         self._threads, self._method, self._call = threads, method, call
@@ -437,13 +440,13 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         self._is_taken = self._is_cancelled = False
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the answer. Return the response, or the list of all responses if the response is a stream. Taking the answer belongs to
-        the same piece as the caller's next work.
+        """Wait for the answer. Return the response, or a list of all responses if the response is a stream. The answer is taken in the same
+        atomic piece as the caller's next work.
 
         Raises:
-            grpc.RpcError: as gRPC's, with code() and details().
+            grpc.RpcError: same error as gRPC's own, with code() and details().
             grpc.FutureCancelledError: the call was cancelled.
-            UsageError: another thread already waits for the result, or a timeout is given. The timeout must be set when the call is made.
+            UsageError: another thread already waits for the result, or a timeout was passed. Set the timeout when making the call instead.
         """
         if timeout is not None:
             raise UsageError(
@@ -469,7 +472,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
             self._error = error
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Wait for the answer. Return the gRPC error that `result` raises, or None if the call succeeded."""
+        """Wait for the answer. Return the gRPC error that `result` would raise, or None if the call succeeded."""
         try:
             self.result(timeout)
         except grpc.RpcError as error:
@@ -482,10 +485,10 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return None if error is None else error.__traceback__
 
     def cancel(self) -> bool:
-        """Give up the call, in one piece with the caller's next work.
+        """Cancel the call, in the same atomic piece as the caller's next work.
 
-        The call may have been handled nevertheless. Return True if the call is cancelled. Return False if its answer was already taken or a
-        thread waits for it.
+        The receiver may have handled the call nevertheless. Return True if the call is cancelled. Return False if the call's answer was
+        already taken or a thread waits for the answer.
         """
         if self.done() or self._is_taken:
             return self._is_cancelled
@@ -494,7 +497,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return True
 
     def cancelled(self) -> bool:
-        """Return whether the call was given up with `cancel`."""
+        """Return whether the call was cancelled with `cancel`."""
         return self._is_cancelled
 
     def done(self) -> bool:
@@ -502,11 +505,11 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return self._is_cancelled or self._answer is not None or self._error is not None
 
     def running(self) -> bool:
-        """Return whether the call is not done yet."""
+        """Return whether the call is still in progress."""
         return not self.done()
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> NoReturn:
-        """Raise UsageError, because callbacks are not supported: the thread that acts on the answer must call `result`."""
+        """Raise UsageError, because callbacks are not supported. The thread that acts on the answer must call `result` instead."""
         raise UsageError(
             "nobody is called when a member's call is done: its answer is taken by result(), in the thread that acts by it"
         )
@@ -528,15 +531,16 @@ class ResponseStream:
         return next(self._responses)
 
     def cancel(self) -> bool:
-        """Cancel the call, like `CallFuture.cancel`."""
+        """Cancel the call in the same way as `CallFuture.cancel`."""
         return self._call.cancel()
 
 
 class ThreadedMember:
-    """A gRPC service with threads that is a member of a fleet.
+    """Includes a gRPC service that uses threads as a member of a fleet.
 
     Attributes:
-        interceptor: interceptor for `grpc.server(…, interceptors=[…])`. Put it before all other interceptors that change state.
+        interceptor: interceptor for `grpc.server(…, interceptors=[…])`. Put the interceptor before all other interceptors that change
+            state.
     """
 
     def __init__(
@@ -552,11 +556,12 @@ class ThreadedMember:
         advertise: str = "",
         security: Security | None = None,
     ) -> None:
-        """Create a member. The arguments are the same as for `Member`. `capture`, `restore`, `on_cut` and `ready` are called in the loop's
-        thread. `capture` and `restore` are called only while no thread of the service is inside.
+        """Create a member for a service that uses threads. The constructor takes the same arguments as `Member`. `capture`, `restore`,
+        `on_cut` and `ready` are called in the loop's thread. `capture` and `restore` are called only while no thread of the service is
+        inside the gate.
 
         Raises:
-            UsageError: the fleet has no such agent.
+            UsageError: the fleet has no agent with this id.
         """
         self._loop = asyncio.new_event_loop()
         self._threads = MemberThreads(self._loop)
@@ -579,12 +584,13 @@ class ThreadedMember:
         self.interceptor = ThreadedInterceptor(self._member, self._threads)
 
     def run(self) -> int:
-        """Take part in the fleet until the fleet ends, SIGTERM arrives (in the main thread), or another process replaces this one.
+        """Run as a member of the fleet until the fleet ends, SIGTERM arrives (in the main thread), or another process replaces this
+        process.
 
-        Return an exit code.
+        Return the process's exit code.
 
         Raises:
-            UsageError: the fleet refuses this process permanently, or the port is in use.
+            UsageError: the fleet permanently rejects this process, or the port is in use.
         """
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -606,13 +612,14 @@ class ThreadedMember:
         options: Sequence[tuple[str, Any]] = (),
         listed: Iterable[str] = (),
     ) -> ThreadedChannel:
-        """Return a channel for stubs. Calls over this channel are part of cuts. Only threads of handlers and of `start` may use the
-        channel.
+        """Return a channel for blocking gRPC stubs. Calls over this channel are part of cuts. Only threads that run handlers or that were
+        started with `start` may use the channel.
 
         Args:
-            target: name of the receiver in cuts. After a recovery, calls are repeated over the channel with this name.
-            credentials, options: as for `grpc.secure_channel`. Without credentials, the channel is insecure. Do not configure retries,
-                since the member itself retries calls.
+            target: name that identifies the receiver in cuts. After a recovery, calls are repeated over the channel with the same target
+                name.
+            credentials, options: as for `grpc.secure_channel`. Without credentials, the channel is unencrypted. Do not configure retries,
+                because the member itself retries calls.
             listed: as for `Member.channel`.
         """
         names = frozenset(listed)
@@ -627,7 +634,8 @@ class ThreadedMember:
         return made
 
     def start(self, function: Callable[[], object]) -> None:
-        """Run the function in a new thread. A recovery ends the function with `HistoryOverError`, so `restore` must start it again.
+        """Run the function in a new thread that is registered with the member. When the fleet recovers, `HistoryOverError` ends the
+        function, so `restore` must start it again.
 
         Raises:
             UsageError: the caller is neither the service's `restore` nor a registered thread of the service.
@@ -635,7 +643,8 @@ class ThreadedMember:
         self._threads.step(lambda: self._threads.start(function))
 
     def sleep(self, seconds: float) -> None:
-        """Sleep while the thread is outside, like `time.sleep` within `outside`. If the fleet rolls back, the sleep ends early."""
+        """Sleep like `time.sleep`, but mark the thread as outside the gate, as in `outside`. If the fleet rolls back, the sleep ends
+        early."""
 
         async def slept(reenter: Reenter) -> None:
             await asyncio.sleep(seconds)
@@ -645,9 +654,9 @@ class ThreadedMember:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Allow the calling thread to wait within this block for something that is not a call over the member.
+        """Allow the calling thread to wait within this block for something other than a call through the member.
 
-        The thread must not use the service's state within the block, since a cut may be taken meanwhile.
+        Within the block, the thread must not use the service's state, because a cut may be taken at any time.
         """
         self._threads.outside()
         try:

@@ -5,27 +5,28 @@
 
 Values
 ------
-A value or item that was saved before is stored as a mere reference. The problem: LangGraph passes the complete value of a channel whenever
-any part of the value has changed. In most cases, the value is a list that has grown by one item, and that item has just been saved as the
-write of the node that created it.
+If a value or list item was saved before, only a reference to it is stored. The problem: LangGraph passes the complete value of a channel
+whenever any part of the value has changed. Usually, the value is a list that has grown by one item, and that item has just been saved as a
+pending write of a graph node.
 
-So each item of a list is saved as a separate object, and small items are saved in groups of 64. A dict is saved as a list of alternating
-keys and values. The list itself is stored as a *list record*. A list record contains either the digests of all items, or a reference to
-another record, the number of leading items taken from that record, and the digests of the items that follow. A new chain of records is
-started after max(32, n/8) records. So appending n items takes about n references in total, and a read follows a chain of bounded length.
-Any other value is stored as one object, or inline if it is very small.
+Each item of a list is therefore saved as a separate object, and small items are saved in groups of 64. A dict is saved as a list of
+alternating keys and values. The list itself is stored as a *list record*. A list record contains either the digests of all items, or a
+reference to a base record. With a base record, it also contains the number of leading items taken from the base and the digests of the
+remaining items. After max(32, n/8) records, a new chain of records is started. Appending n items one by one therefore takes about n
+references in total, and a read follows a chain of bounded length. Any value that is not a list or dict is stored as one object, or inline
+if it is very small.
 
     item, other value     length of the type's name (1) | type's name | bytes, both as LangGraph's serializer gives them
     list record           MessagePack: kind | items in an object | records before | items taken from the first; references: [base,] items
 
-All values are encoded and decoded by LangGraph's serializer, which must encode equal values to equal bytes. A serializer that encrypts does
-not do this, so no objects would be shared. Encrypt the store instead.
+All values are encoded and decoded by LangGraph's serializer, which must encode equal values to equal bytes. An encrypting serializer does
+not encode equal values to equal bytes, so no objects could be shared. Encrypt the store instead of the values.
 
 Deletion
 --------
-Checkpoints contain their values, so any checkpoint may be deleted. Graphs with a `DeltaChannel` are an exception. Most of their checkpoints
-do not contain the channel's value, which is built from the writes of the ancestors back to the nearest ancestor that contains a value.
-These ancestors are not deleted.
+Checkpoints contain their values, so any checkpoint may be deleted. Graphs with a `DeltaChannel` are an exception to this rule. In most
+checkpoints of graphs with a `DeltaChannel`, the channel's value is missing. The value is built from the writes of the ancestor checkpoints,
+back to the nearest ancestor that contains a value. The ancestors that are needed to build a value are not deleted.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ _Found = TypeVar("_Found")
 
 
 class RecentValues(Generic[_Found]):
-    """Cache of the `size_max` most recently used values, keyed by digest. Several threads may share it."""
+    """Cache of the `size_max` most recently used values, keyed by digest. Several threads may share the cache."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -56,7 +57,7 @@ class RecentValues(Generic[_Found]):
         self._lock = threading.Lock()
 
     def get(self, digest: bytes) -> _Found | None:
-        """Return the value and mark it as used. Return None if it is not cached."""
+        """Return the value and mark it as recently used. Return None if the value is not cached."""
         with self._lock:
             if digest not in self._values:
                 return None
@@ -94,7 +95,7 @@ INLINE, BLOB, LIST, DICT = range(4)
 
 
 class SavedValue(msgspec.Struct, frozen=True, gc=False):
-    """Reference to a value in the stream. If the kind is `INLINE`, it contains the value's type and bytes instead."""
+    """Reference to a stored value. If the kind is `INLINE`, the reference contains the value's type and bytes instead of a digest."""
 
     kind: int
     digest: bytes = b""
@@ -103,7 +104,8 @@ class SavedValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class SavedPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Form in which an object stores a `SavedValue`. `place` is an index into the references of the containing object."""
+    """The form in which an object stores a reference to a value (`SavedValue`). `place` is an index into the list of references of the
+    containing object."""
 
     kind: int
     place: int = 0
@@ -112,10 +114,10 @@ class SavedPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ListRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The content of a list record's object, without its references.
+    """The content of a list record, without its references.
 
-    If `depth` is 0, the record has no base. Otherwise its first reference is the base. The first reference reveals whether there is a base,
-    since only records have references, not items.
+    If `depth` is 0, the list record has no base record. For any other depth, the first reference of the record refers to the base record.
+    Whether there is a base can also be seen from the first reference, because records have references and items have none.
     """
 
     kind: int
@@ -125,7 +127,7 @@ class ListRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class KnownList(msgspec.Struct, frozen=True, gc=False):
-    """A list record, together with the digests of all objects that contain the list's items."""
+    """A list record and the digests of all objects that contain the list's items."""
 
     record: ListRecord
     digests: tuple[bytes, ...]
@@ -159,15 +161,15 @@ class References:
 
 
 class ValueCodec:
-    """Encodes values as objects, and decodes them. Several threads may share it."""
+    """Encodes values as objects, and decodes the objects. Several threads may share the encoder."""
 
     def __init__(self, objects: ObjectStream) -> None:
         self._objects = objects
         self._lists: RecentValues[KnownList] = RecentValues(RECENT_LISTS)
 
     def save(self, serde: SerializerProtocol, value: Any, change: Change, base: SavedValue | None = None) -> SavedValue:
-        """Add the objects of a value to `change`, and return a reference to the value. `base` is the channel's previous value, which must
-        still exist."""
+        """Add the objects that encode a value to `change`, and return a reference to the value. `base` is the channel's previous value,
+        whose objects must still exist."""
         if type(value) in (list, dict):
             kind = LIST if type(value) is list else DICT
             items = value if kind == LIST else [part for pair in value.items() for part in pair]
@@ -180,7 +182,7 @@ class ValueCodec:
         return SavedValue(BLOB, change.add(_pack(name, data)))
 
     def load(self, serde: SerializerProtocol, values: Mapping[str, SavedValue]) -> dict[str, Any]:
-        """Read several values at once. Raise NotFoundError if one of them was deleted."""
+        """Read several values in one operation. Raise NotFoundError if one of the values was deleted."""
         lists = {name: self._known(value.digest) for name, value in values.items() if value.kind in (LIST, DICT)}
         digests = {value.digest for value in values.values() if value.kind == BLOB}
         digests.update(digest for known in lists.values() for digest in known.digests)
@@ -213,8 +215,8 @@ class ValueCodec:
         return SavedValue(kind, digest)
 
     def _known(self, digest: bytes) -> KnownList:
-        """Return a list record with the digests of all its items. The records of its chain are found through cached references and read at
-        once."""
+        """Return a list record together with the digests of all its items. All records in the chain are located through cached references,
+        and then read in one operation."""
         chain: dict[bytes, list[bytes]] = {}
         known_list = self._lists.get(digest)
         newest: bytes | None = digest
@@ -233,7 +235,8 @@ class ValueCodec:
 
 
 def _split(serde: SerializerProtocol, items: list[Any]) -> tuple[int, list[bytes]] | None:
-    """Return the number of items per object, and the bytes of the objects. Return None if the list is too small to be split."""
+    """Split a list into objects. Return the number of items per object, and the objects' bytes. Return None if the list is too small to be
+    split."""
     sample = [serde.dumps_typed(item) for item in items[:SAMPLED_ITEMS]]
     size_bytes = sum(len(data) for _, data in sample)
     if len(items) <= SAMPLED_ITEMS and size_bytes < SPLIT_BYTES_MIN:
@@ -255,7 +258,7 @@ def _join(serde: SerializerProtocol, known: KnownList, found: Mapping[bytes, byt
 
 
 def _common(first: tuple[bytes, ...], second: tuple[bytes, ...]) -> int:
-    """Return the number of leading digests that both tuples have in common."""
+    """Return the length of the longest common prefix of two tuples of digests."""
     if second[: len(first)] == first:
         return len(first)
     return next(
@@ -284,8 +287,8 @@ Channels = dict[str, tuple[Version, SavedValue | None]]
 
 
 class CheckpointObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The content of a checkpoint's object: its parent's id, its serialized metadata, its serialized content without the channels, and its
-    channels."""
+    """The content of a checkpoint's object: the parent checkpoint's id, the serialized metadata, the channels, and the serialized rest of
+    the checkpoint."""
 
     parent: str | None
     metadata: tuple[str, bytes]
@@ -294,7 +297,7 @@ class CheckpointObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class WriteObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The content of the object of one pending write."""
+    """The content of the object that stores one pending write."""
 
     task_path: str
     channel: str
@@ -302,7 +305,7 @@ class WriteObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CheckpointPlace(msgspec.Struct, frozen=True, gc=False):
-    """The checkpoint to which a LangGraph config refers. `checkpoint` is None for the newest checkpoint."""
+    """The checkpoint to which a LangGraph config refers. `checkpoint` is None if the config refers to the newest checkpoint."""
 
     thread: str
     namespace: str
@@ -335,14 +338,14 @@ def place_of(config: RunnableConfig) -> CheckpointPlace:
 def encode_checkpoint(
     parent: str | None, metadata: tuple[str, bytes], rest: tuple[str, bytes], channels: Channels
 ) -> tuple[bytes, list[bytes]]:
-    """Encode a checkpoint. Return the bytes and the references of its object."""
+    """Encode a checkpoint as an object. Return the object's bytes and its references."""
     references = References()
     places = {name: (version, references.place(value)) for name, (version, value) in channels.items()}
     return _encoder.encode(CheckpointObject(parent, metadata, rest, places)), references.digests
 
 
 def decode_checkpoint(data: bytes, digests: list[bytes]) -> tuple[CheckpointObject, Channels]:
-    """Decode a checkpoint's object. Return it together with its channels."""
+    """Decode a checkpoint's object. Return the checkpoint and its channels."""
     checkpoint, references = _checkpoint_decoder.decode(data), References(digests)
     return checkpoint, {
         name: (version, references.value(place)) for name, (version, place) in checkpoint.channels.items()
@@ -350,7 +353,7 @@ def decode_checkpoint(data: bytes, digests: list[bytes]) -> tuple[CheckpointObje
 
 
 def encode_write(task_path: str, channel: str, value: SavedValue) -> tuple[bytes, list[bytes]]:
-    """Encode a pending write. Return the bytes and the references of its object."""
+    """Encode a pending write as an object. Return the object's bytes and its references."""
     references = References()
     place = references.place(value)
     assert place is not None
@@ -358,7 +361,7 @@ def encode_write(task_path: str, channel: str, value: SavedValue) -> tuple[bytes
 
 
 def decode_write(data: bytes, digests: list[bytes]) -> tuple[WriteObject, SavedValue]:
-    """Decode the object of a pending write. Return it together with a reference to the write's value."""
+    """Decode the object of a pending write. Return the write and a reference to the write's value."""
     write = _write_decoder.decode(data)
     value = References(digests).value(write.value)
     assert value is not None
@@ -366,13 +369,13 @@ def decode_write(data: bytes, digests: list[bytes]) -> tuple[WriteObject, SavedV
 
 
 def write_name(task: str, channel: str, index: int) -> tuple[str, bool]:
-    """Return the name of the entry for a task's write, and whether a later write with the same name replaces it."""
+    """Return the entry name of a task's write, and whether a later write with the same name replaces the write."""
     index = WRITES_IDX_MAP.get(channel, index)
     return f"{task}/{index}", index < 0
 
 
 def split_write_name(name: str) -> tuple[str, int]:
-    """Split the name of a write's entry into the task id and the index."""
+    """Split the entry name of a write into the task id and the index."""
     task, _, index = name.rpartition("/")
     return task, int(index)
 
@@ -383,20 +386,20 @@ def without_channels(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def delta_channels(metadata: CheckpointMetadata, channels: Channels) -> set[str]:
-    """Return the names of the checkpoint's channels whose values must be built from the writes of its ancestors."""
+    """Return the names of the channels whose values must be built from the writes of ancestor checkpoints."""
     return {name for name in metadata.get(DELTA_COUNTERS) or () if channels.get(name, (None, None))[1] is None}
 
 
 class MetadataReader(Protocol):
-    """Interface that this module requires for reading checkpoints without their values."""
+    """Interface that this module requires to read checkpoints without their values."""
 
     def read_metadata(self, digest: bytes) -> tuple[CheckpointMetadata, str | None, Channels]:
-        """Return the metadata, the parent's id and the channels of the checkpoint in this object. Raise NotFoundError if the object was
-        deleted."""
+        """Return the metadata, the parent's id and the channels of the checkpoint that this object stores. Raise NotFoundError if the
+        object was deleted."""
 
 
 def forget_thread(objects: ObjectStream, change: Change, thread: str) -> str:
-    """Delete all data of a thread. Return the id of its newest checkpoint, or "" if it has none."""
+    """Delete all data of a thread. Return the id of the thread's newest checkpoint, or an empty string if the thread has no checkpoints."""
     newest = ""
     for path in objects.paths(thread):
         names = objects.entries(path)
@@ -406,7 +409,7 @@ def forget_thread(objects: ObjectStream, change: Change, thread: str) -> str:
 
 
 def forget(objects: ObjectStream, change: Change, path: Path, kept: Collection[str]) -> None:
-    """Delete the checkpoints of a namespace that are not in `kept`, together with their pending writes."""
+    """Delete all checkpoints of a namespace, with their pending writes, except the checkpoints in `kept`."""
     names = objects.entries(path)
     deleted = [name for name in names if name not in kept]
     _forget_names(change, path, deleted)
@@ -415,9 +418,9 @@ def forget(objects: ObjectStream, change: Change, path: Path, kept: Collection[s
 
 
 def keep_latest(reader: MetadataReader, objects: ObjectStream, change: Change, thread: str) -> dict[Path, str]:
-    """Delete all checkpoints of a thread except the latest of each namespace and the ancestors from which that one is built.
+    """In each namespace of a thread, delete all checkpoints except the latest one and the ancestors from which the latest one is built.
 
-    Return path → id of the latest checkpoint.
+    Return a map from each namespace's path to the id of its latest checkpoint.
     """
     latest: dict[Path, str] = {}
     for path in objects.paths(thread):
@@ -439,10 +442,10 @@ def newest(
     channels: Channels,
     keep_last: int,
 ) -> set[str]:
-    """Return the checkpoints to keep when `added` is saved. These are the `keep_last` newest checkpoints and the ancestors from which they
-    are built.
+    """Return the ids of the checkpoints to keep when the checkpoint `added` is saved. The kept checkpoints are the `keep_last` newest ones
+    and the ancestors from which these are built.
 
-    `added` itself may be older than all of these, and is then not among them.
+    If `added` is older than all of the kept checkpoints, it is not kept itself.
     """
     names = objects.entries(place.path)
     kept = set(sorted({added, *names}, reverse=True)[:keep_last])
@@ -453,7 +456,7 @@ def newest(
 
 
 def forget_runs(reader: MetadataReader, objects: ObjectStream, change: Change, runs: Collection[str]) -> None:
-    """Delete the checkpoints of these runs. Raise UsageError if a remaining checkpoint is built from one of them."""
+    """Delete the checkpoints of the given runs. Raise UsageError if a remaining checkpoint is built from one of these checkpoints."""
     for thread in objects.first_words():
         for path in objects.paths(thread):
             if len(path) == 2:
@@ -487,8 +490,8 @@ def _forget_names(change: Change, path: Path, names: Collection[str]) -> None:
 
 
 def _forget_orphans(objects: ObjectStream, change: Change, thread: str) -> None:
-    """Delete the writes for checkpoints that do not exist and would be older than the newest checkpoint. Such checkpoints were lost in a
-    crash, or have been deleted."""
+    """Delete the pending writes of checkpoints that do not exist and would be older than the newest checkpoint. Checkpoints may be missing
+    because they were lost in a crash or have been deleted."""
     for path in objects.paths(thread):
         if len(path) == 3:
             names = objects.entries(path[:2])
@@ -507,7 +510,7 @@ def _ancestors(reader: MetadataReader, names: dict[str, bytes], kept: Collection
 
 
 def _walk(reader: MetadataReader, names: dict[str, bytes], checkpoint: str | None, needed: set[str]) -> Iterator[str]:
-    """Yield this checkpoint and its ancestors, until a value has been found for each of the channels in `needed`."""
+    """Yield this checkpoint and its ancestors, until each channel in `needed` has a value."""
     while needed and checkpoint is not None and checkpoint in names:
         yield checkpoint
         try:

@@ -1,10 +1,10 @@
-"""Stores the checkpoints of an agent's graph as a part of the agent's state.
+"""Stores the checkpoints of an agent's graph as part of the agent's state.
 
-The state contains only the checkpoints that the graph needs to continue. These are the newest checkpoint of each thread, the checkpoints of
-interrupted subgraphs, and in graphs with a `DeltaChannel` the ancestors from which a value is built. There is no history for time travel,
-for which the fleet's snapshots can be used instead.
+The state contains only the checkpoints that the graph needs to continue. A graph needs the newest checkpoint of each thread and the
+checkpoints of interrupted subgraphs. In graphs with a `DeltaChannel`, the ancestors from which a value is built are also needed. There is
+no checkpoint history for time travel. Use the fleet's snapshots for time travel.
 
-LangGraph's serializer encodes the values. A large value is stored as a `Blob`, which the agent's checkpoints share until a step of the
+LangGraph's serializer encodes the values. A large value is stored as a `Blob`. Consecutive checkpoints share the blob until a step of the
 graph changes the value.
 """
 
@@ -47,8 +47,8 @@ Typed = tuple[str, bytes]
 
 
 class GraphValue(msgspec.Struct, frozen=True):
-    """A channel's value, as its type and its bytes, and the version of the channel that set the value. The bytes are in `data`, or in the
-    blob `large`."""
+    """The type and bytes of a channel's value, and the channel version that set the value. The bytes are either in `data` or in the blob
+    `large`."""
 
     version: int
     type: str
@@ -68,7 +68,7 @@ class GraphValue(msgspec.Struct, frozen=True):
 
 
 class GraphCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint of a graph. `rest` is the checkpoint's content without the values of its channels."""
+    """A checkpoint of a LangGraph graph. `rest` is the checkpoint's content without the channel values."""
 
     parent: str | None
     metadata: Typed
@@ -77,7 +77,7 @@ class GraphCheckpoint(msgspec.Struct, frozen=True):
 
 
 class GraphWrite(msgspec.Struct, frozen=True):
-    """A pending write of a task whose superstep has not ended."""
+    """A pending write of a task whose superstep has not yet ended."""
 
     path: str
     channel: str
@@ -85,7 +85,8 @@ class GraphWrite(msgspec.Struct, frozen=True):
 
 
 class GraphNamespace(msgspec.Struct):
-    """The checkpoints of a graph or of one of its subgraphs, by id, and the pending writes of each checkpoint."""
+    """The checkpoints of a graph or subgraph, and each checkpoint's pending writes. Checkpoints and pending writes are both stored by
+    checkpoint id."""
 
     checkpoints: dict[str, GraphCheckpoint] = {}
     writes: dict[str, dict[str, GraphWrite]] = {}
@@ -95,16 +96,16 @@ class GraphMemory(msgspec.Struct):
     """The state of a `SnaplineGraphAgent`. Subclasses may add fields.
 
     Attributes:
-        threads: thread → namespace → the namespace's checkpoints. The namespace of the graph itself is "".
-        drawn: number of checkpoint ids generated so far. It ensures that each new id is greater than all earlier ids.
+        threads: thread id → namespace → checkpoints of the namespace. The main graph's namespace is the empty string.
+        drawn: number of checkpoint ids generated so far, which ensures that each new id is greater than all earlier ids.
     """
 
     threads: dict[str, dict[str, GraphNamespace]] = {}
     drawn: int = 0
 
     def values(self, thread_id: str = MAIN, serde: SerializerProtocol | None = None) -> dict[str, Any]:
-        """Return the graph's values in this state, or an empty dictionary if the thread has not begun. This method is meant for
-        `stop_when`, invariants and tests.
+        """Return the graph's current values, or an empty dictionary if the thread has no checkpoints. This method is meant for `stop_when`,
+        invariants and tests.
 
         The value of a `DeltaChannel` is included only if the newest checkpoint contains a snapshot of the channel.
         """
@@ -125,7 +126,7 @@ class GraphMemory(msgspec.Struct):
 
 
 class GraphMemorySaver(BaseCheckpointSaver[int]):
-    """LangGraph checkpointer that stores checkpoints in a `GraphMemory`. It is used for one run of a graph."""
+    """A LangGraph checkpointer that stores checkpoints in a `GraphMemory`. Each instance is used for a single run of a graph."""
 
     def __init__(self, memory: GraphMemory, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde=serde)
@@ -138,7 +139,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Add a checkpoint. Values that have not changed since its parent are shared with the parent."""
+        """Add a checkpoint. Values that have not changed since the parent checkpoint are shared with the parent."""
         place = place_of(config)
         namespace = self._namespace(place)
         before = namespace.checkpoints.get(place.checkpoint or "")
@@ -160,7 +161,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Add a task's writes for the step that follows the checkpoint in the config."""
+        """Add a task's writes for the superstep that follows the checkpoint in the config."""
         place = place_of(config)
         saved_writes = self._namespace(place).writes.setdefault(place.checkpoint or "", {})
         for index, (channel, value) in enumerate(writes):
@@ -169,8 +170,8 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
                 saved_writes[name] = GraphWrite(task_path, channel, self.serde.dumps_typed(value))
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint to which the config refers. If it refers to none, return the newest checkpoint of its thread. Return None
-        if there is no such checkpoint."""
+        """Return the checkpoint to which the config refers, or None if there is no such checkpoint. If the config names no checkpoint,
+        return the newest checkpoint of its thread."""
         place = place_of(config)
         namespace = self._memory.threads.get(place.thread, {}).get(place.namespace)
         checkpoint = place.checkpoint or (max(namespace.checkpoints, default=None) if namespace is not None else None)
@@ -200,17 +201,17 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Same as `put`."""
+        """Call `put` without blocking."""
         return self.put(config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Same as `put_writes`."""
+        """Call `put_writes` without blocking."""
         self.put_writes(config, writes, task_id, task_path)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Same as `get_tuple`."""
+        """Call `get_tuple` without blocking."""
         return self.get_tuple(config)
 
     async def alist(
@@ -221,15 +222,15 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Same as `list`, as an asynchronous iterator."""
+        """Yield the results of `list` asynchronously."""
         for found in self.list(config, filter=filter, before=before, limit=limit):
             yield found
 
     # -- the end of a run ----------------------------------------------------------------------------------------------
 
     def settle(self, thread_id: str) -> None:
-        """End a run. The data that later runs do not need is deleted. The rest is sorted, since its order depends on LangGraph's
-        threads."""
+        """Finish a run of the graph. Delete the data that later runs do not need. Sort the remaining data, because its order otherwise
+        depends on the timing of LangGraph's threads."""
         namespaces = self._memory.threads.get(thread_id, {})
         remaining = dict[str, GraphNamespace]()
         waiting = set[str]()  # tasks with a pending interrupt
@@ -251,7 +252,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         return GraphNamespace({checkpoint: namespace.checkpoints[checkpoint] for checkpoint in needed}, writes)
 
     def _needed(self, namespace: GraphNamespace) -> Iterator[str]:
-        """Yield the newest checkpoint, followed by the ancestors from whose writes the values of its delta channels are built."""
+        """Yield the newest checkpoint, and then the ancestors whose writes are needed to build the values of its delta channels."""
         name: str | None = max(namespace.checkpoints)
         missing: set[str] | None = None
         while name in namespace.checkpoints and name is not None and missing != set():
@@ -280,7 +281,7 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
 
 
 def _is_own(channel: str) -> bool:
-    """Return whether the channel was defined by the graph's author instead of by LangGraph."""
+    """Return whether the graph's author defined the channel. LangGraph defines the remaining channels."""
     return not channel.startswith(("__", "branch:"))
 
 

@@ -1,13 +1,13 @@
 """Gives a graph's nodes access to the turn that runs the graph.
 
-A node may use the turn anywhere in its code, such as deep inside a tool or a model wrapper. The turn is stored in a context variable, which
-LangGraph propagates. Its methods need no `await`, so nodes remain plain functions. The agent's handler awaits the slow operations, so the
-turn's journal contains them.
+A node may use the turn anywhere in its code, even deep inside a tool or a model wrapper. The turn is stored in a context variable, which
+LangGraph propagates to nodes. The turn's methods need no `await`, so nodes remain plain functions. The agent's handler awaits slow
+operations on behalf of nodes, so the turn's journal contains the results.
 
-The handler of a durable turn is a coroutine that the runtime drives, while a graph's nodes are plain functions that LangGraph's loop calls.
-So the graph runs in a separate thread that alternates with the handler (`SteppedThread`). When a node needs to wait, it passes an awaitable
-to the handler, and blocks until the handler has the result. While the thread runs, the handler is blocked. Exactly one of the two runs at
-any time, so the handler is as deterministic as a handler without threads.
+A durable turn's handler is a coroutine driven by the runtime, while a graph's nodes are plain functions called by LangGraph's loop. The
+graph therefore runs in a separate thread that alternates with the handler (`SteppedThread`). When a node needs to wait, it passes an
+awaitable to the handler, and blocks until the handler has the result. While the graph's thread runs, the handler is blocked. At any time,
+only one of the two runs, so the handler is as deterministic as a handler without threads.
 """
 
 import contextvars
@@ -32,8 +32,8 @@ latest."""
 
 
 class TurnUndoneError(BaseException):
-    """The turn of this node was undone. The class is a BaseException, so that `except Exception` in a node or graph does not catch this
-    error."""
+    """The turn that runs this node was undone. The class is a BaseException, so that `except Exception` in a node or graph does not catch
+    this error."""
 
 
 class SteppedThread:
@@ -49,8 +49,8 @@ class SteppedThread:
         self._is_over = False
 
     async def run(self) -> Any:  # whatever the function returns
-        """Run the function to its end and return its result. Each awaitable that the function passes to `wait` is awaited here. If this
-        coroutine is closed, the thread is told to end."""
+        """Run the function until it ends, and return its result. The method awaits each awaitable that the function passes to `wait`. If
+        the coroutine that awaits `run` is closed, `wait` raises an error in the thread, so that the thread ends."""
         try:
             awaitable = self._start()
             while awaitable is not None:
@@ -60,7 +60,8 @@ class SteppedThread:
         return self._outcome()
 
     def wait(self, wanted: Awaitable[Any]) -> Any:  # the awaitable's result
-        """Let the caller of `run` await `wanted`, and block until the result is available. This method is called in the thread."""
+        """Let the caller of `run` await `wanted`, and block the thread until the result is available. Call this method only in the
+        thread."""
         with self._waiting:  # serializes calls by threads that a node may have created
             if self._is_over:
                 getattr(wanted, "close", lambda: None)()
@@ -123,11 +124,11 @@ SAVED = "langgraph"
 
 
 class GraphTurn:
-    """The turn of an agent that runs a graph. The object is valid until the graph's run ends.
+    """The turn of the agent that runs the graph. The object is valid until the run of the graph ends.
 
     Attributes:
-        ctx: the turn's context. Its methods `send`, `reply`, `emit`, `now`, `random` and `uuid` can be used directly. Pass awaitables that
-            it returns to `wait`.
+        ctx: the context of the turn. Nodes can call its methods `send`, `reply`, `emit`, `now`, `random` and `uuid` directly. Pass the
+            awaitables that other methods return to `wait`.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class GraphTurn:
 
     @property
     def may_wait(self) -> bool:
-        """Return whether nodes may wait, which they may if the turn is durable."""
+        """Return whether nodes may wait, which is the case in a durable turn."""
         return self._thread is not None
 
     def wait(self, wanted: Awaitable[_Result]) -> _Result:
@@ -159,7 +160,7 @@ class GraphTurn:
         return result
 
     def call(self, agent: str, message: object, reply_type: type[_Reply], *, timeout_s: float = 60.0) -> _Reply:
-        """Call another agent, like `Context.call`."""
+        """Call another agent as with `Context.call`."""
         return self.wait(self.ctx.call(agent, message, reply_type, timeout_s=timeout_s))
 
     def step(
@@ -172,10 +173,10 @@ class GraphTurn:
         retries: int | Sequence[float] = 0,
         durability: str = "log",
     ) -> Any:  # whatever the function returns
-        """Run external I/O as a step, like `Context.step`. A rerun turn does not repeat a step that has ended.
+        """Run external I/O as a step, as with `Context.step`. If the turn is rerun, completed steps are not repeated.
 
-        LangGraph's serializer must be able to encode the result. It supports LangChain messages, for example. A rerun turn does not compare
-        the arguments.
+        The result must be a value that LangGraph's serializer can encode, such as a LangChain message. If the turn is rerun, the step's
+        arguments are not compared with the original ones.
         """
         work = functools.partial(_Saving(function, self._serde), *args)
         options: dict[str, Any] = {"timeout_s": timeout_s, "heartbeat_s": heartbeat_s}
@@ -187,13 +188,13 @@ class GraphTurn:
     # -- internal ------------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Make this turn the turn of all nodes that run in the current context."""
+        """Make this turn available to all nodes that run in the current context."""
         _running.set(self)
 
     def checkpoint_id(self) -> UUID:
         """Return the next checkpoint id.
 
-        A counter replaces the time in LangGraph's ids (UUIDs of version 6), so the ids in one memory are unique and increasing.
+        In LangGraph's ids (UUIDs of version 6), a counter replaces the time. The ids in one memory are therefore unique and increasing.
         """
         self._memory.drawn += 1
         return UUID(int=self._memory.drawn << 80 | 6 << 76 | 2 << 62)
@@ -201,16 +202,16 @@ class GraphTurn:
     def message_id(self) -> UUID:
         """Return a new id for a message that has no id.
 
-        Ids must be unique among all turns of all agents, since agents send such messages to each other.
+        Message ids must be unique among all turns of all agents, because agents send the messages to each other.
         """
         return self.ctx.uuid()
 
 
 def graph_turn() -> GraphTurn:
-    """Return the turn that runs this node's graph.
+    """Return the turn that runs the calling node's graph.
 
     Raises:
-        UsageError: the graph is not being run by a turn.
+        UsageError: the graph was not started by a turn.
     """
     turn = _running.get()
     if turn is None:
@@ -219,16 +220,16 @@ def graph_turn() -> GraphTurn:
 
 
 def durable(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:  # the function's own result
-    """Call `function(*args)` as a step of the turn that runs this node's graph (`GraphTurn.step`). A rerun turn does not repeat a call that
-    has ended.
+    """Call `function(*args)` as a step of the turn that runs the calling node's graph (`GraphTurn.step`). If the turn is rerun, completed
+    calls are not repeated.
 
-    If no turn runs the graph, as in a test of the graph alone, the function is called directly.
+    If no turn runs the graph, for example in a test of the graph alone, call the function directly.
     """
     return function(*args) if _running.get() is None else graph_turn().step(name, function, *args, **options)
 
 
 class _Saving:
-    """Wrapper of a step's function that encodes the function's result for the journal with LangGraph's serializer."""
+    """Wrapper of a step's function that encodes the function's result for the turn's journal, using LangGraph's serializer."""
 
     def __init__(self, function: Callable[..., Any], serde: SerializerProtocol) -> None:
         self._function = function

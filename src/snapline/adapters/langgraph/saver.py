@@ -1,16 +1,17 @@
-"""LangGraph checkpointer that saves into snapline's store. Values that a step has not changed are stored as mere references.
+"""A LangGraph checkpointer that saves checkpoints in snapline's store. If a step has not changed a value, only a reference to the value is
+stored.
 
-A checkpoint is an object that refers to the values of its channels. The saver encodes only new values, which LangGraph lists in
-`new_versions`. All other values have not changed since the previous checkpoint. Checkpoints and pending writes are entries of one object
-stream, and the values are objects of that stream (`checkpoints.py`). Every change is atomic, and is durable when the call returns.
+Each checkpoint is an object that refers to the values of its channels. The saver encodes only the new values, which LangGraph lists in
+`new_versions`. Values that are not listed have not changed since the previous checkpoint. Checkpoints and pending writes are entries of an
+object stream, and values are objects of that stream (`checkpoints.py`). Every change is atomic, and it is durable when the call returns.
 
-The asynchronous methods call the synchronous methods in threads of the event loop's thread pool (`in_thread`).
+The asynchronous methods call the synchronous methods in the event loop's thread pool (`in_thread`).
 
-`LateWrites` detects writes by runs whose checkpoints have been deleted in the meantime. The saver ignores such writes. If a run was
-cancelled, or still runs in an operating system thread, it may save a checkpoint after its conversation was deleted or pruned. The parent of
-such a checkpoint was deleted, or was itself ignored. A checkpoint without a parent begins a new run, or belongs to a conversation that is
-being restored, so it is saved. Only this process can have such runs, since only one process at a time has the stream open. So late writes
-can be detected in memory.
+`LateWrites` detects writes by runs whose checkpoints have since been deleted. The saver ignores late writes. A run that was cancelled, or
+that still runs in an operating system thread, may save a checkpoint after its conversation was deleted or pruned. The parent of a late
+checkpoint was deleted, or was itself ignored as late. A checkpoint without a parent is always saved, because it begins a new run or belongs
+to a conversation that is being restored. Late writes can come only from this process, because only one process at a time can have the
+stream open. Late writes can therefore be detected from data in memory.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ checkpoints. Late writes arrive within seconds, and with this limit the memory u
 
 
 class LateWrites:
-    """Distinguishes late writes from other writes. Several threads may share an instance."""
+    """Detects late writes, as defined in the module docstring. Several threads may share an instance."""
 
     def __init__(self) -> None:
         self._deleted: dict[str, str] = {}
@@ -66,16 +67,15 @@ class LateWrites:
         self._ignored: dict[str, None] = {}
 
     def on_thread_deleted(self, thread: str, newest: str) -> None:
-        """Record that all checkpoints of a thread were deleted. `newest` is the id of the newest of them."""
+        """Record that all checkpoints of a thread were deleted. `newest` is the id of the newest deleted checkpoint."""
         _remember(self._deleted, thread, max(newest, self._deleted.get(thread, "")))
 
     def on_pruned(self, path: Path, kept: str) -> None:
-        """Record that all checkpoints of a namespace that are older than `kept` were deleted, except the ancestors from which `kept` is
-        built."""
+        """Record that all checkpoints of a namespace older than `kept` were deleted, except the ancestors from which `kept` is built."""
         _remember(self._pruned, path, max(kept, self._pruned.get(path, "")))
 
     def on_runs_deleted(self, runs: Collection[str]) -> None:
-        """Record that all checkpoints of these runs were deleted."""
+        """Record that all checkpoints of the given runs were deleted."""
         for run in runs:
             _remember(self._runs, run, None)
 
@@ -86,8 +86,8 @@ class LateWrites:
     def is_late(
         self, path: Path, known: Container[str], checkpoint: str, *, parent: str | None, run: Any = None
     ) -> bool:
-        """Return whether a checkpoint was saved by a run whose checkpoints have been deleted. `known` contains the existing checkpoints of
-        its namespace."""
+        """Return whether a checkpoint comes from a run whose checkpoints have been deleted. `known` contains the existing checkpoints of
+        the namespace."""
         if str(run) in self._runs:
             return True
         if parent is None or parent in known or checkpoint in known:
@@ -99,7 +99,7 @@ class LateWrites:
         return False
 
     def are_late(self, path: Path, known: Container[str], checkpoint: str) -> bool:
-        """Return whether writes for this checkpoint arrive after the checkpoint was deleted or ignored."""
+        """Return whether these pending writes belong to a checkpoint that was already deleted or ignored."""
         if checkpoint in known:
             return False
         deleted = max(self._deleted.get(path[0], ""), self._pruned.get(path, ""))
@@ -132,17 +132,17 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     """Saves the checkpoints of LangGraph graphs in a snapline store.
 
     Create a saver with `SnaplineSaver.open("folder")`. The saver is both a synchronous and an asynchronous context manager. Several threads
-    and event loops may share it. Only one saver in one process may have a folder open.
+    and event loops may share one saver. Only one saver in a single process may have a folder open.
 
-    Every change is atomic, and is durable when the method returns. Writes by a run whose thread or checkpoints have been deleted or pruned
-    are ignored. If a coroutine is cancelled, it ends only when its change has ended. If a key is set in the environment
-    (`SNAPLINE_STORE_KEY`), all data is encrypted, and unencrypted data is rejected.
+    Every change is atomic, and it is durable when the method returns. Writes by a run whose thread or checkpoints have been deleted or
+    pruned are ignored. If a coroutine is cancelled, it ends only after its change has completed. If the environment variable
+    `SNAPLINE_STORE_KEY` contains a key, all data is encrypted, and unencrypted data is rejected.
     """
 
     def __init__(
         self, objects: ObjectStream, *, serde: SerializerProtocol | None = None, keep_last: int | None = None
     ) -> None:
-        """Create a saver for an open object stream. Use `open` instead unless you have opened an object stream yourself."""
+        """Create a saver for an object stream that is already open. In all other cases, use `open`."""
         super().__init__(serde=serde)
         self._objects = objects
         self._codec = ValueCodec(objects)
@@ -164,18 +164,18 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
 
         Args:
             location: a folder or URL that only this saver uses.
-            serde: LangGraph's serializer for values. None means its `JsonPlusSerializer`.
-            keep_last: number of checkpoints to retain in each thread and namespace. Older checkpoints are deleted when new ones are saved.
-                None means that all are retained.
-            keys: keys of the store. None means the keys in the environment variables (docs/protection.md).
-            must_exist: do not create the store. Set this if the store should already exist, so that a missing mount is reported as an
-                error.
+            serde: LangGraph's serializer for values, by default its `JsonPlusSerializer`.
+            keep_last: number of checkpoints to retain in each namespace of a thread. Older checkpoints are deleted whenever a new one is
+                saved. None retains all checkpoints.
+            keys: encryption keys of the store, by default the keys in the environment variables (docs/protection.md).
+            must_exist: whether to raise an error if the store does not exist, instead of creating it. Set this option for an existing
+                store, so that a missing mount is reported as an error.
 
         Raises:
             StoreMissingError: the store does not exist, and `must_exist` is set.
             ObjectStreamInUseError: another process, or another saver of this process, has the object stream open.
             UsageError: `keep_last` is less than 1, or the location cannot contain a store.
-            StoreError: the store is encrypted but the key is missing, or the disk has failed.
+            StoreError: the store is encrypted and the key is missing, or the disk has failed.
             DamagedDataError: a file is damaged.
         """
         if keep_last is not None and keep_last < 1:
@@ -187,7 +187,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     """Alias with the name that other savers use: `with SnaplineSaver.from_conn_string("folder") as saver`."""
 
     def close(self) -> None:
-        """Close the store. A second call has no effect."""
+        """Close the store. Closing the store again has no effect."""
         self._objects.close()
 
     def __enter__(self) -> Self:
@@ -207,7 +207,8 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         await in_thread(self.close)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
-        """Return a new version, which consists of a counter and a random part. It is unique among all branches of the thread."""
+        """Return a new channel version, which consists of a counter and a random part. The version is unique among all branches of the
+        thread."""
         number = int(str(current).partition(".")[0]) if current is not None else 0
         return f"{number + 1:032}.{int.from_bytes(os.urandom(7)):017}"
 
@@ -220,8 +221,8 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Save a checkpoint whose parent is the checkpoint in the config. Channels that are not in `new_versions` have not changed since
-        the parent."""
+        """Save a checkpoint. The new checkpoint's parent is the checkpoint to which the config refers. Channels that are not in
+        `new_versions` have not changed since the parent checkpoint."""
         place = place_of(config)
         written = get_serializable_checkpoint_metadata(config, metadata)
         entries = self._objects.entries(place.path)
@@ -253,7 +254,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Save a task's writes for the step that follows the checkpoint in the config."""
+        """Save a task's writes for the superstep that follows the checkpoint in the config."""
         place = place_of(config)
         if place.checkpoint is None:
             raise UsageError('the config names no checkpoint: give {"configurable": {"checkpoint_id": …}}')
@@ -271,16 +272,15 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             self._objects.commit(change)
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread, with its checkpoints and writes in all namespaces."""
+        """Delete a thread with its checkpoints and writes in all namespaces."""
         self._forget_thread(change := self._objects.change(), str(thread_id))
         self._commit(change)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete all checkpoints of these runs, with their writes. This reads the metadata of every checkpoint in the store.
+        """Delete all checkpoints of the given runs, with their writes. This method reads the metadata of every checkpoint in the store.
 
         Raises:
-            UsageError: a remaining checkpoint needs one of these checkpoints, because the value of its `DeltaChannel` is built from
-                ancestors.
+            UsageError: a remaining checkpoint needs one of these checkpoints to build the value of a `DeltaChannel`.
         """
         change = self._objects.change()
         checkpoints_module.forget_runs(self, self._objects, change, {str(run) for run in run_ids})
@@ -288,7 +288,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         self._commit(change)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy all checkpoints and writes of a thread. The copy consists only of references to the stored objects."""
+        """Copy all checkpoints and writes of a thread. The copy contains only references to the stored objects."""
         for _ in range(_STALE_MAX):
             change = self._objects.change()
             for path in self._objects.paths(str(source_thread_id)):
@@ -299,8 +299,8 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         raise NotFoundError(f"thread {source_thread_id!r} is deleted again and again while it is copied")
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete checkpoints of these threads. The strategy `keep_latest` deletes all except the latest of each namespace, and `delete`
-        deletes all.
+        """Delete checkpoints of the given threads. The strategy `keep_latest` deletes all checkpoints except the latest one of each
+        namespace. The strategy `delete` deletes all checkpoints.
 
         In graphs with a `DeltaChannel`, `keep_latest` also keeps the ancestors from which the latest checkpoint is built.
         """
@@ -318,8 +318,8 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint to which the config refers. If it refers to none, return the newest checkpoint of its thread and namespace.
-        Return None if there is no such checkpoint."""
+        """Return the checkpoint to which the config refers, or None if there is no such checkpoint. If the config names no checkpoint,
+        return the newest checkpoint of its thread and namespace."""
         place = place_of(config)
         for _ in range(
             _STALE_MAX
@@ -340,7 +340,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints, newest first. If `config` is None, the checkpoints of all threads are yielded."""
+        """Yield the selected checkpoints, newest first. If `config` is None, yield the checkpoints of all threads."""
         yielded = 0
         for place, checkpoint, digest in self._listed(config, before):
             if limit is not None and yielded >= limit:
@@ -352,8 +352,8 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
                     yield loaded
 
     def read_metadata(self, digest: bytes) -> tuple[CheckpointMetadata, str | None, Channels]:
-        """Return the metadata, the parent's id and the channels of the checkpoint in this object. Raise NotFoundError if the object was
-        deleted."""
+        """Return the metadata, the parent's id and the channels of the checkpoint that this object stores. Raise NotFoundError if the
+        object was deleted."""
         checkpoint, channels = decode_checkpoint(self._objects.read([digest])[digest], self._objects.references(digest))
         return self.serde.loads_typed(checkpoint.metadata), checkpoint.parent, channels
 
@@ -366,33 +366,33 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Same as `put`, run in a thread."""
+        """Call `put` in a thread of the thread pool."""
         return await in_thread(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Same as `put_writes`, run in a thread."""
+        """Call `put_writes` in a thread of the thread pool."""
         await in_thread(self.put_writes, config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """Same as `delete_thread`, run in a thread."""
+        """Call `delete_thread` in a thread of the thread pool."""
         await in_thread(self.delete_thread, thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Same as `delete_for_runs`, run in a thread."""
+        """Call `delete_for_runs` in a thread of the thread pool."""
         await in_thread(self.delete_for_runs, run_ids)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Same as `copy_thread`, run in a thread."""
+        """Call `copy_thread` in a thread of the thread pool."""
         await in_thread(self.copy_thread, source_thread_id, target_thread_id)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Same as `prune`, run in a thread."""
+        """Call `prune` in a thread of the thread pool."""
         await in_thread(self.prune, thread_ids, strategy=strategy)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Same as `get_tuple`, run in a thread."""
+        """Call `get_tuple` in a thread of the thread pool."""
         return await in_thread(self.get_tuple, config)
 
     async def alist(
@@ -403,7 +403,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Same as `list`, as an asynchronous iterator that runs in threads."""
+        """Yield the results of `list` asynchronously, reading them in threads of the thread pool."""
         checkpoints = self.list(config, filter=filter, before=before, limit=limit)
         while (checkpoint := await in_thread(next, checkpoints, None)) is not None:
             yield checkpoint
@@ -411,7 +411,8 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     # -- internal ----------------------------------------------------------------------------------------------------
 
     def _parents(self, place: CheckpointPlace) -> Iterator[Channels]:
-        """Yield the parent's channels, and then empty ones. The latter are for further attempts if the parent is deleted meanwhile."""
+        """For each attempt to save a checkpoint, yield the parent's channels against which values are compared. The first attempt uses the
+        actual parent. Later attempts use empty channels, in case the parent was deleted in the meantime."""
         digest = self._objects.find(place.path, place.checkpoint) if place.checkpoint is not None else None
         if digest is not None:
             channels = self._recent.get(digest)
@@ -423,7 +424,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     def _channels(
         self, change: Change, checkpoint: Checkpoint, new_versions: ChannelVersions, before: Channels
     ) -> Channels:
-        """Return the version and the value of each channel of a checkpoint. New values are added to `change`."""
+        """Return the version and the value of each channel of a checkpoint. New values are added to the change `change`."""
         values, channels = checkpoint["channel_values"], Channels()
         versions = checkpoint["channel_versions"]
         for name in [*versions, *(name for name in values if name not in versions)]:
@@ -464,7 +465,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         )
 
     def _load_writes(self, path: tuple[str, ...]) -> Writes:
-        """Return the pending writes, in the order in which the next step applies them."""
+        """Return the pending writes in the order in which the next superstep applies them."""
         names = self._objects.entries(path)
         objects = self._objects.read(names.values())
         writes = []
@@ -478,7 +479,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         ]
 
     def _listed(self, config: RunnableConfig | None, before: RunnableConfig | None) -> Listed:
-        """Return the checkpoints to be listed, filtered by thread, namespace and id."""
+        """Return the checkpoints to list, filtered by thread, namespace and id, newest first."""
         threads = self._objects.first_words() if config is None else [place_of(config).thread]
         namespace = config["configurable"].get("checkpoint_ns") if config is not None else None
         wanted_checkpoint = place_of(config).checkpoint if config is not None else None

@@ -1,6 +1,6 @@
 """Includes plain Ray actors in the cuts of a fleet (docs/ray-actors.md).
 
-The modules are imported on demand, since importing gRPC and Ray is slow.
+The modules are imported on demand, because importing gRPC and Ray is slow.
 """
 
 from typing import TYPE_CHECKING

@@ -1,17 +1,16 @@
-"""Includes the user's object in cuts, and provides the references that its calls to other members return.
+"""Includes an actor's user-defined object in cuts, and provides the references that the object's calls to other members return.
 
-If a class has async methods, it runs like Ray's async actors: all methods run in the event loop and interleave only at awaits. Any other
-class runs one method at a time in a thread, so that a method may wait in `ray.get`. While such a method waits for another member, cuts
-contain the object's state from the beginning of the method. After a recovery, that method is rerun from this state, before any other
-method, and with the same calls and answers.
+If a class has async methods, it runs like one of Ray's async actors: all methods run in the event loop, and can interleave only at `await`
+expressions. All other classes run one method at a time in a thread, so that a method may wait in `ray.get`. While a method waits in
+`ray.get` for another member, cuts contain the object's state from the beginning of that method. After a recovery, the interrupted method is
+rerun from its initial state before any other method runs. The rerun method makes the same calls and receives the same answers as before.
 
-As with Ray's own references, programs may await these references, pass them to `ray.get`, or drop them.
+As with Ray's own references, a program may await the references of calls, pass them to `ray.get`, or drop them.
 
-*Encoding.* Arguments, answers and states of actors that JSON reproduces exactly are encoded in JSON. All other values are pickled in the
-same way as in Ray.
+*Encoding.* Arguments, answers and actor states are encoded as JSON if JSON reproduces them exactly. All other values are pickled as in Ray.
 
-Handles of the fleet's actors are stored as names, since a restarted actor gets a new id in Ray (`ActorNames`). Decoding returns a handle of
-the actor that currently has that name. In JSON, a handle is encoded as {"ray actor": name}.
+A handle of an actor in the fleet is stored as the actor's name, because a restarted actor gets a new id in Ray (`ActorNames`). Decoding
+returns a handle of the actor that currently has that name. In JSON, a handle is encoded as {"ray actor": name}.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class ActorNames:
-    """The actors of one fleet, in the namespace of this process's Ray job. Handles that were looked up in Ray are cached."""
+    """The actors of a fleet, in the namespace of this process's Ray job. Handles that Ray has returned are cached."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
@@ -54,10 +53,10 @@ class ActorNames:
         return name in self._names
 
     def handle(self, name: str) -> Any:
-        """Return a handle of this actor.
+        """Return a handle of the actor with this name.
 
         Raises:
-            ValueError: there is currently no actor with this name.
+            ValueError: no actor currently has this name.
         """
         handle = self._handles.get(name)
         if handle is None:
@@ -66,16 +65,16 @@ class ActorNames:
         return handle
 
     def forget(self, name: str) -> None:
-        """Remove the cached handle of an actor that could not be reached, because a new actor may get its name."""
+        """Remove the cached handle of an actor that could not be reached, because a new actor may take over its name."""
         self._handles.pop(name, None)
 
     def renew(self) -> None:
-        """Remove all cached handles after a recovery, so that they are looked up again. Handles of former actors still map to their
-        names."""
+        """Remove all cached handles after a recovery, so that actors are looked up again in Ray. `name_of` still recognizes handles of
+        former actors."""
         self._handles.clear()
 
     def name_of(self, handle: Any) -> str | None:
-        """Return the name of the handle's actor, or None if the actor does not belong to the fleet."""
+        """Return the name of the handle's actor, or None if that actor does not belong to the fleet."""
         actor_id = handle._actor_id
         if actor_id not in self._known:
             for name in self._names:
@@ -95,17 +94,17 @@ ACTOR = "ray actor"
 
 
 class NotCapturable:
-    """Base class of objects that belong to this process and cannot be captured. `unkeepable` is the text of the error for such an object,
-    which explains how to proceed."""
+    """Base class of objects that belong to this process and cannot be captured in a checkpoint. `unkeepable` is the text of the error that
+    is raised when an object of this class is to be captured. The text explains how to proceed."""
 
     unkeepable = ""
 
 
 def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> bytes:
-    """Encode a value.
+    """Encode a value as bytes.
 
-    `is_compared` means that equal values should have equal encodings in every process. Pickles do not guarantee this completely, because
-    shared strings and the order of sets depend on the process.
+    `is_compared` requests that equal values have equal encodings in every process. Pickles cannot guarantee this completely, because shared
+    strings and the order of sets depend on the process.
 
     Raises:
         EncodingError: the value contains an object that cannot be saved.
@@ -121,10 +120,10 @@ def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> by
 
 
 def packed_state(state: object, names: ActorNames, actor: str) -> bytes:
-    """Encode the state of an actor's object, which is the result of `__getstate__`.
+    """Encode the state of an actor's object, as returned by `__getstate__`.
 
     Raises:
-        EncodingError: the state cannot be saved. The error names the attribute.
+        EncodingError: the state cannot be saved. The error names the attribute that cannot be saved.
     """
     try:
         return packed(state, names)
@@ -144,7 +143,7 @@ def _blame(state: object, names: ActorNames, actor: str) -> None:
 
 
 def unpacked(payload: bytes, names: ActorNames) -> Any:
-    """Decode a value. If it is pickled, decoding may execute code."""
+    """Decode an encoded value. Decoding a pickled value may execute code."""
     if not payload.startswith(PICKLE_MARK):
         if ACTOR.encode() not in payload:
             return json.loads(payload)
@@ -155,9 +154,9 @@ def unpacked(payload: bytes, names: ActorNames) -> Any:
 
 
 def is_tree(value: object, seen: set[int]) -> bool:
-    """Return whether JSON reproduces the value exactly. Handles of actors count as values that it reproduces.
+    """Return whether decoding the value's JSON yields exactly the same value. Actor handles count as values that JSON reproduces.
 
-    For example, JSON does not if the same list occurs in two places, since decoding would yield two lists.
+    For example, the answer is False if the same list occurs in two places, because decoding yields two lists.
     """
     kind = type(value)
     if value is None or kind is str or kind is int or kind is bool:
@@ -203,8 +202,8 @@ def _pickled(value: object, names: ActorNames, *, is_compared: bool) -> bytes:
 
 @cache
 def _pickling() -> tuple[Any, Any]:
-    """Return a pickler class and an unpickler class that work like Ray's, except that they store actors by name. Ray is imported on
-    demand."""
+    """Return a pickler class and an unpickler class that work like Ray's, except that actors are stored by name. Ray is imported when this
+    function is first called."""
     ray = load_ray()
     base: Any = import_module("ray.cloudpickle").CloudPickler
 
@@ -236,11 +235,11 @@ def _pickling() -> tuple[Any, Any]:
 
 
 class ActorCallError(ExternalFailureError):
-    """A call between actors of a fleet got no answer, because the fleet has rolled back or has ended."""
+    """A call between actors of a fleet got no answer, because the fleet has rolled back or ended."""
 
 
 class RefMember(Protocol):
-    """Interface that references require from the actor whose methods make the calls."""
+    """Interface that a reference requires from the actor that made the call."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -248,23 +247,22 @@ class RefMember(Protocol):
         """Run a coroutine as a task that is cancelled when the fleet rolls back."""
 
     def opened(self, response: bytes) -> Any:
-        """Decode the response to a call. Return the result of the called method, or raise its error."""
+        """Decode the response to a call of a method. Return the method's result, or raise the error that the method raised."""
 
 
 class WaitingLife(Protocol):
-    """Interface of `ActorLife`, whose docstrings describe the methods."""
+    """The interface of `ActorLife`, which documents the methods."""
 
     async def wait(self, references: "Sequence[FleetRef]", timeout_s: float | None) -> list[Any]: ...
 
 
 class MethodRun:
-    """A run of a method in this process.
+    """One execution of a method in this process.
 
     Attributes:
-        life: life of the object on which the method runs.
-        method: name of the method.
-        error: error of a call that was not made because the rerun method has tried to make a different call than before. None if there is
-            no such error.
+        life: the `ActorLife` of the object on which the method runs.
+        error: error of a call that was not made, because the rerun method tried to make a different call than in its first run. None if all
+            calls were made.
     """
 
     def __init__(self, life: WaitingLife, method: str) -> None:
@@ -273,11 +271,11 @@ class MethodRun:
         self._held: WeakSet[FleetRef] = WeakSet()
 
     def add(self, reference: "FleetRef") -> None:
-        """Register the reference of a call that this method has made."""
+        """Register the reference that belongs to a call by this method."""
         self._held.add(reference)
 
     def end(self) -> None:
-        """Let the member take the answers to all calls that were not awaited. Raise DivergedCallError if `error` is set."""
+        """Let the member receive the answers to all calls that the method did not await. Raise DivergedCallError if `error` is set."""
         for reference in list(self._held):
             reference.leave()
         if self.error is not None:
@@ -288,20 +286,20 @@ METHOD: ContextVar[MethodRun | None] = ContextVar("METHOD", default=None)
 
 
 class FleetRef(NotCapturable):
-    """Reference to the result of a call.
+    """Reference to the result of a call to another member.
 
-    The method that made the call, or one of its tasks, can await the reference once. If the reference is dropped, the member takes the
-    answer.
+    The method that made the call, or one of its tasks, can await the reference only once. If the reference is dropped, the member receives
+    the answer in place of the method.
 
     Attributes:
-        error: reason why the call was not made. None if it was made.
+        error: the reason why the call was not made. None if the call was made.
     """
 
     unkeepable = "a call of another actor of the fleet is given, or kept: await it, and give or keep what it returns"
 
     def __init__(self, member: RefMember, run: MethodRun, make: Callable[[], "MemberCall"], what: str) -> None:
-        """Create the reference. `make` is called in the member's loop to make the call. `what` is a description of the call for error
-        messages."""
+        """Create the reference, and schedule the call. `make` makes the call, and runs in the member's event loop. `what` describes the
+        call in error messages."""
         self.error: Exception | None = None
         self._member, self._run, self._what = member, run, what
         self._call: MemberCall | None = None
@@ -339,7 +337,7 @@ class FleetRef(NotCapturable):
         return self._member.opened(response)
 
     def leave(self) -> None:
-        """Let the member take the answer, unless it has been awaited already."""
+        """Let the member receive the answer, unless the reference has already been awaited."""
         if self._call is not None and not self._is_awaited and not self._is_left:
             self._is_left = True
             self._member.start(_taken(self._call))
@@ -369,8 +367,8 @@ def is_in(loop: asyncio.AbstractEventLoop) -> bool:
 def ray_get(
     plain: Callable[..., Any], loop: asyncio.AbstractEventLoop, waits: Callable[[str], None]
 ) -> Callable[..., Any]:
-    """Return a version of `ray.get` that also accepts references to results of members' calls. `waits` is called with the name of the
-    method that waits."""
+    """Return a version of `ray.get` that also accepts references to calls between members. Before a method waits, `waits` is called with
+    the method's name."""
 
     def get(object_refs: Any, *, timeout: float | None = None, **options: Any) -> Any:
         if isinstance(object_refs, FleetRef):
@@ -402,11 +400,11 @@ within milliseconds."""
 
 
 class NotCapturableError(SnaplineError):
-    """The object cannot be captured now, because a method waits and the object's state at the beginning of that method was not saved."""
+    """The object cannot be captured now. A method is waiting, and the object's state at the beginning of that method was not saved."""
 
 
 class Outcome:
-    """Return value or error of a method. `lines` is the traceback of the error."""
+    """The return value or error of a method. `lines` is the error's traceback."""
 
     __slots__ = ("lines", "raised", "value")
 
@@ -415,18 +413,18 @@ class Outcome:
 
 
 class ActorLife:
-    """The user's object during the time between two recoveries. If a method of an earlier life still runs in its thread, it changes only a
-    discarded object.
+    """The user's object between two recoveries. If a method still runs in its thread after a recovery, it can change only the discarded
+    object of the earlier life.
 
     Attributes:
-        made: the user's object.
-        turn: lock that each method of a class without async methods holds while it runs.
-        is_computing: whether such a method is running in the thread, and not waiting.
-        waits_without_saved_state: whether a method waits for another member and would be rerun after a recovery, although the object's
+        turn: lock that a method holds while it runs, if the class has no async methods.
+        is_computing: whether a method is running in the thread and is not waiting in `ray.get`.
+        waits_without_saved_state: whether a method that would be rerun after a recovery waits for another member, although the object's
             state at its beginning was not saved.
-        before: state of the object at the beginning of the running method, which would be rerun after a recovery. None if it was not saved.
-        first: id of the request whose method was waiting in the cut from which this life begins. That method must run before all others,
-            since otherwise it could make different calls than before. "" if there is none.
+        before: the object's state at the beginning of the running method, from which the method would be rerun after a recovery. None if
+            this state was not saved.
+        first: id of the request whose method was waiting when the cut was taken from which this life begins. This method must run before
+            all other methods. Otherwise, it could make different calls than in its first run. Empty if no method was waiting.
     """
 
     def __init__(self, made: object, first: str = "") -> None:
@@ -437,10 +435,10 @@ class ActorLife:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="actor")
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
-        """Run the function in the object's thread, and return its result.
+        """Run the function in the object's thread, and return the function's result.
 
-        `is_computing` is reset atomically with the caller's next work. If the caller is cancelled, it first waits until the function has
-        ended.
+        `is_computing` is reset atomically with the caller's next work. If the caller is cancelled, the cancellation takes effect only when
+        the function has ended.
         """
         context = contextvars.copy_context()
         running = asyncio.get_running_loop().run_in_executor(self._thread, context.run, function)
@@ -454,12 +452,12 @@ class ActorLife:
             self.is_computing = False
 
     async def wait(self, references: Sequence[FleetRef], timeout_s: float | None) -> list[Any]:
-        """Wait for the answers on behalf of the method that waits in `ray.get` in the thread.
+        """Wait for the answers on behalf of the method that is waiting in `ray.get` in the thread.
 
-        The method counts as computing again from the step of the loop that takes the last answer.
+        The method counts as computing again from the iteration of the event loop in which it receives the last answer.
 
         Raises:
-            Exception: the error that a called method has raised, or Ray's GetTimeoutError.
+            Exception: the error that a called method raised, or Ray's GetTimeoutError.
         """
         run = RUN.get()
         self.is_computing = False
@@ -475,17 +473,17 @@ class ActorLife:
             self.is_computing, self.waits_without_saved_state = True, False
 
     def end(self) -> None:
-        """End this life, because a recovery begins a new one."""
+        """End this life of the object, because a recovery begins a new one."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class RecoverableActor:
-    """The service that the member includes in cuts (`CutService`).
+    """The service that the member includes in cuts (`CutService`). The service wraps the user's object.
 
     Attributes:
-        life: current life of the object.
-        is_threaded: whether the object's class has no async methods, so that its methods run in a thread.
-        begun: the method `CallLedger.begun` of the member's ledger. Until the ledger exists, a function that returns an empty list.
+        is_threaded: whether the object's class has no async methods, in which case its methods run in a thread.
+        begun: the method `CallLedger.begun` of the member's ledger, or a function that returns an empty list if the ledger does not exist
+            yet.
         restored: function that is called after the object has been restored from a cut.
     """
 
@@ -502,7 +500,8 @@ class RecoverableActor:
     # ---- interface for the member -------------------------------------------------------------------------------------
 
     def capture(self) -> bytes:
-        """Return the object's state. Raises SnaplineError if it cannot be captured now. The object is then captured in a later epoch."""
+        """Return the object's state. Raise SnaplineError if the state cannot be captured now. If SnaplineError is raised, the object is
+        captured in a later epoch."""
         life = self.life
         if life.waits_without_saved_state:
             raise NotCapturableError(
@@ -511,7 +510,7 @@ class RecoverableActor:
         return life.before if life.before is not None else self._image()
 
     def restore(self, state: bytes) -> None:
-        """Create a new object from the state, without calling `__init__`."""
+        """Create a new object from the given state, without calling `__init__`."""
         self.life.end()
         self._names.renew()
         kind = type(self.life.made)
@@ -525,7 +524,7 @@ class RecoverableActor:
         """Do nothing, because actors need no notification of cuts."""
 
     def ready(self) -> bool:
-        """Return whether a cut may be taken. It may be taken if no method is computing in the thread."""
+        """Return whether a cut may be taken. A cut may be taken if no method is computing in the thread."""
         return not self.life.is_computing
 
     def _image(self) -> bytes:
@@ -534,11 +533,12 @@ class RecoverableActor:
     # ---- methods ----------------------------------------------------------------------------------------------------
 
     async def run(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a method and return its result. The member takes the answers to calls that the method has not awaited.
+        """Run a method of the object and return the method's result. The member receives the answers to calls that the method did not
+        await.
 
         Raises:
-            DivergedCallError: the method was rerun, and has made different calls than before.
-            Exception: the error that the method has raised.
+            DivergedCallError: the rerun method made different calls than its first run.
+            Exception: the error that the method raised.
         """
         run = MethodRun(self.life, method)
         METHOD.set(run)
@@ -568,19 +568,19 @@ class RecoverableActor:
                 life.before = None
 
     async def _others_first(self, life: ActorLife, run: HandlerRun | None) -> None:
-        """Wait until the interrupted method has been called again, or until its caller has given up."""
+        """Wait until the method that the recovery interrupted has been called again, or until its caller has given up."""
         if run is not None and run.handling is not None and run.handling.id == life.first:
             life.first = ""
         while life.first and life.first in self.begun():
             await asyncio.sleep(FIRST_LOOK_S)
 
     def waits(self, method: str) -> None:
-        """Record that this method waits in `ray.get`, so that in future the object's state is saved when the method begins."""
+        """Record that this method waits in `ray.get`. From now on, the object's state is saved whenever this method begins."""
         self._waiting.add(method)
 
     async def outcome(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
-        """Run a method that a member has called, and return its result or error. Raises DivergedCallError if the method was rerun and has
-        made different calls than before."""
+        """Run a method called by another member, and return the method's result or error. Raise DivergedCallError if the rerun method made
+        different calls than its first run."""
         try:
             return Outcome(await self.run(method, args, kwargs))
         except DivergedCallError:
@@ -590,7 +590,7 @@ class RecoverableActor:
 
 
 def _fill(made: object, state: Any) -> None:
-    """Set an object's state in the same way as pickle does."""
+    """Set an object's state in the same way as `pickle` does."""
     setstate = getattr(made, "__setstate__", None)
     if setstate is not None:
         if state is not None:

@@ -1,15 +1,15 @@
-"""`in_fleet`, a decorator that includes the actors of a plain Ray actor class in the cuts of a fleet.
+"""Provides `in_fleet`, a decorator that includes the actors of a plain Ray actor class in the cuts of a fleet.
 
     @ray.remote(max_restarts=-1)
     @in_fleet(banks, coordinator="10.0.0.5:7700", store="/shared/banks")
     class Bank: …
 
-The decorator makes each actor of the class a member of the fleet (`MemberActor`). All calls from and to the actor pass through the member.
-The member runs in the event loop in which Ray runs async methods. The actor's process starts the member by making a call to its own actor,
-because otherwise a restarted actor would not be called before its fleet has recovered.
+The decorator makes each actor of the class a member of the fleet (`MemberActor`). All calls from and to the actor pass through this member.
+The member runs in the event loop in which Ray runs async methods. To start the member, the actor's process calls its own actor. Without
+this call, nothing would call a restarted actor before its fleet has recovered.
 
-Ray replaces gRPC. `ActorChannel` implements the channel interface that `MemberChannel` uses, by making calls to an actor that is looked up
-by name.
+Calls between members use Ray instead of gRPC. `ActorChannel` implements the channel interface that `MemberChannel` requires. The channel
+looks up each actor by name and calls it.
 """
 
 import asyncio
@@ -55,13 +55,14 @@ answer, which is empty if there is none."""
 
 
 class ActorChannel:
-    """Channel for calls to one actor of the fleet, whichever process the actor currently runs in."""
+    """Channel for calls to one actor of the fleet, in whichever process the actor currently runs."""
 
     def __init__(self, name: str, names: ActorNames) -> None:
         self._name, self._names = name, names
 
     def unary_unary(self, method: str, *_: object) -> Any:
-        """Return a callable that calls this method. It takes a request and returns a response, both as bytes."""
+        """Return a callable that calls the given method of the actor. The callable takes a request and returns a response, both as
+        bytes."""
         return partial(self._attempt, method)
 
     def _attempt(self, method: str, request: bytes, *, metadata: Any, timeout: float | None = None) -> "ActorAttempt":
@@ -74,7 +75,7 @@ class ActorChannel:
             return ActorAttempt(self._names, self._name, None)
 
     async def close(self, grace: float | None = None) -> None:
-        """Do nothing, since the channel has no connection."""
+        """Do nothing, because the channel holds no connection."""
 
 
 class ActorAttempt:
@@ -83,7 +84,7 @@ class ActorAttempt:
     __slots__ = ("_future", "_name", "_names", "_stamp")
 
     def __init__(self, names: ActorNames, name: str, reference: Any) -> None:
-        """Create the attempt. `reference` is Ray's reference to the answer, or None if the actor does not currently exist."""
+        """Create the attempt from Ray's reference to the answer. `reference` is None if the actor does not currently exist."""
         self._names, self._name = names, name
         self._stamp = b""
         if reference is not None:
@@ -106,11 +107,11 @@ class ActorAttempt:
         return response
 
     async def trailing_metadata(self) -> Any:
-        """Return metadata that contains the answer's stamp, if there is one."""
+        """Return metadata that contains the answer's stamp, or empty metadata if the answer has no stamp."""
         return _trailing(self._stamp)
 
     def cancel(self) -> bool:
-        """Stop waiting for the call. The method that was called is not stopped."""
+        """Stop waiting for the call. The called method continues to run."""
         return self._future.cancel()
 
 
@@ -134,7 +135,7 @@ answered within milliseconds or lost."""
 
 
 class FleetTerms(msgspec.Struct, frozen=True):
-    """Arguments of `in_fleet`."""
+    """Arguments of the decorator `in_fleet`."""
 
     fleet: Fleet
     coordinator: str
@@ -143,16 +144,16 @@ class FleetTerms(msgspec.Struct, frozen=True):
 
 
 class MemberActor:
-    """The single actor of this process, which is a member of the fleet.
+    """The actor that runs in this process as a member of the fleet.
 
     Attributes:
-        loop: Ray's event loop. The first call sets it.
+        loop: Ray's event loop, which is set by the first call.
     """
 
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, terms: FleetTerms, make: Callable[[], object]) -> None:
-        """Create the member. Ray runs this constructor. `make` creates the user's object.
+        """Create the member of this actor. Ray calls this constructor. `make` creates the user's object.
 
         Raises:
             UsageError: no agent of the fleet has the actor's name.
@@ -179,7 +180,7 @@ class MemberActor:
     # ---- lifecycle ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> Member:
-        """Start the member in the running event loop, unless it has been started already, and return it."""
+        """Return the member. If the member has not been started yet, start it in the running event loop first."""
         if self._member is not None:
             return self._member
         terms, ray = self._terms, load_ray()
@@ -219,13 +220,13 @@ class MemberActor:
             task.cancel()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> object:
-        """Implement the method of `RefMember`."""
+        """Run a coroutine as a task that is cancelled when the fleet rolls back."""
         return self.begin().start(work)
 
     # ---- incoming calls ------------------------------------------------------------------------------------------------
 
     async def serve(self, stamp: bytes, method: str, request: bytes) -> Served:
-        """Serve a call by a member."""
+        """Serve a call that comes from another member."""
         METADATA.set(((CALL_KEY, stamp),))
         context = ServedByRay()
         try:
@@ -237,11 +238,11 @@ class MemberActor:
         return response, 0, "", context.stamp
 
     async def serve_external(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Serve a call by a caller that is not a member.
+        """Serve a call from a caller that is not a member of the fleet.
 
         Raises:
-            ActorCallError: the fleet has rolled back, or has ended.
-            Exception: the error raised by the method.
+            ActorCallError: the fleet has rolled back or ended.
+            Exception: the error that the method raised.
         """
         METADATA.set(())
         return await self._entered(method, (args, kwargs), ServedByRay())
@@ -293,15 +294,15 @@ class MemberActor:
             return packed([False, "", error], self._names)
 
     async def forget(self, plan: int, ids: Sequence[str]) -> None:
-        """Delete the answers to these calls, because a member that runs under this plan no longer needs them."""
+        """Delete the stored answers to the given calls, because the calling member, which runs under this plan, no longer needs them."""
         member = self.begin()
         if await member.admit(CallStamp(plan, 0, "")):
             member.ledger.forget(ids)
 
     async def _report_finished(self) -> None:
-        """Immediately report the calls that a recovery has ended.
+        """Immediately report the calls that have finished because of a recovery.
 
-        Reporting them with the next call would be too late for an actor that waits for one of these calls to be repeated.
+        A report with the next call would come too late for an actor that waits for one of these calls to be repeated.
         """
         member = self.begin()
         for name in self._channels:
@@ -316,11 +317,11 @@ class MemberActor:
     # ---- outgoing calls ------------------------------------------------------------------------------------------------
 
     def called(self, invocation: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
-        """Call a method of an actor from this process. If the actor belongs to the fleet, the call is made through the member. `invocation`
-        is Ray's own function for the call.
+        """Call a method of an actor from this process. If the actor belongs to the fleet, make the call through the member. `invocation` is
+        Ray's own function for the call.
 
         Raises:
-            UsageError: an argument or option is not supported within a fleet, or the call is not made by a method of the actor.
+            UsageError: an argument or option is not supported within a fleet, or the caller is not a method of the actor.
         """
         variables = _variables(invocation)
         method = variables["self"]
@@ -354,7 +355,7 @@ class MemberActor:
         return FleetRef(self, run, make, f"{method} of actor {target!r}")
 
     def opened(self, response: bytes) -> Any:
-        """Implement the method of `RefMember`."""
+        """Decode the response to a call of a method. Return the method's result, or raise the method's error."""
         is_well, *values = unpacked(response, self._names)
         if is_well:
             return values[0]
@@ -362,7 +363,7 @@ class MemberActor:
         raise load_ray().exceptions.RayTaskError("", lines, error).as_instanceof_cause()
 
     def changed(self, value: object) -> None:
-        """Implement the module's function `changed`."""
+        """Declare that the calling method must not be rerun, as described for the module's function `changed`."""
         run = METHOD.get()
         if run is None or self._kept.is_threaded or self._member is None:
             raise UsageError(
@@ -372,23 +373,23 @@ class MemberActor:
 
 
 class ServedByRay:
-    """Replacement for a gRPC context. It collects the data that serving a call sets in addition to the response.
+    """Replacement for gRPC's context object. The object collects the data that the handling of a call sets in addition to the response.
 
     Attributes:
-        stamp: stamp of the answer. Empty if there is none.
+        stamp: stamp of the answer, or empty if the answer has no stamp.
     """
 
     stamp = b""
 
     def code(self) -> None:
-        """Return None, because methods of actors do not set a status code."""
+        """Return None, because actor methods do not set a status code."""
 
     def set_trailing_metadata(self, trailing: Any) -> None:
-        """Take the stamp from the trailing metadata."""
+        """Store the stamp that the trailing metadata contains."""
         self.stamp = dict(trailing).get(ANSWER_KEY, b"")
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
-        """Abort the call by raising AbortedHandlerError, like gRPC."""
+        """Abort the call by raising AbortedHandlerError, as gRPC's method does."""
         self.set_trailing_metadata(trailing)
         raise AbortedHandlerError(code.value[0], details)
 
@@ -404,12 +405,12 @@ def here() -> MemberActor | None:
 def changed(value: object = None) -> None:
     """Declare that the calling async method must not be rerun after a recovery.
 
-    Call this function atomically with the change of the object's state, before making further calls.
+    Call this function atomically with the change of the object's state, and before making further calls.
 
-    `value` is the result that the method's caller gets after a recovery.
+    `value` is the result that the method's caller receives if the fleet recovers from a cut taken before the method ends.
 
     Raises:
-        DivergedCallError: the method was rerun, but has made fewer calls than before.
+        DivergedCallError: the rerun method made fewer calls than its first run.
         UsageError: the caller is not an async method of an actor in a fleet.
     """
     actor = here()
@@ -419,8 +420,8 @@ def changed(value: object = None) -> None:
 
 
 def through_fleet(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wrap Ray's function for calling a method of a fleet's actor, so that calls made by a member pass through the fleet. Ray calls this
-    function in any process (`__ray_invocation_decorator__`)."""
+    """Wrap the function with which Ray calls an actor's method, so that calls made by a member pass through the fleet. Ray calls this
+    wrapper in any process that uses the actor (`__ray_invocation_decorator__`)."""
 
     def invoked(args: Any, kwargs: Any) -> Any:
         actor = here()
@@ -430,8 +431,8 @@ def through_fleet(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
 
 
 def _begun(actor: Any) -> None:
-    """Call the actor to start its member, and repeat the call until it is answered. While Ray restarts an actor, even calls from the
-    actor's own process are lost."""
+    """Call the process's own actor to start its member, and repeat the call until it is answered. While Ray restarts an actor, it loses
+    even calls from the actor's own process."""
     ray = load_ray()
     while True:
         try:
@@ -444,7 +445,8 @@ def _begun(actor: Any) -> None:
 
 
 def _variables(invocation: Callable[[Any, Any], Any]) -> dict[str, Any]:
-    """Return the closure variables of Ray's function for a call. They contain the method as `self`, and the call's options."""
+    """Return the closure variables of the function with which Ray calls an actor's method. The variables contain the method as `self`, and
+    the options of the call."""
     cells = invocation.__closure__ or ()
     return {name: cell.cell_contents for name, cell in zip(invocation.__code__.co_freevars, cells, strict=True)}
 
@@ -465,7 +467,8 @@ def _check_name(name: str, fleet: Fleet) -> None:
 
 
 def actor_fleet(name: str, actors: Iterable[str], **options: Any) -> Fleet:
-    """Return a fleet of Ray actors with these names. `options` are further arguments of `snapline.Fleet`, such as `triggers`.
+    """Return the definition of a fleet of Ray actors with the given names. `options` are additional arguments of `snapline.Fleet`, such as
+    `triggers`.
 
     Raises:
         FleetDefinitionError: the definition is invalid.
@@ -477,19 +480,19 @@ def actor_fleet(name: str, actors: Iterable[str], **options: Any) -> Fleet:
 
 
 def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security | None = None) -> Callable[[type], type]:
-    """Return a decorator for a class whose actors become part of this fleet's cuts and roll back with the fleet. Put it directly beneath
-    `@ray.remote`.
+    """Return a decorator for a class whose actors become part of this fleet's cuts and roll back with the fleet. Put the decorator directly
+    beneath `@ray.remote`.
 
-    An actor's name in Ray must be the id of its agent. As usual, Ray creates, calls, restarts and kills the actor.
+    An actor's name in Ray must be the id of its agent. Ray still creates, calls, restarts and kills the actors as usual.
 
     Args:
-        fleet: definition of the fleet, which must be the same for all its actors. Each agent must be a `ServiceAgent` that is placed on a
+        fleet: definition of the fleet, which must be identical for all its actors. Each agent must be a `ServiceAgent` that is placed on a
             host with the agent's id as its name.
-        coordinator, store: as for `snapline host run`.
-        security: as for a host. If it is None, all processes must run on one machine.
+        coordinator, store: as for the command `snapline host run`.
+        security: security options, as for a host. If None, all processes must run on the same machine.
 
     Raises:
-        UsageError: the decorated object is not a plain class, or has a method that a cut cannot include.
+        UsageError: the decorated object is not a plain class, or the class has a method that cannot be included in a cut.
     """
     terms = FleetTerms(fleet, coordinator, store, security)
     if not any(isinstance(agent, ServiceAgent) for agent in fleet.agents.values()):
@@ -504,7 +507,8 @@ def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security |
 
 
 def _joined(kind: type, terms: FleetTerms) -> type:
-    """Return the class that Ray gets in place of the user's class. Its objects contain a member, which contains the user's object."""
+    """Return the class that replaces the user's class in Ray. Each object of this class contains a member, which contains the user's
+    object."""
 
     constructor: Any = kind.__init__  # type: ignore[misc]  # the constructor of this class
 
@@ -533,10 +537,10 @@ def _joined(kind: type, terms: FleetTerms) -> type:
 
 
 def _methods_of(kind: type) -> Iterable[tuple[str, Callable[..., Any]]]:
-    """Yield the name and the function of each method that can be called from outside.
+    """Yield the name and the function of each method that callers outside the class can call.
 
     Raises:
-        UsageError: a cut cannot include one of the methods.
+        UsageError: one of the methods cannot be included in a cut.
     """
     for name, function in inspect.getmembers(kind, inspect.isroutine):
         if name.startswith("_") and name != "__call__":
@@ -562,9 +566,9 @@ def _entered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as(function: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy the name and signature of the user's function to `made`, but do not set `__wrapped__`.
+    """Copy the name and signature of the user's function to `made`, without setting `__wrapped__`.
 
-    If `__wrapped__` were set, Ray would follow it and modify the user's function.
+    If `__wrapped__` were set, Ray would modify the user's function.
     """
     functools.update_wrapper(made, function)
     made.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # as inspect says

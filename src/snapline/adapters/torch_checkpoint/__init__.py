@@ -1,4 +1,4 @@
-"""Saves sharded checkpoints of torch jobs in snapline's store, and loads them (docs/torch.md).
+"""Saves and loads sharded checkpoints of torch jobs in snapline's store (docs/torch.md).
 
 `SnaplineWriter` and `SnaplineReader` implement the storage interfaces of torch.distributed.checkpoint."""
 

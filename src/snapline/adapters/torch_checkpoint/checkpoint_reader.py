@@ -1,14 +1,15 @@
-"""Defines the format of sharded checkpoints in the store, and reads such a checkpoint on any number of ranks.
+"""Defines how sharded checkpoints are stored, and reads such checkpoints on any number of ranks.
 
-A checkpoint is an epoch. The epoch's agents are the job's ranks, and one additional agent that describes the whole checkpoint:
+Each checkpoint is an epoch of the store. The agents in the epoch are the job's ranks, plus one agent that describes the whole checkpoint:
 
     agent rank-<n>      state: {"items": [[name, offset, part], …]}; parts: its tensors, and the bytes of non-tensor values
     agent checkpoint    state: a `CheckpointRecord`: every tensor's type, size and pieces, and which part of which rank holds each
 
-Both states are plain MessagePack, and parts are stored like the parts of any agent's state. This module does not use pickle. However,
-torch's planner passes values that are not tensors as pickled bytes, and unpickles them when they are loaded.
+The states of both kinds of agents are plain MessagePack. Tensors and other large values are stored as parts, like the parts of any agent's
+state. This module does not use pickle. However, torch's planner pickles values that are not tensors, and unpickles them when they are
+loaded.
 
-Each rank reads the parts that are in its load plan, whichever rank has written them.
+Each rank reads the parts in its load plan, regardless of which rank wrote them.
 """
 
 import dataclasses
@@ -60,8 +61,8 @@ PartPlace = tuple[str, int]
 
 
 class PlannedSave(msgspec.Struct, frozen=True):
-    """Instructions from the coordinating rank to one rank. They contain the rank's agent id, the epoch to write, and the epoch whose chunks
-    the rank may reuse (`base`, which is 0 if there is none)."""
+    """Instructions from the coordinating rank to one rank. The instructions contain the rank's agent id, the epoch to write, and the base
+    epoch whose chunks the rank may reuse. `base` is 0 if there is no base epoch."""
 
     agent: str
     epoch: int
@@ -69,7 +70,7 @@ class PlannedSave(msgspec.Struct, frozen=True):
 
 
 class StoredItem(msgspec.Struct, frozen=True):
-    """A rank's report about one item that it has saved."""
+    """A rank's report on one item that it has saved."""
 
     pack: PackReference
     agent: str
@@ -77,7 +78,8 @@ class StoredItem(msgspec.Struct, frozen=True):
 
 
 class TensorPieces(msgspec.Struct, frozen=True, array_like=True):
-    """Description of a tensor of the whole job. It contains the tensor's type, its size, and the offset and size of each piece."""
+    """Description of a tensor that may be distributed over several ranks. The description contains the tensor's type, its size, and the
+    offset and size of each piece."""
 
     dtype: str
     requires_grad: bool
@@ -86,7 +88,7 @@ class TensorPieces(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlacedItem(msgspec.Struct, frozen=True, array_like=True):
-    """The location of an item. `index` is the index hint from torch's planner."""
+    """Identifies the location of an item within the checkpoint. `index` is the index hint that torch's planner provides."""
 
     name: str
     offset: Offset
@@ -96,7 +98,7 @@ class PlacedItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True):
-    """The state of the agent `CHECKPOINT`. In `tensors`, None marks a value that is not a tensor."""
+    """The state of the agent `CHECKPOINT`, which describes the whole checkpoint. In `tensors`, None marks an item that is not a tensor."""
 
     tensors: dict[str, TensorPieces | None]
     planner: Any
@@ -108,7 +110,7 @@ _decoder = msgspec.msgpack.Decoder(CheckpointRecord)
 
 
 def encode_items(indexes: Iterable[MetadataIndex]) -> bytes:
-    """Encode the state of a rank whose parts are these items, in this order."""
+    """Encode the state of a rank whose parts contain the given items, in the same order."""
     items = [
         (index.fqn, _offset_of(index), msgspec.msgpack.Ext(PART_EXTENSION, _encoder.encode(part)))
         for part, index in enumerate(indexes)
@@ -117,10 +119,10 @@ def encode_items(indexes: Iterable[MetadataIndex]) -> bytes:
 
 
 def encode_record(metadata: Metadata, places: dict[MetadataIndex, PartPlace]) -> bytes:
-    """Encode the state of the agent `CHECKPOINT`.
+    """Encode the state of the agent `CHECKPOINT`, which describes the whole checkpoint.
 
     Raises:
-        EncodingError: a custom planner has added data that does not consist of plain values.
+        EncodingError: a custom planner has added data that does not consist of plain Python types.
     """
     try:
         tensors = {name: _pieces_of(tensor_metadata) for name, tensor_metadata in metadata.state_dict_metadata.items()}
@@ -132,10 +134,10 @@ def encode_record(metadata: Metadata, places: dict[MetadataIndex, PartPlace]) ->
 
 
 def decode_record(state: bytes) -> Metadata:
-    """Decode the metadata that `encode_record` has encoded. Its `storage_data` contains the location of each item.
+    """Decode metadata that was encoded by `encode_record`. The field `storage_data` of the result contains the location of each item.
 
     Raises:
-        EncodingError: the state is not a checkpoint record.
+        EncodingError: the state is not a valid checkpoint record.
     """
     try:
         record = _decoder.decode(state)
@@ -175,11 +177,11 @@ class SnaplineReader(StorageReader):
     """Storage reader for `torch.distributed.checkpoint.load` that reads from a snapline store.
 
     Create a reader with `SnaplineReader.open("folder")` on every rank. `checkpoint_id` is the name or number of a checkpoint, or "latest".
-    All data is verified against its digests before torch gets it.
+    All data is verified against its digests before it is passed to torch.
     """
 
     def __init__(self, store: Store, checkpoint_id: str = "latest") -> None:
-        """Create a reader for an open store. Use `open` instead unless you have opened a store yourself."""
+        """Create a reader for a store that is already open. In all other cases, use `open`."""
         super().__init__()
         self._store = store
         self._wanted = checkpoint_id
@@ -191,28 +193,28 @@ class SnaplineReader(StorageReader):
     def open(
         cls, location: str | os.PathLike[str], checkpoint_id: str = "latest", *, keys: Keys | None = None
     ) -> "SnaplineReader":
-        """Open a store read-only.
+        """Open a store for reading only.
 
         Raises:
             StoreMissingError: the store does not exist.
-            StoreError: the store is encrypted, but the key is missing.
+            StoreError: the store is encrypted and the key is missing.
         """
         return cls(Store.open(location, keys=keys), checkpoint_id)
 
     # -- torch's calls, in their order -------------------------------------------------------------------------------
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Choose the checkpoint to load next. If `checkpoint_id` is None, the choice does not change."""
+        """Choose the checkpoint that the next load reads. If `checkpoint_id` is None, the previous choice remains in effect."""
         if checkpoint_id is not None:
             self._wanted = os.fspath(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
-        """Return the metadata of the checkpoint.
+        """Return the metadata of the chosen checkpoint.
 
         Raises:
             NotFoundError: the checkpoint does not exist.
             DamagedDataError: a file is damaged.
-            EncodingError: the checkpoint was written by a later release.
+            EncodingError: the checkpoint was written by a later release of snapline.
         """
         epoch = self._store.resolve(self._wanted)
         self._root = self._store.read_ref(epoch)
@@ -227,15 +229,15 @@ class SnaplineReader(StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Store the locations of all items."""
+        """Remember the locations of all items."""
         self._places = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan with the root of the checkpoint that this rank has found."""
+        """Return the plan, with the root digest of the checkpoint that this rank has found."""
         return dataclasses.replace(plan, storage_data=self._root)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Check that all ranks have found the same checkpoint. Raise StoreError if they have not."""
+        """Raise StoreError unless all ranks have found the same checkpoint."""
         if len({plan.storage_data for plan in plans}) > 1:
             raise StoreError(
                 f"ranks have found different checkpoints as {self._wanted!r}: one was saved meanwhile, or they look into "
@@ -244,10 +246,10 @@ class SnaplineReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the parts that are in the plan, each of them once.
+        """Read each part in the plan exactly once.
 
         Raises:
-            DamagedDataError: a part is damaged. The error names the file, the epoch and the rank.
+            DamagedDataError: a part of the checkpoint is damaged. The error names the file, the epoch and the rank.
         """
         if self._manifest is None:
             raise UsageError("read_metadata comes before read_data")
@@ -265,12 +267,13 @@ class SnaplineReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether the id may refer to a checkpoint. It only has to be non-empty."""
+        """Return whether the id is a possible checkpoint id. Any non-empty id is possible."""
         return bool(os.fspath(checkpoint_id))
 
 
 class _Ranks:
-    """The ranks' parts of one checkpoint. The data that describes a rank's parts is read when its first part is needed."""
+    """The parts that the ranks of one checkpoint have written. The description of a rank's parts is read when one of the rank's parts is
+    first needed."""
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self._store = store

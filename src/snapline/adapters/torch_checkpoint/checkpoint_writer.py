@@ -1,4 +1,4 @@
-"""Saves torch's sharded checkpoints as epochs of the store. Every rank writes its packs, and the coordinating rank makes the checkpoint
+"""Saves torch's sharded checkpoints as epochs of a store. Every rank writes its own packs, and the coordinating rank makes the checkpoint
 visible.
 
 Phases of a save:
@@ -6,21 +6,23 @@ Phases of a save:
     prepare_global_plan   the coordinating rank chooses the next epoch number, and the newest checkpoint as the base
     write_data            all ranks concurrently write their packs, which are still unreferenced (`RankWriter`)
     finish                the coordinating rank, when all ranks have reported, reads every pack's index back, writes the manifest, and
-                          publishes the epoch's ref. This is the commit point: before it the checkpoint does not exist, after it the
-                          checkpoint is complete
+                          publishes the epoch's ref. This is the commit point. Before this point the checkpoint does not exist, and after it
+                          the checkpoint is complete.
 
-Any or all ranks may be killed at any point. In that case, the last complete checkpoint is still the newest one, and the next save by
-another process removes the incomplete data. A new epoch number is higher than all numbers ever written, so no number is used twice.
+Any number of ranks may be killed at any time. If ranks are killed before the commit point, the last complete checkpoint remains the newest.
+The next save by another process removes the incomplete data. Each new epoch number is higher than all numbers ever written, so no number is
+used twice.
 
-A rank writes packs of chunks, just as a host does for its agents. Each tensor or value is a part. The chunks of a part are deduplicated
-against the base epoch. First they are compared by hash with the chunks that this process last saved at the same place of the same item.
-Then they are compared by digest with all chunks of the base epoch, including those of other ranks. So data that has not changed, or has
-only moved, is stored as a mere reference. Items are requested one by one, and written 32 MiB at a time. If a tensor is on another device,
-host memory holds only 32 MiB in addition to the tensor itself.
+A rank writes packs of chunks in the same way as a host does for its agents. Each tensor or other value is stored as one part. The chunks of
+each part are deduplicated against the base epoch. Chunks are first compared by hash with the chunks that this process last saved for the
+same item at the same position. Chunks are then compared by digest with all chunks of the base epoch, including chunks of other ranks. If
+data has not changed, or has only moved, only a reference to it is stored. Items are requested one at a time, and are written in blocks of
+32 MiB. If a tensor is on another device, host memory holds only 32 MiB in addition to the tensor itself.
 
-**Only one job at a time** may save into a store. On a file system, the coordinating rank holds a lock while it saves, and a second job is
-rejected. An object store has no lock. If two jobs save into it, their checkpoints are interleaved, or one of two saves fails when it
-publishes its checkpoint. In an object store, incomplete data from killed saves is not removed, since it might belong to another job.
+**Only one job at a time** may save into a store. On a file system, the coordinating rank holds a lock while it saves, and a save by a
+second job is rejected. An object store has no such lock. If two jobs save into the same object store, either their checkpoints are
+interleaved or one of the saves fails when it publishes its checkpoint. In an object store, incomplete data from killed saves is not
+removed, because it might belong to another job.
 """
 
 import contextlib
@@ -74,17 +76,18 @@ ItemTables = dict[MetadataIndex, ChunkTable]
 
 
 class RankWriter:
-    """Writes one rank's part of one checkpoint.
+    """Writes one rank's data of one checkpoint.
 
     Attributes:
-        tables: chunk tables of the rank's items. They are used for the next checkpoint if this one becomes complete.
-        sizes: size of each of the rank's items in bytes, in order.
+        tables: chunk tables of the rank's items, which the next checkpoint uses if this checkpoint becomes complete.
+        sizes: sizes of the rank's items in bytes, in order.
     """
 
     def __init__(
         self, store: Store, planned: PlannedSave, *, base: dict[bytes, ChunkReference], tables: ItemTables
     ) -> None:
-        """Create a writer. `base` contains all chunks of the base epoch. `tables` are the chunk tables of the items in the base epoch."""
+        """Create a writer. `base` contains all chunks of the base epoch. `tables` contains the chunk tables of the items in the base
+        epoch."""
         self.tables: ItemTables = {}
         self.sizes: list[int] = []
         self._store = store
@@ -96,11 +99,12 @@ class RankWriter:
         self._written: set[bytes] = set()
 
     def write(self, items: Iterable[Any], planner: Any) -> PackReference:
-        """Write the items. They are durable when this method returns. The parts are numbered in the order of the items.
+        """Write the items of this rank. The items are durable when this method returns. The parts are numbered in the same order as the
+        items.
 
         Raises:
-            EncodingError: a tensor cannot be saved. The error names the tensor.
-            StoreError: the disk has failed. Files that have been written so far remain, but are unreferenced.
+            EncodingError: a tensor cannot be saved. The error names the tensor that cannot be saved.
+            StoreError: the disk has failed. Files that were already written remain, but nothing refers to them.
         """
         agent, epoch = self._planned.agent, self._planned.epoch
         pending: list[PackBlob] = []
@@ -158,13 +162,13 @@ VALIDITY = "whole: every rank's packs were read back"
 class SnaplineWriter(StorageWriter):
     """Storage writer for `torch.distributed.checkpoint.save` and `async_save` that saves into a snapline store.
 
-    On every rank, create one writer for all saves with `SnaplineWriter.open("folder")`. The writer is a context manager. If a save has a
-    `checkpoint_id`, it becomes the checkpoint's tag. The tag identifies the checkpoint for loading, and protects it from deletion. When
-    `save` returns, the checkpoint is durable.
+    On every rank, create one writer with `SnaplineWriter.open("folder")`, and use it for all saves. The writer can be used as a context
+    manager. If a save has a `checkpoint_id`, this id becomes the checkpoint's tag. The tag identifies the checkpoint for loading, and
+    protects it from deletion. When `save` returns, the checkpoint is durable.
     """
 
     def __init__(self, store: Store, *, keep_last: int | None = None) -> None:
-        """Create a writer for an open store. Use `open` instead unless you have opened a store yourself."""
+        """Create a writer for a store that is already open. In all other cases, use `open`."""
         super().__init__()
         self._store = store
         self._holds = Holds(store, now_s=time.time)
@@ -189,17 +193,17 @@ class SnaplineWriter(StorageWriter):
         """Open the store at a folder or a URL (`s3://bucket/prefix`). If the store does not exist, it is created.
 
         Args:
-            location: a folder or URL that only this job uses. It must be the same on every rank.
+            location: a folder or URL that only this job uses. The location must be the same on every rank.
             keep_last: number of checkpoints to retain. When new checkpoints are saved, older checkpoints that have neither a tag nor a pin
-                are deleted. None means that all are retained.
-            keys: keys of the store. None means the keys in the environment variables (docs/protection.md).
-            must_exist: do not create the store. Set this if the store should already exist, so that a missing mount is reported as an
-                error.
+                are deleted. None retains all checkpoints.
+            keys: encryption keys of the store, by default the keys in the environment variables (docs/protection.md).
+            must_exist: whether to raise an error if the store does not exist, instead of creating it. Set this option for an existing
+                store, so that a missing mount is reported as an error.
 
         Raises:
             StoreMissingError: the store does not exist, and `must_exist` is set.
             UsageError: `keep_last` is less than 1, or the location cannot contain a store.
-            StoreError: the store is encrypted but the key is missing, or the disk has failed.
+            StoreError: the store is encrypted and the key is missing, or the disk has failed.
         """
         if keep_last is not None and keep_last < 1:
             raise UsageError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
@@ -207,7 +211,7 @@ class SnaplineWriter(StorageWriter):
         return cls(store, keep_last=keep_last)
 
     def close(self) -> None:
-        """Release the lock on the store. A second call has no effect."""
+        """Release the writer's lock on the store. Releasing the lock again has no effect."""
         handle, self._lock = self._lock, None
         if handle is not None:
             os.close(handle)
@@ -223,22 +227,23 @@ class SnaplineWriter(StorageWriter):
     # -- torch's calls, in their order -------------------------------------------------------------------------------
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a save with this name. Raise UsageError if the name is not a valid tag."""
+        """Begin a save under the given name. Raise UsageError if the name is not a valid tag."""
         self._next_name = None if checkpoint_id is None else pins.check_tag(os.fspath(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare a save. Raise UsageError with `use_collectives=False`, because the ranks must communicate."""
+        """Prepare a save on this rank. Raise UsageError if `use_collectives` is False, because the ranks must communicate."""
         self.close()  # ends a previous save that has failed on another rank
         self._name, self._next_name = self._next_name, None
         if not kwargs.get("use_collectives", True):
             raise UsageError("use_collectives=False writes checkpoints that are not of one piece: leave it out")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan unchanged."""
+        """Return the plan without changes."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Choose the epoch of this save, and the base epoch whose chunks may be reused. Return the ranks' plans with these instructions.
+        """Choose the epoch number of this save, and the base epoch whose chunks may be reused. Return the plans of all ranks, extended by
+        both epoch numbers.
 
         Raises:
             UsageError: another job is saving into the store, the store contains a fleet's snapshots, the name is in use, or the planner
@@ -261,13 +266,13 @@ class SnaplineWriter(StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's part of the checkpoint. The part is durable when this method returns."""
+        """Write this rank's data of the checkpoint. The data is durable when this method returns."""
         written: Future[list[WriteResult]] = Future()
         written.set_result(self._write(plan.storage_data, list(plan.items), planner))
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Make the checkpoint visible. It is durable when this method returns."""
+        """Make the checkpoint visible. The checkpoint is durable when this method returns."""
         packs: dict[str, PackReference] = {}
         places: dict[MetadataIndex, PartPlace] = {}
         for result in (result for written in results for result in written):
@@ -289,7 +294,7 @@ class SnaplineWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether the id is a valid name for a checkpoint."""
+        """Return whether the id is a valid checkpoint name."""
         with contextlib.suppress(UsageError):
             return bool(pins.check_tag(os.fspath(checkpoint_id)))
         return False
@@ -309,7 +314,7 @@ class SnaplineWriter(StorageWriter):
             ) from None
 
     def _newest(self) -> tuple[int, str]:
-        """Return the epoch and the root of the newest readable checkpoint, or (0, "") if there is none."""
+        """Return the epoch and the root digest of the newest readable checkpoint, or (0, "") if there is none."""
         for epoch in reversed(self._store.epochs()):
             try:
                 root = self._store.read_ref(epoch)
@@ -371,6 +376,6 @@ class SnaplineWriter(StorageWriter):
 
 
 def _numbers_of_packs(store: Store) -> list[int]:
-    """Return the numbers of all epochs for which packs exist, including those written by saves that were killed."""
+    """Return the numbers of all epochs for which packs exist, including packs from saves that were killed."""
     names = [layout.parse_pack_path(path) for path in epoch_retention.pack_paths(store.disk)]
     return [name.number for name in names if name is not None]

@@ -1,4 +1,4 @@
-"""Define `Bench`, which supplies what the conformance checks need in addition to a launcher, and implement it for this machine."""
+"""Test benches for launchers. `Bench` supplies everything that the conformance checks need in addition to a launcher."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ LOOK_S = 0.05
 
 
 class LauncherFaultError(AssertionError):
-    """A launcher failed a conformance check. The message begins with the name of the check or step."""
+    """A launcher failed a conformance check. The message begins with the name of the failed check or step."""
 
 
 class Bench(Protocol):
-    """A place for testing launchers, where the checks may kill and disconnect processes."""
+    """A test environment for launchers, in which the checks may kill and disconnect processes."""
 
     @property
     def folder(self) -> Path:
@@ -33,15 +33,16 @@ class Bench(Protocol):
 
     @property
     def store(self) -> str:
-        """Location of an empty store for one fleet, which hosts, coordinators and this process can read."""
+        """URL or path of an empty store for one fleet. Hosts, coordinators and this process can read the store."""
         ...
 
     def launcher(self) -> Launcher:
-        """Return a new launcher for an unused place. Close each launcher before you request the next one."""
+        """Return a new launcher for a place that no fleet uses. Close each launcher before creating the next one."""
         ...
 
     def commands(self, fleet: str, hosts: int) -> Commands:
-        """Return the builder of command lines for this place. Agents of a lost host must move immediately (`on_failure="move"`)."""
+        """Return the builder of command lines for this bench. Agents of a lost host must move to other hosts immediately
+        (`on_failure="move"`)."""
         ...
 
     def connect(self, address: str) -> CoordinatorClient:
@@ -49,15 +50,15 @@ class Bench(Protocol):
         ...
 
     def remains(self) -> list[str]:
-        """Describe the processes and files that remain after all launchers were closed. The list should be empty."""
+        """Describe the processes and files that remain after all launchers have been closed. The list should be empty."""
         ...
 
 
 class LocalBench:
-    """A bench on this machine that keeps everything in one folder."""
+    """A bench that runs on this machine and keeps all files in one folder."""
 
     def __init__(self, folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
-        """Create the bench. `environment` is added to the environment of each process that the bench starts."""
+        """`environment` is added to the environment of each process that the bench starts."""
         self._folder = folder
         self._environment = environment
         self._places = 0
@@ -104,9 +105,9 @@ def commands_for_nodes(bench: Bench, fleet: str, hosts: int, arguments: Mapping[
 
 
 def processes_naming(text: str) -> list[str]:
-    """Return the command lines of other processes on this machine that contain `text`.
+    """Return the command lines of all other processes on this machine whose command line contains `text`.
 
-    Also report this process's children that have no command line yet.
+    Include this process's children that have no command line yet.
     """
     commands: list[str] = []
     for folder in sorted(Path("/proc").iterdir()):
@@ -119,19 +120,19 @@ def processes_naming(text: str) -> list[str]:
 
 
 def _is_in_exec(folder: Path) -> bool:
-    """Return whether the process is a child of this process and not a zombie. A process briefly has no command line during an exec."""
+    """Return whether the process is a child of this process and is not a zombie. During an exec, a process briefly has no command line."""
     state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
     return state != "Z" and int(parent) == os.getpid()
 
 
 def require(is_so: bool, words: str) -> None:
-    """Raise LauncherFaultError unless `is_so`."""
+    """Raise LauncherFaultError if `is_so` is false."""
     if not is_so:
         raise LauncherFaultError(words)
 
 
 async def until(words: str, is_there: Callable[[], bool]) -> None:
-    """Poll `is_there` until it returns True. `words` describes this condition in the error that is raised after `LIMIT_S`."""
+    """Poll `is_there` until it returns True. The error that is raised after `LIMIT_S` describes the condition with `words`."""
     try:
         async with asyncio.timeout(LIMIT_S):
             while not is_there():

@@ -1,16 +1,16 @@
-"""Check launchers with small checks of each method, and with a large check that runs a whole fleet.
+"""Conformance checks for launchers: small checks of single methods, and a large check that runs a whole fleet.
 
-The small checks start and end small programs, without a fleet. The large check runs a fleet of five agents on three hosts and three
-coordinators, and injects the faults that occur in practice:
+The small checks start and stop small programs without a fleet. The large check runs a fleet of five agents on three hosts with three
+coordinators, and injects faults that occur in practice:
 
 1. The fleet starts and takes a snapshot.
-2. A host is killed, and the fleet recovers without losing or repeating a message.
+2. A host is killed, and the fleet recovers without losing a message or handling one twice.
 3. A host is frozen and replaced. When the frozen host resumes, its messages are rejected.
 4. The coordinator's leader is killed and restarted, and becomes the leader again.
-5. The fleet is shut down, and no process or file remains.
+5. The fleet is shut down, and no processes or files remain.
 
-`judge` then checks the fleet's snapshots, using only the store. Each snapshot must be consistent and complete, no token may be lost, and
-every transfer must be handled exactly once (G1–G3).
+`judge` then checks the fleet's snapshots, using only the data in the store. Each snapshot must be consistent and complete, no token may be
+lost, and every transfer must be handled exactly once (G1–G3).
 """
 
 import asyncio
@@ -62,7 +62,7 @@ async def an_end_is_seen_with_its_code_and_last_words(bench: Bench) -> None:
 
 
 async def a_name_is_one_process(bench: Bench) -> None:
-    """Check that repeating a start request, for example because the reply was lost, does not start a second process."""
+    """Check that repeating a start request does not start a second process. A launcher repeats a request if the reply was lost."""
     async with _opened(bench) as launcher:
         first = await launcher.start(program("h1", SLEEP))
         second = await launcher.start(program("h1", SLEEP, instance="run-2"))
@@ -126,7 +126,7 @@ async def who_is_frozen_stands_still_until_thawed_or_killed(bench: Bench) -> Non
 
 
 async def closing_leaves_nothing(bench: Bench) -> None:
-    """Check that closing the launcher leaves no process, not even one whose start was just cancelled."""
+    """Check that closing the launcher leaves no process running, not even one whose start was just cancelled."""
     async with _opened(bench) as launcher:
         kinds: list[Kind] = ["host", "host", "coordinator"]
         for number, kind in enumerate(kinds):
@@ -169,7 +169,7 @@ async def _end_of(launcher: Launcher, handle: Handle) -> Exit:
 class CheckedSnapshot(NamedTuple):
     """A snapshot that passed all checks.
 
-    `plan` is the recovery plan in force when the snapshot was taken, and `hosts` are the hosts of its agents.
+    `plan` is the number of the recovery plan in force when the snapshot was taken, and `hosts` are the hosts of its agents.
     """
 
     epoch: int
@@ -181,7 +181,7 @@ def judge(location: str) -> list[CheckedSnapshot]:
     """Check every snapshot in the store. Skip snapshots that the coordinator deletes during the check.
 
     Raises:
-        LauncherFaultError: If a snapshot is incorrect. The message names the snapshot and the fault.
+        LauncherFaultError: If a snapshot is incorrect. The message contains the snapshot's epoch and the fault.
     """
     store = Store.open(location)
     judged: list[CheckedSnapshot] = []
@@ -248,7 +248,7 @@ REPLACEMENT_INSTANCE = "0123456789abcdef"
 
 
 async def a_fleet_recovers_exactly_and_leaves_nothing(bench: Bench) -> None:
-    """Run a fleet through all steps of the large check, from start to shutdown."""
+    """Run all steps of the large check on one fleet, from start to shutdown."""
     launcher, commands = bench.launcher(), bench.commands(FLEET, HOSTS)
     notes: list[str] = []
     fleet = LaunchedFleet(
@@ -280,7 +280,7 @@ async def a_fleet_recovers_exactly_and_leaves_nothing(bench: Bench) -> None:
 
 
 class _FleetCheckRun:
-    """One run of the large check. `step` names the current step."""
+    """One run of the large check."""
 
     def __init__(self, bench: Bench, launcher: Launcher, fleet: LaunchedFleet, client: CoordinatorClient) -> None:
         self.step = "up"
@@ -290,7 +290,7 @@ class _FleetCheckRun:
         self._client = client
 
     async def come_up(self) -> None:
-        """Check that all hosts have joined the fleet and that each has agents."""
+        """Check that all hosts have joined the fleet and that each host has agents."""
         status = await self._until("a running fleet", self._is_whole)
         require(sum(host.agents for host in status.hosts) == AGENTS, f"the agents are not all there: {status.hosts}")
         require(all(host.agents for host in status.hosts), f"not every host has agents: {status.hosts}")
@@ -304,7 +304,8 @@ class _FleetCheckRun:
     async def kill_a_host(self, host: str) -> None:
         """Kill a host.
 
-        Check that all agents are restored to one cut on the remaining hosts, and that the host then returns without agents.
+        Check that all agents are restored to one consistent cut on the remaining hosts. Then restart the host, and check that the host
+        rejoins without undoing any work.
         """
         self.step = f"{host} killed"
         earlier = await self._recoveries()
@@ -322,9 +323,9 @@ class _FleetCheckRun:
         require(await self._recoveries() == earlier + 1, "its return has undone something")
 
     async def wake_replaced_host(self, host: str) -> None:
-        """Freeze a host that has turns to run and frames to send, and keep it frozen until it is replaced.
+        """Freeze a host that has turns to run and frames to send, until the fleet has replaced it.
 
-        Check that its messages are rejected after it resumes (G9).
+        Check that the host's messages are rejected after it resumes (G9).
         """
         self.step = f"{host} frozen"
         earlier = await self._recoveries()
@@ -353,7 +354,8 @@ class _FleetCheckRun:
         require(await self._recoveries() == earlier + 1, "their words have undone something")
 
     async def move_leadership(self) -> None:
-        """Kill the leader, and check that another replica becomes the leader. Check that the killed replica returns and can lead again."""
+        """Kill the leader, and check that another replica becomes the leader. Check that the killed replica returns and can become the
+        leader again."""
         leader = (await self._until("a leader", lambda now: now.leader != "")).leader
         self.step = f"{leader} killed, which led"
         self._fleet.kill(leader, is_kept_down=True)  # if it restarted immediately, it might be elected again
@@ -391,7 +393,7 @@ class _FleetCheckRun:
         await self._until(f"{count} more epochs", lambda now: now.epochs_completed >= wanted and now.phase == "running")
 
     async def _until_led_by(self, name: str) -> None:
-        """Transfer leadership to the replica `name`, once it has returned and caught up."""
+        """Transfer leadership to the replica `name` after it has returned and caught up."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 while (await self._status()).leader != name:
@@ -405,7 +407,7 @@ class _FleetCheckRun:
         return len(await self._history())
 
     async def _recovered(self, earlier: int) -> dict[str, object]:
-        """Wait until there are more than `earlier` recoveries and the newest has completed. Return the newest recovery."""
+        """Wait until more than `earlier` recoveries have occurred and the newest one is complete. Return the newest recovery."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 while True:

@@ -1,9 +1,10 @@
-"""Start a real Ray cluster on this machine, and define the bench that tests the Ray launcher on it.
+"""Start a real Ray cluster on this machine, and test the Ray launcher on it.
 
 Only tests and benchmarks use this module.
 
-`ray.cluster_utils.Cluster` starts Ray's own processes: a head with its control store, and nodes that can be killed. All of them listen on
-127.0.0.1, so no other machine can reach them. Ray allows this address only if it believes that the machine has no network.
+`ray.cluster_utils.Cluster` starts Ray's own processes: a head node with the control store, and worker nodes that can be killed. All of
+these processes listen on 127.0.0.1, so other machines cannot reach them. Ray uses this address only if it believes that the machine has no
+network.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ _SWEEPER = Path(__file__).with_name("sweeper.py")
 
 
 class Raylets:
-    """A Ray cluster with a head and some nodes, each of which runs one host."""
+    """A Ray cluster with a head node and several nodes, each of which can run one host."""
 
     def __init__(self, nodes: int, config: Mapping[str, int]) -> None:
         head = {"num_cpus": 1, "include_dashboard": False, "_system_config": dict(config)}  # Ray modifies this dict
@@ -71,7 +72,7 @@ class Raylets:
         return [node.node_id for node in self._nodes]
 
     def kill(self, node_id: str) -> None:
-        """Send SIGKILL to the raylet of this node. The raylet's child processes end with it."""
+        """Send SIGKILL to the raylet of this node. The kernel kills the raylet's child processes with it."""
         node = next(candidate for candidate in self._nodes if candidate.node_id == node_id)
         self._nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
@@ -86,7 +87,7 @@ class Raylets:
 def raylets(nodes: int, paths: Sequence[str] = (), config: Mapping[str, int] = QUICK) -> Iterator[Raylets]:
     """Yield a cluster whose workers can import modules from `paths`. `config` is Ray's system configuration.
 
-    A sweeper removes the cluster's processes and files afterwards, even if this process is killed.
+    A separate process removes the cluster's processes and files afterwards, even if this process is killed.
     """
     constants: Any = import_module("ray._private.ray_constants")  # Any: a private module of Ray
     worker: Any = import_module("ray._private.worker")
@@ -125,7 +126,8 @@ def _wanted(scratch: str, paths: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _swept_folder() -> Iterator[str]:
-    """Yield a temporary folder. A sweeper removes the folder and ends the processes that use it when the block or this process ends."""
+    """Yield a temporary folder. When the block or this process ends, a separate process removes the folder and kills the processes that use
+    it."""
     scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the path must be short, because Ray puts sockets there
     sweeper = subprocess.Popen(
         [sys.executable, "-I", "-S", str(_SWEEPER), scratch], stdin=subprocess.PIPE, start_new_session=True
@@ -151,7 +153,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 class RayBench(LocalBench):
-    """A bench whose nodes all run on this machine, so this process can freeze their processes."""
+    """A bench whose nodes all run on this machine, so this process can freeze their processes directly."""
 
     def __init__(self, folder: Path, address: str, hosts: int = 3) -> None:
         super().__init__(folder)
@@ -166,7 +168,7 @@ class RayBench(LocalBench):
         return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
-        """Describe the processes and actors that remain."""
+        """Describe the processes and actors that remain after closing."""
         cluster = RayCluster(self.folder.name, self._address)
         actors = cluster.names()
         cluster.leave(is_over=False)

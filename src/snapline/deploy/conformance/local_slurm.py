@@ -1,7 +1,7 @@
-"""Start a separate Slurm cluster on this machine, and define the bench that tests the Slurm launcher on it. Only tests use this module.
+"""Start a separate Slurm cluster on this machine, and test the Slurm launcher on it. Only tests use this module.
 
-The cluster runs real daemons on loopback: munged, slurmctld, and one slurmd per node. All their files are in one folder. Each job reserves
-a whole node, so hosts and coordinators run on different nodes.
+The cluster runs real daemons on the loopback interface: munged, slurmctld, and one slurmd per node. All files of the cluster are in one
+folder. Each job reserves a whole node, so hosts and coordinators run on different nodes.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ long. `SlurmdTimeout` is five minutes by default."""
 
 
 def missing() -> str:
-    """Return the reason why no cluster can be started on this machine, or an empty string if one can."""
+    """Return why no cluster can be started on this machine, or an empty string if one can be started."""
     if os.getuid() != 0:
         return "a cluster of our own needs root"
     absent = [program for program in PROGRAMS if _program(program) is None]
@@ -67,7 +67,7 @@ class Slurmds:
     """A running Slurm cluster.
 
     Attributes:
-        config: path of the configuration file, to be set as SLURM_CONF.
+        config: path of the cluster's configuration file, for the environment variable SLURM_CONF.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,9 +88,9 @@ class Slurmds:
         self._run(node, "slurmd", "-D", "-N", node, "-f", str(self.config))
 
     def kill(self, node: str, *, with_all: bool) -> None:
-        """Send SIGKILL to the slurmd of a node, and to all of its jobs if `with_all` is set.
+        """Send SIGKILL to the slurmd of a node. If `with_all` is set, also kill all of the node's jobs.
 
-        With `with_all`, no process is left that could report an exit, as if the machine had died.
+        With `with_all`, no process is left to report an exit, as after a machine failure.
         """
         jobs = self._processes(f"SLURMD_NODENAME={node}") if with_all else []
         daemons = {parent_of(pid) for pid in jobs}
@@ -116,14 +116,11 @@ class Slurmds:
                 os.kill(pid, signal.SIGKILL)
 
     def remaining(self) -> list[int]:
-        """Return the ids of the remaining processes that use this cluster's configuration.
-
-        Such processes are steps and jobs whose slurmd was killed.
-        """
+        """Return the process ids of this cluster's steps and jobs that remain because their slurmd was killed."""
         return self._processes()
 
     def _processes(self, *more: str) -> list[int]:
-        """Return the processes of this cluster whose environment contains all entries of `more`."""
+        """Return the cluster's processes whose environment contains all entries of `more`."""
         wanted = {word.encode() for word in (f"SLURM_CONF={self.config}", *more)}
         pids: list[int] = []
         for path in Path("/proc").iterdir():
@@ -134,7 +131,7 @@ class Slurmds:
         return pids
 
     def environment(self) -> dict[str, str]:
-        """Return the environment in which Slurm's programs use this cluster."""
+        """Return the environment variables with which Slurm programs use this cluster."""
         return {**os.environ, "SLURM_CONF": str(self.config)}
 
     def _start_all(self) -> None:
@@ -166,7 +163,7 @@ class Slurmds:
 
 
 def parent_of(pid: int) -> int:
-    """Return the id of the process's parent, or 0 if the process is gone."""
+    """Return the process id of the parent, or 0 if the process has exited."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -174,7 +171,7 @@ def parent_of(pid: int) -> int:
 
 
 def name_of(pid: int) -> str:
-    """Return the name of the program that a process runs, or an empty string if the process is gone."""
+    """Return the name of the process's program, or an empty string if the process has exited."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -183,7 +180,7 @@ def name_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def own_cluster(folder: Path) -> Iterator[Slurmds]:
-    """Yield a cluster that Slurm programs started by this process use. Shut the cluster down afterwards."""
+    """Yield a cluster that is used by all Slurm programs that this process starts. Shut the cluster down afterwards."""
     cluster = Slurmds(folder)
     original = os.environ.get("SLURM_CONF")
     os.environ["SLURM_CONF"] = str(cluster.config)
@@ -197,7 +194,7 @@ def own_cluster(folder: Path) -> Iterator[Slurmds]:
 
 
 class SlurmBench(LocalBench):
-    """Bench whose nodes are all this machine, so that processes can be frozen from here."""
+    """A bench whose nodes all run on this machine, so this process can freeze their processes directly."""
 
     def launcher(self) -> SlurmLauncher:
         return SlurmLauncher(self.folder.name, data_dir=str(self.folder / "data"), options=OPTIONS)
@@ -206,7 +203,7 @@ class SlurmBench(LocalBench):
         return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
-        """Describe the processes and jobs that remain."""
+        """Describe the processes and jobs that remain after closing."""
         listed = ["squeue", "--noheader", "--format=%i %j %T"]
         done = subprocess.run(listed, check=True, capture_output=True, text=True)
         jobs = [line for line in done.stdout.splitlines() if f":{self.folder.name}:" in line]

@@ -1,4 +1,4 @@
-"""Start a separate sshd on this machine, and define the bench that tests the ssh launcher on it. Only tests use this module.
+"""Start a separate sshd on this machine, and test the ssh launcher on it. Only tests use this module.
 
 The sshd listens on a loopback port and has its own keys. The sshd is reachable under several names, and the launcher treats each name as a
 separate machine.
@@ -37,8 +37,8 @@ class Sshd:
     """A running sshd.
 
     Attributes:
-        config: configuration file for `ssh -F`. The file defines MACHINES, `stranger` with an unauthorized user key, and `unknown` with an
-            unknown host key.
+        config: configuration file for the option `-F` of ssh. The file defines the hosts in MACHINES. It also defines a host `stranger`,
+            for which the user key is not authorized, and a host `unknown`, whose host key is unknown.
         log: the server's log file.
     """
 
@@ -57,7 +57,7 @@ class Sshd:
         self._process = self._start()
 
     def close(self) -> None:
-        """Stop the server and its connections."""
+        """Stop the server and close its connections."""
         self._process.terminate()
         self._process.wait()
 
@@ -101,7 +101,7 @@ def own_sshd(folder: Path, program: str) -> Iterator[Sshd]:
 
 
 class SshBench(LocalBench):
-    """A bench whose machines are all this machine, so this process can freeze their processes."""
+    """A bench whose machine names all refer to this machine, so this process can freeze their processes directly."""
 
     def __init__(self, folder: Path, sshd: Sshd) -> None:
         super().__init__(folder)
@@ -116,7 +116,7 @@ class SshBench(LocalBench):
         return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
-        """Describe the processes that remain, and the folders with sockets and keys that remain."""
+        """Describe the processes that remain, and the remaining folders that contain sockets or keys."""
         return [*super().remains(), *remaining_runtime_folders(self.launcher())]
 
 

@@ -1,8 +1,8 @@
-"""Remove the processes and files of a Ray test cluster once the process that started the cluster has exited, for any reason.
+"""Remove the processes and files of a Ray test cluster when the process that started the cluster exits for any reason.
 
-Usage: `python -I -S sweeper.py FOLDER`, with a pipe as standard input. When the pipe closes, the sweeper kills all processes whose command
-line contains FOLDER or that have a file in FOLDER open. Then it deletes FOLDER. A test that was killed cannot clean up after itself, and
-Ray's processes outlive the process that started them.
+Usage: `python -I -S sweeper.py FOLDER`, with a pipe as standard input. When the pipe closes, kill all processes that have a file in FOLDER
+open, or whose command line contains FOLDER. Then delete FOLDER. The sweeper is a separate program because a killed test cannot clean up
+after itself, and Ray's processes outlive the test.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ ROUNDS_MAX = 600
 
 
 def main() -> None:
-    """Wait until the pipe closes, then remove the processes and files.
+    """Wait until the pipe closes, then remove the processes and the folder.
 
-    The parent process is not killed, although it has Ray's files open.
+    Do not kill the parent process, although it has Ray's files open.
     """
     folder, spared = sys.argv[1], {os.getpid(), os.getppid()}
     sys.stdin.buffer.read()
@@ -45,7 +45,8 @@ def _processes() -> set[int]:
 def _uses_folder(folder: str, process: Path) -> bool:
     """Return whether a process uses the folder.
 
-    The command line is not sufficient, because Ray's workers change theirs. But their output goes to a file in the folder.
+    Checking the command line alone is not sufficient, because Ray's workers change their command lines. Therefore also check whether the
+    process has a file in the folder open.
     """
     try:
         if folder.encode() in (process / "cmdline").read_bytes():

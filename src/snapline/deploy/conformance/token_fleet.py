@@ -1,7 +1,7 @@
-"""A fleet for testing launchers, in which five agents slowly pass tokens to each other forever and count their transfers.
+"""A fleet for testing launchers. Five agents slowly pass tokens to each other forever and count their transfers.
 
 No token may be lost or created, and each agent must handle and answer every received message exactly once. So `judge` in
-`launcher_checks.py` can check each snapshot without comparing it with another one.
+`launcher_checks.py` can check each snapshot on its own.
 """
 
 import functools
@@ -25,11 +25,11 @@ class Transfer(snapline.Message):
 
 
 class AnswerDue(snapline.Message):
-    """Timer message that reminds an agent to pass tokens on."""
+    """Timer message that reminds an agent to send its next transfer."""
 
 
 class TransferCounts(msgspec.Struct):
-    """State of an agent. `handled` counts the transfers that it received, and `passed` counts those that it sent."""
+    """State of an agent. `handled` counts the transfers that the agent has received, and `passed` counts the transfers that it has sent."""
 
     others: list[str]
     balance: int
@@ -38,7 +38,7 @@ class TransferCounts(msgspec.Struct):
 
 
 class CountingTeller(snapline.Agent):
-    """An agent that answers each transfer, after a pause, with a transfer to a random agent."""
+    """An agent that pauses after each received transfer, and then sends a transfer to a random agent."""
 
     state: TransferCounts
 

@@ -1,56 +1,58 @@
-"""Cutting an image into the chunks of a checkpoint's parts, and finding which chunks are new and which the base contains.
+"""Cuts an image into the chunks of a checkpoint's parts, and finds out which chunks are new and which are already in the base.
 
-This module runs in a worker thread.
+This module's code runs in a worker thread.
 
-The cheapest test of a chunk comes first:
+For each chunk, the cheapest test is made first:
 
-    token in the base                                reuse: the bytes are not read, and are often not even in the image
-    no token, but the base has the same hash here    reuse: hashing reads at twice the speed of a copy
-    digest in the base                               reuse: after a restore, or when a part has moved
-    otherwise                                        new
+1. If the chunk's token is in the base, the chunk is reused. The bytes of such a chunk are not read, and often the image does not even
+   contain them.
+2. If the chunk has no token but the base has the same hash at this position, the chunk is reused. Hashing is twice as fast as a copy.
+3. If the chunk's digest is in the base, the chunk is reused. Equal digests without equal tokens or hashes occur after a restore, or when a
+   part has moved.
+4. If no test succeeds, the chunk is new.
 
-The hash is xxh3-128 under a secret seed that this process draws, so nobody can prepare two contents with the same hash. The hash is never
-stored and is not used to verify integrity. Stored chunks are named by their digest. Where the store is encrypted, the digest is keyed: the
-caller supplies the digest function, and the base's digests must use the same key.
+The hash is xxh3-128 with a secret seed that this process draws, so nobody can prepare two contents with the same hash. The hash is never
+stored, and it is not used to verify integrity. Stored chunks are named by their digest. In an encrypted store, the digest is keyed: the
+caller supplies the digest function, and the digests in the base must use the same key.
 
-Invariants. (1) Each chunk that a part names is either returned as new or is in the base: hosts reuse only chunks of their base, so that
-deletion cannot race with reuse (G7, and section 6 of the store's design). (2) No digest occurs twice, neither among the new chunks nor
-among the reused chunks. (3) The table names only chunks of this image.
+Invariants. (1) Each chunk that a part names is either returned as new or is in the base. Hosts reuse only chunks of their base, so that
+deletion cannot race with reuse (G7, and section 6 of the store's design). (2) No digest occurs twice among the new chunks or twice among
+the reused chunks. (3) The table names only chunks of this image.
 
-Blobs arrive uncut. This module cuts them, since cutting them during the pause would make the pause too long.
+Blobs arrive uncut. This module cuts blobs into chunks, because cutting them during the capture would pause the agent for too long.
 
-**Content-defined chunks.** Cuts depend on the surrounding bytes rather than on their offset. The problem: bytes inserted early in a
-document shift all later bytes. With chunks of a fixed size, each later chunk would be new. Therefore a cut is made where a hash of the
-preceding 32 bytes is small. Such places move along with their bytes. So after an insertion the previous cuts are found again, and with them
-the previous chunks.
+**Content-defined chunks.** The positions of cuts depend on the surrounding bytes rather than on offsets. The problem: if bytes are inserted
+near the beginning of a document, all later bytes are shifted. If chunks had a fixed size, each later chunk would be new. Therefore, a cut
+is made where a hash of the preceding 32 bytes is small. When bytes are shifted, these positions are shifted with them. So after an
+insertion, the same cuts are found again, and most chunks are unchanged.
 
-The hash is the *gear* hash, `h = 2 h + G[byte]` modulo 2**32, where G is a fixed table of random numbers. A byte's contribution is shifted
-out after 32 steps. So `h` is a function of the last 32 bytes, independent of where the chunk began, and can be computed for all places at
-once. With `H(w)` the hash over a window of w bytes, `H(2w)[i] = (H(w)[i-w] << w) + H(w)[i]`, which takes five steps. Without NumPy, a plain
-loop computes the same numbers about fifty times slower.
+The hash is the *gear* hash, `h = 2 h + G[byte]` modulo 2**32, where G is a fixed table of random numbers. After 32 steps, a byte no longer
+contributes to the hash. So `h` is a function of only the last 32 bytes, does not depend on where the chunk begins, and can be computed for
+all positions at once. If `H(w)` is the hash over a window of w bytes, then `H(2w)[i] = (H(w)[i-w] << w) + H(w)[i]`, so five steps are
+enough. If NumPy is missing, a plain loop computes the same numbers about fifty times slower.
 
-A place is a *candidate* if its hash is small. Where the cut is made depends on the distance from the beginning of the chunk:
+A position is a *candidate* for a cut if its hash is small. Where a cut is made depends on the distance from the beginning of the chunk:
 
-    below 16 KiB     nowhere
-    below 64 KiB     at a candidate of one in 2**18 places ("strict")
-    below 256 KiB    at a candidate of one in 2**14 places
-    at 256 KiB       in any case
+- Below 16 KiB, no cut is made.
+- From 16 to 64 KiB, a cut is made only at a strict candidate. One position in 2**18 is a strict candidate.
+- From 64 to 256 KiB, a cut is made at any candidate. One position in 2**14 is a candidate.
+- At 256 KiB, a cut is always made.
 
-Xia et al., FastCDC (USENIX ATC 2016), section 3.3, "normalized chunking": two thresholds keep the sizes close to the middle.
-Departures: the high bits of the hash are compared with a limit, instead of masking chosen bits (high bits depend on the
-whole window, low bits do not). Also, the window may begin before the chunk.
+The two thresholds keep the sizes close to the middle, as in the "normalized chunking" of FastCDC (Xia et al., USENIX ATC 2016,
+section 3.3). Departures from the paper: the high bits of the hash are compared with a limit, instead of masking selected bits. The high
+bits depend on the whole window, and the low bits do not. In addition, unlike in the paper, the window may begin before the chunk.
 
-Invariant: the bytes alone determine the cuts, on every machine and in every release. If a release cut differently, blobs would only be
-stored again after an upgrade, since chunks are found by their digests.
+Invariant: the cuts depend only on the bytes, and are the same on every machine and in every release. If a new release made different cuts,
+nothing would break, but blobs would be stored once more after the upgrade, because chunks are found by their digests.
 
-**Sealed journals.** A checkpoint contains the journal of a durable turn as sealed runs of entries, which are chunks. The problem: a turn of
-thousands of entries is checkpointed hundreds of times, and its journal only grows. So finished entries are *sealed* in runs, beginning with
-the oldest. A run becomes a chunk: it is written once, and later checkpoints name it, like an unchanged chunk of a state. So code that
-stores, copies, checks or deletes chunks need not treat journals specially. The remaining entries, which are fewer than a run, are stored in
-the turn itself.
+**Sealed journals.** In a checkpoint, the journal of a durable turn consists of sealed runs of entries, which are stored as chunks. The
+problem: a turn with thousands of journal entries is checkpointed hundreds of times, and its journal only grows. So completed entries are
+*sealed* in runs, beginning with the oldest entries. Each run becomes a chunk, which is written once and then named by all later
+checkpoints, like an unchanged chunk of a state. So code that stores, copies, checks or deletes chunks needs no special treatment of
+journals. The remaining entries, which are too few for a run, are stored in the turn itself.
 
-Invariant: the entries alone determine the end of a run. So a restored journal is cut at the same places again, and its chunks are already
-in the store. If another release cuts at other places, the entries are only stored once more.
+Invariant: where a run ends depends only on the entries. So a restored journal is divided into the same runs again, and their chunks are
+already in the store. If another release divided the journal differently, the entries would only be stored once more.
 """
 
 import contextlib
@@ -99,22 +101,24 @@ chunks of the largest size."""
 
 @functools.cache
 def gear_table() -> tuple[int, ...]:
-    """Return the 256 fixed 32-bit numbers, which are the little-endian words of a BLAKE3 output of 1024 bytes."""
+    """Return the fixed table of 256 numbers of 32 bits, which are the little-endian words of a BLAKE3 output of 1024 bytes."""
     return struct.unpack("<256I", blake3(_TABLE_NAME).digest(length=1024))
 
 
 def cut(data: Buffer) -> list[int]:
-    """Return the sizes of the chunks of `data`, in order. The sizes add up to the length of `data`. Empty data has no chunks.
+    """Return the sizes of the chunks into which `data` is cut, in order. The sum of the sizes is the length of `data`. Empty data has no
+    chunks.
 
-    Each chunk has 16 to 256 KiB, except that the last may be smaller. Cutting takes 2 to 3 ns per byte with NumPy, and about 100 ns
-    without.
+    Each chunk has 16 to 256 KiB, except that the last chunk may be smaller. Cutting takes 2 to 3 ns per byte with NumPy, and about 100 ns
+    per byte without NumPy.
     """
     view = memoryview(data).cast("B")
     return _choose(_candidates(view), len(view))
 
 
 def _choose(candidates: Iterable[tuple[int, int]], size_bytes: int) -> list[int]:
-    """Choose cuts among the candidates, in order. A candidate is a pair of the end of the chunk that it would close, and the hash."""
+    """Choose which candidates become cuts. Candidates are examined in order. A candidate is a pair: the position where the chunk would end,
+    and the hash at this position."""
     sizes = []
     start = 0
     for end, value in candidates:
@@ -138,7 +142,8 @@ def _candidates(view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def plain_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield (end, hash) of each candidate whose whole window lies in the data. This byte-by-byte version is the definition."""
+    """Yield a pair (end, hash) for each candidate whose whole window lies in the data. The byte-by-byte version defines which candidates
+    are correct."""
     table = gear_table()
     value = 0
     for end, byte in enumerate(view, 1):
@@ -148,7 +153,7 @@ def plain_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def vector_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield the same pairs as `plain_candidates`, using NumPy, which releases the interpreter lock."""
+    """Yield the same pairs as `plain_candidates`, using NumPy, which releases the interpreter's lock."""
     import numpy
 
     table = numpy.array(gear_table(), dtype=numpy.uint32)
@@ -192,10 +197,9 @@ class NewChunk(msgspec.Struct, frozen=True, gc=False):
     """A chunk that must be written to the store.
 
     Attributes:
-        digest: digest of the chunk.
-        data: bytes of the chunk, which belong to the image and are lost when the image is released.
-        kind: kind of the chunk's part, `PART_…`.
-        compresses: whether a sample shows that lz4 saves at least 3 %.
+        data: bytes of the chunk, which belong to the image and become invalid when the image is released.
+        kind: kind of the part to which the chunk belongs, `PART_…`.
+        compresses: whether lz4 is expected to save at least 3 %, judged by a sample.
     """
 
     digest: bytes
@@ -205,13 +209,13 @@ class NewChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChunkedState(msgspec.Struct):
-    """A chunked image, ready for the store.
+    """An image cut into chunks, ready to be stored.
 
     Attributes:
-        parts: parts for the checkpoint, in the image's order.
-        new: chunks to be written, in the order of their first use, without duplicates.
-        reused: chunks of the base that the parts name, in the order of their first use, without duplicates.
-        table: base of the next capture, once this epoch is complete.
+        parts: the checkpoint's parts, in the order of the image.
+        new: the chunks to write, without duplicates, in the order of their first use.
+        reused: the chunks of the base that the parts name, without duplicates, in the order of their first use.
+        table: the base of the next capture, once this epoch is complete.
     """
 
     parts: list[StatePart]
@@ -221,7 +225,7 @@ class ChunkedState(msgspec.Struct):
 
 
 class _Range(msgspec.Struct, gc=False):
-    """Consecutive chunks of one part, which are a unit of work for one thread."""
+    """Consecutive chunks of one part, which one thread processes as a unit."""
 
     part: int
     start: int
@@ -231,16 +235,16 @@ class _Range(msgspec.Struct, gc=False):
 def chunk_image(
     image: StateImage, base: ChunkTable | None, *, digest: Digest = digest_of, executor: Executor | None = None
 ) -> ChunkedState:
-    """Find the chunks of `image` that the base lacks. Neither the image nor the base is changed or released.
+    """Find the chunks of `image` that are not in the base. This function neither changes nor releases the image and the base.
 
     Args:
-        image: an image that has not been released yet.
-        base: table of the epoch whose chunks may be reused, or None if everything is new.
-        digest: function that computes a chunk's digest. Several threads call the function if the image is large.
-        executor: threads for images with at least `PARALLEL_BYTES_MIN` bytes to hash. If None, the call creates threads and ends them.
+        base: table of the epoch whose chunks may be reused, or None if all chunks are new.
+        digest: function that computes the digest of a chunk. For a large image, several threads call this function.
+        executor: threads to use if the image has at least `PARALLEL_BYTES_MIN` bytes to hash. If `executor` is None, the call starts its
+            own threads and stops them at the end.
 
     Raises:
-        StoreError: If the image refers to a chunk that the base lacks, because it was made for another base.
+        StoreError: If the image refers to a chunk that is not in the base, because the image was made for a different base.
     """
     known = ChunkTable() if base is None else base
     parts = [_in_pieces(part) for part in image.parts]
@@ -256,12 +260,13 @@ def chunk_image(
 
 @functools.cache
 def hash_seed() -> int:
-    """Return this process's secret 64-bit seed. If two threads draw it at the same time, a few unchanged chunks may look changed."""
+    """Return the secret 64-bit seed of this process. If two threads call this function for the first time at once, a few unchanged chunks
+    may be treated as changed."""
     return int.from_bytes(os.urandom(8), "little")
 
 
 def compresses(samples: Sequence[Buffer]) -> bool:
-    """Return whether lz4 saves at least 3 % on these samples. At most 64 KiB of the samples are compressed."""
+    """Return whether lz4 saves at least 3 % on the given samples. At most 64 KiB are compressed."""
     step = max(1, len(samples) // PROBE_PARTS)
     chosen = samples[::step][:PROBE_PARTS]
     share = PROBE_BYTES // max(1, len(chosen))
@@ -270,7 +275,7 @@ def compresses(samples: Sequence[Buffer]) -> bool:
 
 
 def _in_pieces(part: CapturedPart) -> CapturedPart:
-    """Cut a large blob into chunks whose tokens count up from the blob's token. See `values.Blob`."""
+    """Cut a large blob into chunks. The chunks' tokens are consecutive numbers, beginning with the blob's token. See `values.Blob`."""
     if part.kind != PART_BLOB or len(part.chunks) != 1:
         return part
     blob_chunk = part.chunks[0]
@@ -294,7 +299,7 @@ def _ranges(parts: list[CapturedPart]) -> Iterator[_Range]:
 
 @contextlib.contextmanager
 def _mapper(parts: list[CapturedPart], executor: Executor | None) -> Iterator[Callable[..., Iterator[list[_Found]]]]:
-    """Yield a `map` function: either the built-in or a thread pool's."""
+    """Yield the `map` function to use: the built-in function or a thread pool's method."""
     size_bytes = sum([c.size_bytes for part in parts for c in part.chunks if c.data is not None])
     if size_bytes < PARALLEL_BYTES_MIN:
         yield map
@@ -306,7 +311,8 @@ def _mapper(parts: list[CapturedPart], executor: Executor | None) -> Iterator[Ca
 
 
 def _examine(work: _Range, *, base: ChunkTable, digest: Digest) -> list[_Found]:
-    """Look up each chunk in the base. The code is a single loop, since a 1 GiB array has thousands of chunks."""
+    """Look up each chunk of the image in the base. The code is one large loop for speed, because an array of 1 GiB has thousands of
+    chunks."""
     by_token, by_place, digests, seed = base.by_token, base.by_place, base.digests, hash_seed()
     examined: list[_Found] = []
     for index, chunk in enumerate(work.chunks, work.start):
@@ -353,8 +359,8 @@ def _assemble(parts: list[CapturedPart], found: list[list[_Found]]) -> ChunkedSt
 
 
 def _name_new(state: ChunkedState, kind: int, chunks: list[_Found]) -> None:
-    """Add the new chunks to the list. This function must run before `_enter`, while the table contains only the digests of earlier
-    parts."""
+    """Append the new chunks to the list of chunks to write. This function must run before `_enter`, while the table contains only digests
+    of earlier parts."""
     fresh: dict[bytes, Buffer] = {}
     for _, reference, data in chunks:
         if data is not None and reference.digest not in state.table.digests:
@@ -402,18 +408,14 @@ _decoder = msgspec.msgpack.Decoder(list[JournalEntry])
 
 
 class SealedRuns(msgspec.Struct, frozen=True):
-    """The beginning of a journal, as encoded runs in order, and the total number of entries in these runs."""
+    """The sealed beginning of a journal: encoded runs in order, and the total number of entries in them."""
 
     count: int
     runs: tuple[bytes, ...]
 
 
 class SealedJournal:
-    """The sealed runs of one turn's journal.
-
-    Attributes:
-        count: number of sealed entries.
-    """
+    """The sealed runs of the journal of one turn."""
 
     __slots__ = ("_measured", "_open_bytes", "_runs", "count")
 
@@ -424,8 +426,8 @@ class SealedJournal:
         self._open_bytes = 0  # size of the measured entries that are not sealed
 
     def seal(self, journal: Sequence[JournalEntry]) -> SealedRuns | None:
-        """Seal full runs. Return all runs sealed so far, or None if there are none. `journal` must extend the journal of the previous
-        call."""
+        """Seal full runs. Return all runs that have been sealed so far, or None if there are none. `journal` must be an extension of the
+        journal in the previous call."""
         for place in range(self._measured, len(journal)):
             self._open_bytes += len(journal[place].result)
             if self._open_bytes >= RUN_BYTES or place + 1 - self.count >= RUN_ENTRIES:
@@ -436,8 +438,8 @@ class SealedJournal:
 
 
 def with_journal(image: StateImage, sealed: SealedRuns | None) -> StateImage:
-    """Return the same image with the runs as its last part. Chunking keeps the part in last position. If `sealed` is None, return the
-    image."""
+    """Return a copy of the image with the sealed runs as its last part. Chunking keeps this part in the last position. If `sealed` is None,
+    return the image itself."""
     if sealed is None:
         return image
     chunks = [SourceChunk(0, run, len(run)) for run in sealed.runs]
@@ -447,18 +449,18 @@ def with_journal(image: StateImage, sealed: SealedRuns | None) -> StateImage:
 
 
 def split_journal(parts: list[StatePart]) -> tuple[list[StatePart], StatePart | None]:
-    """Split the parts into the parts of the state and the part of the journal, which is None if there is none."""
+    """Separate the parts of the state from the part of the journal, which is None if the checkpoint has no journal."""
     if parts and parts[-1].kind == PART_JOURNAL:
         return parts[:-1], parts[-1]
     return parts, None
 
 
 def joined_turn(turn: SavedTurn, part: StatePart, content: Buffer) -> SavedTurn:
-    """Return the turn with its complete journal.
+    """Return the turn, including the sealed entries of its journal.
 
     Args:
-        part: the journal's part in the checkpoint.
-        content: checked bytes of this part.
+        part: the checkpoint's part that contains the journal.
+        content: the verified bytes of this part.
 
     Raises:
         DamagedDataError: If the bytes are not a journal.
@@ -475,10 +477,11 @@ def joined_turn(turn: SavedTurn, part: StatePart, content: Buffer) -> SavedTurn:
 
 
 def whole_turn(checkpoint: AgentCheckpoint, content: Buffer) -> AgentCheckpoint:
-    """Return the checkpoint with the complete journal in its turn. `content` contains the bytes of the journal's part.
+    """Return the checkpoint with its turn's complete journal, including the sealed entries. `content` contains the bytes of the part that
+    contains the journal.
 
     Raises:
-        DamagedDataError: If the part is not a journal, or there is no turn to which it could belong.
+        DamagedDataError: If the part is not a journal, or the checkpoint has no turn.
     """
     turn, part = checkpoint.turn, checkpoint.journal_part
     if part is None:

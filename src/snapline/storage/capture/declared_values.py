@@ -1,20 +1,22 @@
-"""Comparison of a value with its declared type before the value is saved. Values that would be restored as other values are refused (G3).
+"""Checks a value against its declared type before the value is saved. A value is refused if it would be restored as a different value (G3).
 
-MessagePack stores no classes. A subclass is restored as the declared base class without the subclass's fields, a `defaultdict` is restored
-as a `dict`, and a datetime of any zone is restored in UTC. The encoder does not notice this. So each value is first traversed together with
-its annotation:
+MessagePack stores no classes. Without these checks, an instance of a subclass would be restored as the declared base class and lose the
+subclass's fields. A `defaultdict` would be restored as a `dict`, and a datetime in any time zone would be restored in UTC. The encoder does
+not detect such changes. So each value is first traversed together with its annotation:
 
-- A *node* represents one declared type. The node maps the exact class of a value to a *rule*, or to None if the class alone is sufficient.
-- A rule inspects a value: the items of a list, the fields of a struct, the zone of a datetime.
-- Classes with a `__post_init__` may change their arguments. Values of such classes are encoded, decoded and encoded again.
+- A *node* represents one declared type. A node maps the exact class of a value to a *rule*, or to None if every value of this class is
+  acceptable.
+- A rule inspects the contents of a value: the items of a list, the fields of a struct, or the time zone of a datetime.
+- Classes with a `__post_init__` may change their arguments. So values of such classes are encoded, decoded and encoded again.
 
-Two kinds of values are allowed although their class differs from the declared class, since the restored values are equal and behave alike.
-An `int` may be stored where `float` is declared, if no digit is lost. NumPy's numbers may be stored where plain numbers are declared. In
-both cases the restored value has the declared type. `cached_property` values are not saved, because they are computed again.
+Two kinds of values are accepted although their class differs from the declared class, because the restored values are equal and behave in
+the same way. An `int` may be stored where a `float` is declared, if no digits are lost. NumPy numbers may be stored where plain numbers are
+declared. Whichever number was stored, the restored value has the declared type. `cached_property` values are not saved, because they are
+computed again.
 
-Nodes are compiled once for each declared type. The traversal checks the classes of all items or fields at once, at C speed, and inspects
-values only where a rule requires it. The traversal runs before the bytes are used, on the thread that encodes. For a `History`, only
-records that no capture has encoded yet are checked.
+Nodes are compiled once per declared type. The traversal is fast because it checks the classes of all items or fields at once in C, and
+inspects individual values only if a rule requires it. The traversal runs before the encoded bytes are used, and on the thread that encodes
+the state. For a `History`, only those records are checked that no capture has encoded yet.
 """
 
 import collections.abc
@@ -57,25 +59,26 @@ _Part = tuple[_Step, Any, "_Node"]  # The next step of the path, a member, and t
 
 
 class _Rule:
-    """Rule that checks values of one class. This base class refuses all values. `advice` is the next step in the error message."""
+    """Rule that checks the values of one class. This base class refuses all values. `advice` is the recommendation in the error message."""
 
     advice = "keep a value of exactly that type there, or declare the type that is there"
     problem = "would not come back as it is"
 
     def holds(self, value: Any) -> bool:
-        """Return whether the restored value would equal `value`."""
+        """Return whether the restored value would be equal to `value`."""
         return False
 
     def hold_all(self, values: Collection[Any]) -> bool:
-        """Return whether all of these values would be restored equal. One call is cheaper than one call of `holds` for each value."""
+        """Return whether each of these values would be restored as an equal value. One call of this method is cheaper than a call of
+        `holds` for each value."""
         return all(map(self.holds, values))
 
     def parts(self, value: Any) -> Iterable[_Part]:
-        """Return the members of `value` that have declared types of their own."""
+        """Return those members of `value` that have their own declared types."""
         return ()
 
     def holds_itself(self, value: Any) -> bool:
-        """Check like `holds`, but without checking the members."""
+        """Check the value like `holds`, but do not check its members."""
         return self.holds(value)
 
 
@@ -83,7 +86,8 @@ _REFUSED = _Rule()
 
 
 class _Node(dict[type, _Rule | None]):
-    """One declared type, as a map from the class of a value to its rule, or to None if any value of that class is restored equal."""
+    """One declared type: a map from the class of a value to its rule, or to None if every value of that class would be restored as an equal
+    value."""
 
     def __init__(self, declared: Any) -> None:
         super().__init__()
@@ -115,8 +119,8 @@ def _all_hold(node: _Node, values: Collection[Any]) -> bool:
 
 
 class _Items(_Rule):
-    """Rule for a list, set, frozenset or tuple of any length. If `is_hashed`, tuples among the items remain tuples even without a declared
-    type."""
+    """Rule for a list, set, frozenset or tuple with any number of items. If `is_hashed` is set, the items are hashable, so tuples among
+    them are restored as tuples even if no type is declared."""
 
     def __init__(self, item: Any, *, is_hashed: bool = False) -> None:
         self._item = item
@@ -142,8 +146,6 @@ class _Items(_Rule):
 
 
 class _Entries(_Rule):
-    """Rule for a dict."""
-
     def __init__(self, key: Any, value: Any) -> None:
         self._declared = key, value
 
@@ -172,7 +174,7 @@ class _Entries(_Rule):
 
 
 class _TypedEntries(_Rule):
-    """Rule for a TypedDict. The rule refuses undeclared keys, because they would be dropped."""
+    """Rule for a TypedDict. Undeclared keys of a TypedDict are refused, because they would not be restored."""
 
     advice = "keep only the keys that it declares"
 
@@ -195,7 +197,7 @@ class _TypedEntries(_Rule):
 
 
 class _Row(_Rule):
-    """Rule for a named tuple, or a tuple whose members have separate declared types."""
+    """Rule for a named tuple, or for a tuple with a declared type for each item."""
 
     def __init__(self, declared: tuple[Any, ...]) -> None:
         self._declared = declared
@@ -222,7 +224,7 @@ def _rules(parts: Iterable[_Part]) -> Iterator[tuple[_Step, Any, _Rule]]:
 
 
 class _Fields(_Rule):
-    """Rule for a struct, dataclass or attrs class. The rule caches combinations of the classes of all fields."""
+    """Rule for a struct, dataclass or attrs class. The rule caches combinations of the classes of all fields, for speed."""
 
     advice = "keep what belongs to it in declared fields, and let `__post_init__` leave a saved value as it is"
     problem = "has attributes that are no fields, or private ones of attrs, or is changed by its `__post_init__` when it is read"
@@ -257,7 +259,7 @@ class _Fields(_Rule):
         return self._is_bare or self.holds_itself(value)
 
     def hold_all(self, values: Collection[Any]) -> bool:
-        """Check field by field, so that a thousand structs need only one set of classes for each field."""
+        """Check the structs field by field, so that even for a thousand structs only one set of classes per field is computed."""
         for name, node in zip(self._names, self._nodes, strict=True):
             get = operator.attrgetter(name)
             kinds = set(map(type, map(get, values)))
@@ -299,7 +301,6 @@ class _Fields(_Rule):
         return rules
 
     def _extras(self, value: Any) -> dict[str, Any]:
-        """Return the attributes that are neither fields nor cached properties."""
         extras = {name: found for name, found in value.__dict__.items() if name not in self._own}
         return {
             name: found
@@ -309,7 +310,7 @@ class _Fields(_Rule):
 
 
 class _Test(_Rule):
-    """Rule defined by a function that looks only at the value."""
+    """Rule that calls a function with the value."""
 
     def __init__(self, holds: Callable[[Any], bool], advice: str) -> None:
         self._holds = holds
@@ -320,7 +321,8 @@ class _Test(_Rule):
 
 
 class _Constrained(_Rule):
-    """Rule for `Annotated[…, Meta(…)]`. The rule refuses values that could be saved but not decoded."""
+    """Rule for `Annotated[…, Meta(…)]`. Values are refused if they could be saved but would violate the constraints when they are
+    decoded."""
 
     advice = "keep to what its Meta says"
 
@@ -343,7 +345,7 @@ class _Constrained(_Rule):
 
 
 class _Records(_Rule):
-    """Rule for a History. The rule checks the records that no capture has encoded yet."""
+    """Rule for a History. Only those records of a history are checked that no capture has encoded yet."""
 
     def __init__(self, record: Any) -> None:
         self._items = _Items(record)
@@ -402,7 +404,8 @@ def _is_literal(values: tuple[Any, ...], value: Any) -> bool:
 
 
 def _is_member(kind: Any, value: Any) -> bool:
-    """Return whether this member of a flag, or of an enum whose values are neither text nor integers, can be restored from its value."""
+    """Return whether this enum member can be restored from its value. The function handles flags, and enums whose values are neither text
+    nor integers."""
     try:
         return bool(msgspec.convert(value.value, kind) is value)
     except (msgspec.ValidationError, TypeError):
@@ -415,7 +418,7 @@ _SAME = 0  # Extension that refers to an object of the value by its index.
 
 
 def _survives_encoding(declared: Any, value: Any, extras: dict[str, Any]) -> bool:
-    """Return whether encoding, decoding and encoding again gives the same bytes. Arrays are not copied."""
+    """Return whether a value has the same encoding after it was encoded and decoded. Arrays are not copied."""
     lent: dict[int, int] = {}  # Map from the id of an object to its number.
     objects: list[Any] = []
 
@@ -493,7 +496,7 @@ def _is_any(declared: Any) -> bool:
 
 
 def _admit(node: _Node, declared: Any) -> None:
-    """Let the node also accept values of this type. For a union, this function is called for each member of the union."""
+    """Make the node also accept values of the given type. For a union, this function is called once for each member type."""
     origin, inner = typing.get_origin(declared) or declared, typing.get_args(declared)
     if declared is _UNKNOWN:
         node.others.append(lambda _: None)
@@ -540,7 +543,7 @@ _CONSTRAINABLE = frozenset(
 
 
 def _admit_any(node: _Node) -> None:
-    """Let the node accept values that decode without a declared type: plain values, and values that describe themselves."""
+    """Make the node accept all values that can be decoded without a declared type, which are plain values and self-describing values."""
     for kind in (types.NoneType, bool, int, float, str, bytes):
         node[kind] = None
     node[list] = _Items(Any)
@@ -618,8 +621,8 @@ def _admit_own_class(node: _Node, declared: Any, kind: Any, inner: tuple[Any, ..
 
 
 def _rule_of_custom(declared: type, found: type) -> _Rule | None:
-    """Return the rule for a class that MessagePack does not know, such as an array or an abstract class. Such a value is decoded as if
-    undeclared."""
+    """Return the rule for a class that MessagePack does not support, such as an array class or an abstract class. Values of such a class
+    are decoded as if no type were declared."""
     try:
         is_one = issubclass(found, declared)
     except TypeError:  # a Protocol without runtime checks
@@ -633,8 +636,6 @@ _ADVICE_FLAG = "members whose values are neither text nor integers are not read 
 
 
 def _admit_numbers(node: _Node, kind: type) -> None:
-    """Let the node accept NumPy's numbers, which are saved as equal plain numbers."""
-
     def rule(found: type) -> _Rule | None:
         numpy = numpy_if_loaded()
         if numpy is None or not issubclass(found, numpy.generic):
@@ -658,7 +659,7 @@ def _names_of(kind: Any) -> tuple[str, ...]:
 
 
 def _may_be_unset(kind: Any) -> frozenset[str]:
-    """Return the names of fields whose default is UNSET. An unset field is omitted, and restored as UNSET."""
+    """Return the names of the fields whose default value is UNSET. If a field is unset, it is not saved, and is restored as UNSET."""
     if issubclass(kind, msgspec.Struct):
         defaults = kind.__struct_defaults__
         names = kind.__struct_fields__[len(kind.__struct_fields__) - len(defaults) :]
@@ -671,8 +672,8 @@ def _may_be_unset(kind: Any) -> frozenset[str]:
 
 
 def _hints_of(declared: Any) -> dict[str, Any]:
-    """Return the annotations of a class's fields, with the type variables resolved. Annotations that cannot be evaluated become
-    `_UNKNOWN`."""
+    """Return the annotations of a class's fields, with type variables replaced by their actual types. An annotation that cannot be
+    evaluated is returned as `_UNKNOWN`."""
     kind = typing.get_origin(declared) or declared
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
@@ -711,7 +712,7 @@ _KEY[datetime.datetime] = _DATETIME_OF_ANY
 
 
 class _KeyRow(_Rule):
-    """Rule for a tuple that is a dict key or a set member. Such a tuple remains a tuple even without a declared type."""
+    """Rule for a tuple that is a dict key or a set member. A tuple in such a place is restored as a tuple even if no type is declared."""
 
     def holds(self, value: Any) -> bool:
         return _all_hold(_KEY, value)
@@ -723,7 +724,8 @@ _MEMBER[tuple] = _KeyRow()
 
 
 def survives_round_trip(value: object, declared: Any) -> bool:
-    """Return whether `value` would be restored equal, with the same classes, if it were saved as MessagePack and read as `declared`."""
+    """Return whether `value` would be restored as an equal value with the same classes, if it were saved as MessagePack and decoded as
+    `declared`."""
     try:
         rule = _compiled(declared)[type(value)]
     except TypeError:  # an annotation that cannot be hashed
@@ -737,9 +739,9 @@ def survives_round_trip(value: object, declared: Any) -> bool:
 
 
 def difference(value: object, declared: Any, name: str) -> str:
-    """Describe the first member of `value` that would be restored differently, or return "" if there is none.
+    """Describe the first member of `value` that would be restored differently. Return "" if all members would be restored as they are.
 
-    The description names the path, the declared type and the actual value.
+    The description contains the member's path, its declared type and its actual value.
     """
     waiting: list[tuple[tuple[Any, ...], Any, _Node, _Rule | None]] = [((name,), value, _node_of(declared), None)]
     for _ in range(WALK_PARTS_MAX):
@@ -762,10 +764,10 @@ WALK_PARTS_MAX = 10_000_000
 
 
 def check_declared(value: object, declared: Any, name: str) -> None:
-    """Refuse a value that would be restored as another value.
+    """Check that the value would be restored as an equal value.
 
     Raises:
-        EncodingError: If the value is refused. The message names the path, the declared type, and the actual value.
+        EncodingError: If the value would be restored differently. The message contains the path, the declared type and the actual value.
     """
     if not survives_round_trip(value, declared):
         reason = difference(value, declared, name)

@@ -1,20 +1,21 @@
-"""Restoring a state from a checkpoint, which contains the skeleton, the parts, and the bytes of the parts.
+"""Restores a state from a checkpoint, given the skeleton, the parts, and the parts' bytes.
 
-Arrays and tensors are views of the buffers that the store has read and checked, which saves a second copy of large states. So each buffer
-then belongs to one object, and nothing else may write to the buffer.
+Restored arrays and tensors are views of the buffers that the store has read and verified, which saves a second copy of large states. So
+after the restore, each buffer belongs to one object, and no other code may write to it.
 
-Parts are self-describing except for histories, whose records need the declared type. msgspec reports an extension first and its declared
-type later, and reports no type for a field declared as `Any`. So an extension becomes a placeholder, which the declared type turns into the
-object. A placeholder that remains was in a field declared as `Any`. In that case the skeleton is decoded again, and those histories get
-plain records (dicts and lists). A pickle that remains is refused: loading a pickle requires the declaration `Pickled[…]`, so a tampered
-store cannot inject a pickle elsewhere.
+All parts are self-describing except histories, whose records can be decoded only with their declared type. When decoding an extension,
+msgspec reports the declared type only after the extension, and for a field declared as `Any` it reports no type. So an extension is first
+decoded as a placeholder, which is replaced by the object as soon as the declared type is known. If a placeholder remains at the end, it is
+in a field declared as `Any`. If a history's placeholder remains, the skeleton is decoded again, and the history's records become dicts and
+lists. If a pickle remains as a placeholder, it is refused. A pickle is loaded only if it is declared as `Pickled[…]`, so nobody can inject
+a pickle into another field by tampering with the store.
 
-A state without parts is decoded by a cached decoder.
+If a state has no parts, a cached decoder decodes it in one step.
 
-**Reading the parts.** Each chunk is read directly into the memory that the array will use. Adjacent chunks of a pack are read with one
-call. If chunks are stored plain, no copy is made: headers and contents go to separate buffers (`read_into`). Every digest is checked
-before the bytes are returned (G11). Two threads read large amounts of data, because both reading and hashing release the interpreter's
-lock. From an object store, several ranges are always read in parallel.
+**Reading the parts.** Each chunk is read directly into the memory that the restored array will use. Adjacent chunks in a pack are read with
+a single call. If chunks are neither compressed nor encrypted, they are not copied: headers and contents are read into separate buffers
+(`read_into`). Each digest is verified before the bytes are returned (G11). Large amounts of data are read by two threads, because reading
+and hashing both release the interpreter's lock. From an object store, several ranges are always read at the same time.
 """
 
 import contextlib
@@ -71,17 +72,17 @@ _FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, Recursio
 
 
 class RestoredState(msgspec.Struct):
-    """A restored state, and the table of its chunks, which is the base of the agent's next capture."""
+    """A restored state, with the table of its chunks, which is the base of the agent's next capture."""
 
     state: Any
     table: ChunkTable
 
 
 class StateDecoder:
-    """Decoder for states of one declared type. Several threads may share a decoder.
+    """Decoder for states with one declared type. Several threads may share a decoder.
 
     Raises:
-        TypeError: If msgspec cannot decode the declared type.
+        TypeError: If msgspec does not support the declared type.
     """
 
     def __init__(self, declared: Any, *, allow_pickle: bool = False) -> None:
@@ -92,10 +93,10 @@ class StateDecoder:
         )
 
     def decode(self, skeleton: Buffer) -> Any:
-        """Return the state that a skeleton without parts encodes.
+        """Return the state that is encoded in a skeleton without parts.
 
         Raises:
-            EncodingError, TypeError, ValueError, NotImplementedError, msgspec.DecodeError: If the skeleton does not decode as declared.
+            EncodingError, TypeError, ValueError, NotImplementedError, msgspec.DecodeError: If the skeleton cannot be decoded as declared.
         """
         try:
             return self._plain.decode(skeleton)
@@ -103,7 +104,7 @@ class StateDecoder:
             return _Session(self._declared, [], [], allow_pickle=self._allow_pickle).decode(skeleton)
 
     def restore(self, skeleton: Buffer, parts: Sequence[StatePart], contents: Sequence[Buffer]) -> RestoredState:
-        """Return a state with parts, decoded as the declared type. See `decode_state`."""
+        """Decode a state that has parts, as the declared type. See `decode_state`."""
         try:
             _check_contents(parts, contents)
             if not parts:
@@ -125,25 +126,24 @@ def decode_state(
     *,
     allow_pickle: bool = False,
 ) -> RestoredState:
-    """Return a state and the table of its chunks.
+    """Return the decoded state and the table of its chunks.
 
     Args:
-        declared: declared type of the state.
-        skeleton: the skeleton of an image, or a state that an earlier release wrote.
+        skeleton: the skeleton of an image, or a state that was written by an earlier release.
         parts: the checkpoint's parts, in order.
-        contents: the checked bytes of each part, in one buffer per part. The array or tensor keeps a writable buffer. A read-only buffer
-            is copied.
-        allow_pickle: whether the agent class allows pickles.
+        contents: the verified bytes of each part, as one buffer per part. If a buffer is writable, the restored array or tensor uses it
+            without a copy. If the buffer of an array or tensor is read-only, it is copied.
+        allow_pickle: whether the agent class allows pickles to be loaded.
 
     Raises:
-        EncodingError: If skeleton and parts do not decode as `declared`, or a part does not match its head.
-        DamagedDataError: If the records of a history cannot be replayed.
+        EncodingError: If the skeleton and the parts cannot be decoded as `declared`, or if a part does not match its head.
+        DamagedDataError: If the operations of a history cannot be replayed.
     """
     return StateDecoder(declared, allow_pickle=allow_pickle).restore(skeleton, parts, contents)
 
 
 class _NeedsSessionError(Exception):
-    """The record contains an extension that must be decoded in two steps."""
+    """Raised if the record contains an extension that must be decoded in two steps."""
 
 
 def _decode_extension(code: int, data: memoryview) -> object:
@@ -153,7 +153,7 @@ def _decode_extension(code: int, data: memoryview) -> object:
 
 
 class _HistoryPlaceholder:
-    """Placeholder for the history in a part until its record type is known."""
+    """Placeholder for a history that is stored in a part, until the type of the history's records is known."""
 
     __slots__ = ("index",)
 
@@ -162,7 +162,7 @@ class _HistoryPlaceholder:
 
 
 class _PicklePlaceholder:
-    """Placeholder for a pickle until its field is known to be declared as `Pickled`."""
+    """Placeholder for a pickle. The placeholder is used until it is known whether the field is declared as `Pickled`."""
 
     __slots__ = ("data",)
 
@@ -171,11 +171,10 @@ class _PicklePlaceholder:
 
 
 class _Session:
-    """State while one record is decoded.
+    """State of the decoder while it decodes one record.
 
     Attributes:
-        histories: map from part to history, for the histories already created.
-        tokens: map from token to chunk, for the parts that track changes.
+        tokens: for the parts that track changes, map from token to chunk.
     """
 
     def __init__(
@@ -218,7 +217,8 @@ class _Session:
         return decode_own_value(code, data)
 
     def _take(self, data: memoryview) -> int:
-        """Return the index of the part that `data` names. A part must not be used twice, because two objects would share one buffer."""
+        """Return the part index that is encoded in `data`. Raise an error if this part was already used, because two objects would share
+        one buffer."""
         index = msgspec.msgpack.decode(data, type=int)
         if not 0 <= index < len(self._parts):
             raise EncodingError(f"the state names its part {index}, the checkpoint has {len(self._parts)}")
@@ -252,7 +252,7 @@ class _Session:
         return made
 
     def _make_values(self, part: StatePart, content: Buffer) -> object:
-        """Return an array or tensor that uses the memory of `content`."""
+        """Return an array or tensor that uses the memory of `content` directly."""
         head = msgspec.msgpack.decode(part.head, type=ArrayHead)
         writable = bytearray(content) if memoryview(content).readonly else content
         if part.kind == PART_TENSOR:
@@ -296,7 +296,8 @@ def _is_declared_as(declared: Any, name: str) -> bool:
 
 
 def _unpickled(data: Buffer) -> Any:
-    """Load a pickle. Loading runs code from `data`, so call this only if the declaration and the agent class allow it."""
+    """Load a pickle. Loading a pickle runs code that it contains, so call this function only if both the declaration and the agent class
+    allow it."""
     import pickle
 
     try:
@@ -318,7 +319,8 @@ def _check_contents(parts: Sequence[StatePart], contents: Sequence[Buffer]) -> N
 
 
 def _table_of(parts: Sequence[StatePart], session: _Session) -> ChunkTable:
-    """Return the table of the parts' chunks. Chunks of copied arrays have no token and no hash yet, so later captures compare digests."""
+    """Return the table of the chunks of all parts. For copied arrays, the chunks have neither a token nor a hash yet, so later captures
+    compare digests."""
     table = ChunkTable(by_token=session.tokens, by_place={}, digests={})
     for index, part in enumerate(parts):
         chunks = part.chunks()
@@ -329,9 +331,9 @@ def _table_of(parts: Sequence[StatePart], session: _Session) -> ChunkTable:
 
 
 def buffer_for(part: StatePart) -> memoryview:
-    """Return zero-filled, writable memory for reading a part, as long as the part. Check `part.contradiction()` before the call.
+    """Return zero-filled, writable memory into which a part can be read. Check `part.contradiction()` before the call.
 
-    A write-tracked array gets memory that can be tracked again. Any other large part gets memory with few page faults.
+    For a write-tracked array, the memory can be tracked again. For any other large part, the memory causes few page faults.
 
     Raises:
         StoreError, ExternalFailureError: If the machine is out of memory.
@@ -358,7 +360,7 @@ THREADS = 2
 
 
 class ChunkSource(msgspec.Struct, frozen=True, gc=False):
-    """Location of a chunk, and the keyring that decrypts the chunk."""
+    """The location of a chunk, and the keyring that can decrypt the chunk."""
 
     path: str
     entry: BlobEntry
@@ -371,7 +373,7 @@ class _Task(msgspec.Struct, gc=False):
 
 
 class PartReader:
-    """Reader for the parts of checkpoints of one epoch or one checkpoint pack. Several threads may share a reader."""
+    """Reader for the parts of checkpoints in one epoch or one checkpoint pack. Several threads may share a reader."""
 
     def __init__(
         self,
@@ -382,7 +384,7 @@ class PartReader:
         where: str,
         others: Callable[[], Iterable["PartReader"]] = tuple,
     ) -> None:
-        """Create the reader. `others` returns other readers to try if a chunk cannot be read, because compaction may have moved the
+        """Create the reader. `others` returns other readers to try if a chunk cannot be read, because a compaction may have moved the
         chunk."""
         self._disk = disk
         self._sources = sources
@@ -391,11 +393,11 @@ class PartReader:
         self._others = others
 
     def read(self, agent: str, parts: Sequence[StatePart]) -> list[memoryview]:
-        """Return the bytes of each part, each in separate writable memory.
+        """Return the bytes of each part, each in its own writable memory.
 
         Raises:
-            DamagedDataError: If a chunk is missing, or its bytes differ from the bytes that were written. The message names file, epoch and
-                agent.
+            DamagedDataError: If a chunk is missing, or if its bytes differ from the bytes that were written. The message names the file,
+                the epoch and the agent.
         """
         try:
             return self._read_here(agent, parts)
@@ -465,7 +467,7 @@ class PartReader:
         raise damaged(task.source.path, reason, epoch=self._epoch)
 
     def _read_packed(self, path: str, run: list[_Task]) -> None:
-        """Read a run of compressed or encrypted chunks, whose plaintext must be copied."""
+        """Read a run of compressed or encrypted chunks, whose plaintext has to be copied."""
         start, end = run[0].source.entry.offset, end_of(run[-1].source.entry)
         with store_files.reading(self._disk, path, epoch=self._epoch):
             data = memoryview(self._disk.read(path, start, end - start))
@@ -484,7 +486,7 @@ def reader_of_manifest(
     path: str,
     others: Callable[[], Iterable[PartReader]] = tuple,
 ) -> PartReader:
-    """Return a reader for the parts of the checkpoints in `manifest`. Errors about missing chunks name the manifest as `path`."""
+    """Return a reader for the parts of all checkpoints in `manifest`. If a chunk is missing, the error names the manifest as `path`."""
     keyrings = [keyring_of(guard, store_id=store_id, path=pack.path, key_id=pack.key_id) for pack in manifest.packs]
     sources = {
         chunk.digest: ChunkSource(manifest.packs[chunk.pack].path, chunk.entry(), keyrings[chunk.pack])
@@ -494,7 +496,7 @@ def reader_of_manifest(
 
 
 def _runs(tasks: Iterable[_Task]) -> Iterable[list[_Task]]:
-    """Yield lists of tasks such that one read serves each list."""
+    """Group the tasks into lists such that each list can be served by a single read."""
     run: list[_Task] = []
     for task in sorted(tasks, key=lambda each: (each.source.path, each.source.entry.offset)):
         entry = task.source.entry

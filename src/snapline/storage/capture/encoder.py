@@ -1,39 +1,41 @@
-"""Capture of the image of a state between two turns, which is the only pause that an agent notices.
+"""Captures the image of a state between two turns. The agent pauses only for this capture.
 
-The problem: a state may contain gigabytes, and the agent must not continue before its state has been read. So only values that may change
-afterwards are copied, at memory speed, into warm memory (`image.ArenaPool`). A worker thread does all slower work (hashing, compressing,
-writing) on the copy.
+The problem: a state may be gigabytes in size, and the agent must not continue until its state has been read. So only values that may change
+after the capture are copied, at memory speed, into warm memory (`image.ArenaPool`). A worker thread then does all slower work (hashing,
+compressing, writing) on the copy.
 
-Where each value is stored:
+Where a value is stored depends on its type and size:
 
-    arrays and tensors of `ARRAY_PART_BYTES_MIN` and more    a part: copied whole, or only the changes if writes are tracked
-    History, Blob                                            a part: its contents never change, so nothing is copied
-    pickles of `PICKLE_PART_BYTES_MIN` and more              a part
-    everything else                                          the skeleton
+- An array or tensor of at least `ARRAY_PART_BYTES_MIN` is stored as a part. An array is copied whole, or only its changes if writes are
+  tracked.
+- A `History` or `Blob` is stored as a part. The contents of a `History` or `Blob` never change, so they are not copied.
+- A pickle of at least `PICKLE_PART_BYTES_MIN` is stored as a part.
+- All other values are stored in the skeleton.
 
-Copies of small arrays share slabs, so that a state of a thousand arrays needs only tens of buffers. Each larger array has its own buffer.
-The buffer's size is the same at the next capture, so the same buffer fits again.
+Copies of small arrays share slabs, so that a state of a thousand arrays needs only tens of buffers. Each larger array is copied into its
+own buffer. A buffer has the same size at the next capture, so it can be used again.
 
 Invariants:
 
-1. No byte of an image changes after `encode` has returned, whatever the agent does (G1: the image shows one moment).
-2. If `encode` raises an error, all buffers that it took have been returned.
-3. At most `ARENA_IMAGES_MAX` images of one agent hold buffers.
+1. No byte of an image changes after `encode` has returned, no matter what the agent does, so the image shows the state at one moment (G1).
+2. If `encode` raises an error, it has returned all its buffers to the pool.
+3. At most `ARENA_IMAGES_MAX` images of the same agent hold buffers at the same time.
 
-The caller's duties: call `encode` between two turns, on the event loop, and call `image.release()` when nothing reads the parts any more.
+The caller must call `encode` between two turns, on the event loop, and must call `image.release()` when the parts are no longer read.
 
-**Unsupported values** are found by two functions that traverse the objects of a state. Neither runs in a regular pause:
+**Unsupported values** are found by two functions that traverse the objects of a state. Neither of these functions runs in a regular pause:
 
-- `check`, which runs once for each agent at its first capture, finds values that would be saved without an error but restored as something
-  else (G3). Such values are mutable objects that are reached by two paths (each would become two objects), and arrays that share memory.
-- `explain`, which runs after a failed capture, finds the refused value and recommends a change.
+- `check` runs once for each agent, at its first capture. `check` finds values that would be saved without an error but restored differently
+  (G3). Such values are mutable objects that can be reached on two paths (each path would lead to its own object after a restore), and
+  arrays that share memory.
+- `explain` runs after a capture has failed. `explain` finds the refused value and recommends a change.
 
-`check` traverses the state depth first, in the order of the fields, without recursion, because a state may be nested deeper than the
-interpreter's stack. Immutable objects may be shared, since a copy is indistinguishable from the original. The contents of an immutable
-object are checked on each path to the object.
+`check` traverses the state depth first, in the order of the fields. The traversal does not use recursion, because a state may be nested
+more deeply than the interpreter's stack allows. Immutable objects may be shared, because a copy cannot be distinguished from the original.
+The contents of an immutable object are checked again on every path to the object.
 
-`explain` only descends: from an object that cannot be encoded to the first of its members that cannot be encoded. So `explain` costs only a
-few encodings of the state, however large the state is.
+`explain` only descends: it goes from an object that cannot be encoded to the object's first member that cannot be encoded. So the cost of
+`explain` is only a few encodings of the state, no matter how large the state is.
 """
 
 import datetime
@@ -138,14 +140,15 @@ _KEY = "key"
 
 
 class _Node(msgspec.Struct, gc=False):
-    """One path to one object. The steps lead back to the state. Nodes are freed together, so they need no garbage collection."""
+    """An object, with one path on which it can be reached. Each node refers to the previous node on the path, so the path leads back to the
+    state. All nodes are freed at the same time, so they need no garbage collection."""
 
     value: Any
     parent: "_Node | None"
     step: _Step
 
     def path(self) -> str:
-        """Return the path, such as `state.workers['a'].lock`."""
+        """Return the path as text, such as `state.workers['a'].lock`."""
         steps: list[str] = []
         node = self
         while node.parent is not None:
@@ -154,7 +157,7 @@ class _Node(msgspec.Struct, gc=False):
         return "state" + "".join(reversed(steps))
 
     def subject(self) -> object:
-        """Return the object to encode as a test. A dict key is tested as the key of a dict."""
+        """Return the object to encode in order to test the value. If the value is a dict key, it is tested as the key of a dict."""
         return {self.value: None} if self.step[0] == _KEY else self.value
 
     def is_inside(self, value: object) -> bool:
@@ -183,10 +186,10 @@ def _step_text(step: _Step) -> str:
 
 
 def check(state: object) -> None:
-    """Find mutable objects that are reached by two paths, and arrays that share memory.
+    """Find mutable objects that can be reached on two paths, and arrays that share memory.
 
     Raises:
-        EncodingError: If such a value was found. The message names both paths.
+        EncodingError: If there is such an object or array. The error message names both paths.
     """
     walk = _Walk(state)
     while walk.waiting and walk.seen < WALK_OBJECTS_MAX:
@@ -195,13 +198,13 @@ def check(state: object) -> None:
 
 
 class _Walk:
-    """The traversal that `check` performs.
+    """Traversal of a state, which `check` performs.
 
     Attributes:
-        first: map from the id of each mutable object to the first path to the object. The map keeps the object alive, so no id is reused.
-        arrays: paths to arrays and tensors.
-        waiting: nodes still to visit. The next node is last.
-        seen: number of containers and mutable objects visited.
+        first: for each mutable object, the first path on which it was reached, by the object's id. The dict `first` keeps the objects
+            alive, so that ids are not reused.
+        waiting: nodes that must still be visited. The last node in the list is visited next.
+        seen: number of containers and mutable objects that were visited.
     """
 
     def __init__(self, state: object) -> None:
@@ -214,7 +217,7 @@ class _Walk:
         self._check_shared(root, _traits_of(state))
 
     def enter(self, node: _Node) -> None:
-        """Visit the members of one object."""
+        """Visit all members of one object."""
         opened = _open(node.value)
         if opened is None:
             return
@@ -251,7 +254,8 @@ _CONTAINER, _MUTABLE, _ARRAY = 1, 2, 4
 
 
 def _traits_of(value: Any) -> int:
-    """Return the traits of objects of the value's type. Return 0 for leaves that may be shared, and for values that encoding refuses."""
+    """Return the traits that all objects of the value's type share. Return 0 for leaves that may be shared, and also for values that the
+    encoder refuses."""
     traits = _CONTAINER if _open(value) is not None else 0
     if _extent(value) is not None:
         traits |= _ARRAY
@@ -259,9 +263,10 @@ def _traits_of(value: Any) -> int:
 
 
 def _open(value: Any) -> tuple[str, Iterable[object], Iterable[Any]] | None:
-    """Return a container's contents: the kind of the steps, their keys, and the members. Return None if `value` is not a container.
+    """Return how to traverse a container: the kind of the path steps, the steps' keys, and the members. Return None if `value` is not a
+    container.
 
-    The keys of a dict are not visited, because they are hashable and therefore immutable.
+    The keys of a dict are not traversed, because hashable objects are treated as immutable.
     """
     if isinstance(value, dict):
         return "[", value.keys(), value.values()
@@ -290,8 +295,8 @@ def _fields_of(kind: Any) -> Sequence[str] | None:
 
 
 def _holds_only_leaves(container: Any) -> bool:
-    """Return whether a container contains only leaves. The call takes a few ms for a list of a million numbers. Checking them one by one
-    takes a second."""
+    """Return whether all members of a container are leaves. For a list of a million numbers, the call takes a few milliseconds. Checking
+    the numbers one by one would take a second."""
     opened = _open(container)
     return opened is not None and _IMMUTABLE.issuperset(map(type, opened[2]))
 
@@ -307,8 +312,8 @@ def _describe_shared_object(node: _Node, known: _Node) -> str:
 
 
 def _check_memory(nodes: list[_Node]) -> None:
-    """Refuse arrays that share memory. Arrays are compared in order of address, each only with earlier arrays that end after its
-    beginning."""
+    """Raise an error if arrays share memory. In the order of addresses, each array is compared only with those earlier arrays that end
+    after its beginning."""
     spans = sorted(((*_span_of(node.value), index) for index, node in enumerate(nodes)), key=lambda span: span[:3])
     open_spans: list[tuple[int, int, int]] = []
     checks = 0
@@ -333,7 +338,7 @@ def _span_of(value: object) -> tuple[int, int]:
 
 
 def _extent(value: Any) -> tuple[int, int] | None:
-    """Return the first address of an array or tensor, and the address after its last byte. Return None for other values."""
+    """Return the address of an array's or tensor's first byte, and the address after its last byte. Return None for other values."""
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _bounds(value.__array_interface__["data"][0], value.shape, value.strides, value.itemsize)
@@ -354,8 +359,8 @@ def _bounds(address: int, shape: Iterable[int], strides: Iterable[int], item_byt
 
 
 def _share_memory(one: Any, other: Any) -> bool:
-    """Return whether two arrays with overlapping address ranges share memory. Tensors with overlapping ranges always count as sharing
-    memory."""
+    """Given two arrays with overlapping address ranges, return whether they share memory. For tensors, overlapping ranges always count as
+    shared memory."""
     import numpy
 
     if not isinstance(one, numpy.ndarray) or not isinstance(other, numpy.ndarray):
@@ -368,7 +373,7 @@ def _share_memory(one: Any, other: Any) -> bool:
 
 
 def _too_hard_error(numpy: Any) -> type[Exception]:
-    """Return NumPy's class for this error, whose module differs between NumPy 1 and 2."""
+    """Return the class of this error in NumPy, which is in different modules in NumPy 1 and NumPy 2."""
     return getattr(numpy, "exceptions", numpy).TooHardError  # type: ignore[no-any-return]  # an exception class
 
 
@@ -385,7 +390,7 @@ def _may_be_shared(value: object) -> bool:
 
 
 def _is_mutable(value: object) -> bool:
-    """Return whether `value` is of a mutable type that a state may contain. Encoding detects forbidden objects."""
+    """Return whether the type of `value` is mutable and can occur in a state. Encoding detects forbidden objects."""
     numpy = numpy_if_loaded()
     return (
         isinstance(value, list | dict | set | bytearray | random.Random | Pickled)
@@ -403,7 +408,7 @@ def _is_mutable(value: object) -> bool:
 
 
 def explain(state: object, error: BaseException, *, allow_pickle: bool = False) -> str:
-    """Explain which value of `state` cannot be saved, and give advice. Call this function after encoding raised `error`."""
+    """Explain which value of `state` cannot be saved, and recommend a change. Call this function after the encoder has raised `error`."""
     attempt = _Attempt(allow_pickle=allow_pickle)
     if attempt.failure_of(state):
         return _descend(_Node(state, None, (".", "")), attempt)
@@ -415,7 +420,7 @@ def explain(state: object, error: BaseException, *, allow_pickle: bool = False) 
 
 
 def _descend(node: _Node, attempt: "_Attempt") -> str:
-    """Follow an object that cannot be encoded to its innermost member that cannot be encoded, and explain why."""
+    """Starting at an object that cannot be encoded, find its innermost member that cannot be encoded, and explain why."""
     for _ in range(DEPTH_MAX):
         if node.is_inside(node.value):
             return f"{node.path()} contains itself: refer to things by a key"
@@ -439,13 +444,13 @@ def _members(node: _Node) -> Iterator[_Node]:
 
 
 class _Attempt:
-    """Encoder for tests, which encodes a value without copying arrays."""
+    """Trial encoder, which determines whether a value can be encoded, without copying arrays."""
 
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
 
     def failure_of(self, value: object) -> str:
-        """Return why `value` cannot be encoded, or "" if it can."""
+        """Return the reason why `value` cannot be encoded, or "" if it can be encoded."""
         try:
             msgspec.msgpack.encode(value, enc_hook=self._encode_value)
         except FAILURES as error:
@@ -466,7 +471,8 @@ class _Attempt:
 
 
 def _unsavable_description(value: object) -> str:
-    """Return the user's term for an object that is only valid in its own process, or "" for any other object."""
+    """Describe an object that is valid only in its own process, in the user's terms. Return "" for all objects that are valid in other
+    processes."""
     if inspect.iscoroutine(value) or inspect.isawaitable(value):
         return "a coroutine, task or future"
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
@@ -514,13 +520,13 @@ _TRACKED_MODULE = "snapline.storage.capture.tracked_arrays"
 
 
 class StateEncoder:
-    """Encoder for the states of one agent.
+    """Encoder for all states of one agent.
 
     Args:
-        pool: source of the buffers for copies, which the agents of a host share.
+        pool: source of buffers for copies, shared by all agents on the host.
         allow_pickle: whether `Pickled` values may be saved.
-        declared: type of the states. Values that would not be restored as declared are refused. If None, no value is refused for this
-            reason.
+        declared: the declared type of the states. Values are refused if they would not be restored as declared. If `declared` is None, the
+            declared type is not checked.
     """
 
     def __init__(self, pool: ArenaPool, *, allow_pickle: bool = False, declared: Any = None) -> None:
@@ -532,11 +538,12 @@ class StateEncoder:
         self._held_images = 0
 
     def encode(self, state: object, base: ChunkTable | None = None) -> StateImage:
-        """Return the image of `state`, without the chunks that `base` contains. If `base` is None, all chunks are included.
+        """Return the image of `state`. Chunks that are in `base` are included without their bytes. If `base` is None, the bytes of all
+        chunks are included.
 
         Raises:
-            EncodingError: If a value cannot be saved. The message names its path.
-            ArenaBusyError: If earlier images have not been written yet. Try again later.
+            EncodingError: If a value cannot be saved. The error message names the value's path.
+            ArenaBusyError: If earlier images have not been written yet. The caller can repeat the capture later.
             StoreError: If the machine is out of memory.
         """
         self._check(state)
@@ -553,10 +560,10 @@ class StateEncoder:
         return StateImage(skeleton=skeleton, parts=capture.parts, on_release=capture.on_release)
 
     def encode_inline(self, state: object) -> bytes:
-        """Return `state` as one record without parts, for short-lived images and for messages.
+        """Return `state` encoded as one record without parts, which is used for short-lived images and for messages.
 
         Raises:
-            EncodingError: If a value cannot be saved. The message names its path.
+            EncodingError: If a value cannot be saved.
         """
         self._check(state)
         return self._encoded_inline(state)
@@ -568,18 +575,18 @@ class StateEncoder:
             raise EncodingError(explain(state, error, allow_pickle=self._allow_pickle)) from error
 
     def _check(self, state: object) -> None:
-        """Refuse values that would be restored as something else. Report values that cannot be encoded first."""
+        """Raise an error if a value would be restored differently. Values that cannot be encoded at all are reported first."""
         if self._declared is not None and not survives_round_trip(state, self._declared):
             self._encoded_inline(state)
             check_declared(state, self._declared, "state")
 
     def buffer_sizes(self, state: object) -> list[int]:
-        """Return the buffer sizes that a complete `encode` of `state` takes from the pool. Nothing is copied.
+        """Return the sizes of all buffers that a complete `encode` of `state` takes from the pool. Nothing is copied.
 
-        In a worker thread, call `pool.reserve` for each size, so that the first capture need not wait for page faults.
+        If a worker thread calls `pool.reserve` for each size, the first capture does not wait for page faults.
 
         Raises:
-            EncodingError: If a value cannot be saved. The message names its path.
+            EncodingError: If a value cannot be saved.
         """
         sizes: list[int] = []
         plan = _Plan(sizes)
@@ -618,7 +625,8 @@ class StateEncoder:
 
 
 class _Plan:
-    """Assignment of each copy to a place in the buffers. The assignment is deterministic, so a state takes the same buffers each time."""
+    """Assigns each copy a place in the buffers. The assignment is deterministic, so that repeated captures of the same state use the same
+    buffers."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes  # Sizes of the buffers, in the order in which they are taken.
@@ -627,7 +635,7 @@ class _Plan:
         self.next_bytes = SLAB_BYTES_MIN
 
     def place(self, size_bytes: int) -> tuple[int, int]:
-        """Return the index of the buffer, and the offset in the buffer."""
+        """Return the index of a buffer, and the offset of the copy in this buffer."""
         if size_bytes >= OWN_BUFFER_BYTES_MIN:
             self.sizes.append(size_bytes)
             return len(self.sizes) - 1, 0
@@ -646,7 +654,7 @@ class _Plan:
 
 
 class _Capture:
-    """An image that is being captured. msgspec calls `encode_value` as its `enc_hook`."""
+    """An image while it is being captured. msgspec calls the method `encode_value` as its `enc_hook`."""
 
     def __init__(
         self, pool: ArenaPool, base: ChunkTable | None, *, allow_pickle: bool, check_can_copy: Callable[[], None]
@@ -665,13 +673,13 @@ class _Capture:
         self._views: list[memoryview] = []
 
     def release(self) -> None:
-        """Return all buffers to the pool."""
+        """Return all buffers of this image to the pool."""
         callbacks, self.on_release = self.on_release, []
         for callback in callbacks:
             callback()
 
     def take(self, size_bytes: int) -> ArenaBuffer:
-        """Return a buffer that is released with the image. Write trackers call this method instead of `ArenaPool.take`.
+        """Take a buffer that will be released together with the image. Write trackers call this method in place of `ArenaPool.take`.
 
         Raises:
             ArenaBusyError, StoreError: If no buffer is available.
@@ -682,7 +690,8 @@ class _Capture:
         return buffer
 
     def encode_value(self, value: object) -> object:
-        """Return the skeleton's entry for a value whose type msgspec does not know."""
+        """Return the extension that represents a value in the skeleton. msgspec calls this method for values whose type it does not
+        know."""
         numpy = numpy_if_loaded()
         if numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes >= ARRAY_PART_BYTES_MIN:
             check_array(value)
@@ -697,7 +706,8 @@ class _Capture:
         return encode_value(value)
 
     def _add(self, value: object, part: CapturedPart) -> object:
-        """Add a part. An object may occur only once: it would be restored as two objects, and a cycle would copy an array at each level."""
+        """Add a part. An object may be added only once, because it would be restored as two objects, and because a cycle would copy an
+        array again and again."""
         if id(value) in self._seen and type(value) is not Blob:
             raise NotImplementedError(f"the same {type(value).__qualname__} twice")
         self._seen[id(value)] = value
@@ -726,7 +736,6 @@ class _Capture:
         return CapturedPart(PART_ARRAY, head, array.nbytes, chunk_bytes, chunks)
 
     def _copied(self, kind: int, head: bytes, array: Any) -> CapturedPart:
-        """Copy an array into the arena."""
         import numpy
 
         size = array.nbytes
@@ -742,7 +751,7 @@ class _Capture:
 
 
 def _copy(target: Any, array: Any) -> None:
-    """Copy an array. Two threads copy the halves of a large array, since one core cannot use the full memory bandwidth."""
+    """Copy an array. Large arrays are copied in two halves by two threads, because a single core cannot use the full memory bandwidth."""
     import numpy
 
     if array.nbytes < PARALLEL_COPY_BYTES_MIN or len(array) < 2:
@@ -756,12 +765,13 @@ def _copy(target: Any, array: Any) -> None:
 
 
 def chunk_bytes_for(size_bytes: int) -> int:
-    """Return the chunk size for an array of `size_bytes` bytes."""
+    """Return the size of the chunks for an array of `size_bytes` bytes."""
     return LARGE_CHUNK_BYTES if size_bytes >= LARGE_ARRAY_BYTES else CHUNK_BYTES
 
 
 def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
-    """Return the chunks of a fresh copy. These chunks have no tokens, because it is unknown whether they have changed."""
+    """Return the chunks of an array that has just been copied. The chunks have no tokens, because it is not known whether they have
+    changed."""
     size = len(view)
     full_bytes = size - size % chunk_bytes
     chunks = [
@@ -773,7 +783,7 @@ def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
 
 
 def _large_size_of(value: object) -> int | None:
-    """Return the number of bytes that an array or tensor takes from the pool, or None for values that take none."""
+    """Return the number of bytes that an array or tensor needs from the pool, or None if the value needs no buffer."""
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
         size = int(value.nbytes)

@@ -1,29 +1,32 @@
-"""Capture by fork: a child process encodes the state as it is at the fork, while the agent continues.
+"""Capture by fork: a child process encodes the state as it was at the time of the fork, while the agent continues.
 
-The problem: a state of many small objects takes long to encode, and its changes cannot be tracked.
+The problem: a state that consists of many small objects takes long to encode, and changes to it cannot be tracked.
 
-The model: `fork()` between two turns creates a child process with a copy of the state. Each page is copied only when either process writes
-to it. Only the thread that called `fork` exists in the child. Locks that other threads held remain locked forever. So the child runs only
-`encode()` and system calls: no gRPC, logging, asyncio, threads or GPU. The child writes the bytes to anonymous memory (a memfd), then a
-head with their length and BLAKE3 digest, and exits with `os._exit`. A result is valid only if the head exists, the digest matches, and the
-exit status is 0. Otherwise the capture has failed, and the caller encodes in its own process.
+The solution: between two turns, `fork()` creates a child process with a copy of the state. A page is copied only when one of the two
+processes writes to it. In the child, only the thread that called `fork` exists. Locks that other threads held at the time of the fork
+remain locked forever. So the child calls only `encode()` and system calls. The child uses no gRPC, logging, asyncio, threads or GPU. The
+child writes the encoded bytes to anonymous memory (a memfd). Finally, the child writes a head with the bytes' length and BLAKE3 digest, and
+exits with `os._exit`. The child's result is valid only if the head exists, the digest matches, and the exit status is 0. If the result is
+not valid, the capture has failed, and the caller encodes the state in its own process.
 
 The rules, and how the module implements them:
 
-1. `GRPC_ENABLE_FORK_SUPPORT=0` must have been set before gRPC was imported, or forked children crash. `fork_unsafe_reason` detects
-   a violation. `prepare` sets the variable in a process that has not imported gRPC yet.
-2. The child immediately closes all descriptors except its own. Otherwise a killed host would look alive to its peers until the child ends.
-3. The child dies with its parent (`PR_SET_PDEATHSIG`). More precisely, it dies with the thread that forked, so fork from a long-lived
-   thread.
-4. The child blocks all signals except SIGKILL, because it must not run the parent's handlers.
-5. The parent waits with a deadline, kills the child, and reaps only this child. So no zombie remains. If an image is dropped without a call
-   of `result`, its child is killed.
-6. At most `FORKS_MAX` children exist at the same time, because each may cost as much memory as the parent writes meanwhile.
+1. `GRPC_ENABLE_FORK_SUPPORT=0` must be set before gRPC is imported, because otherwise forked children crash. `fork_unsafe_reason` detects a
+   violation. In a process that has not imported gRPC yet, `prepare` sets the variable.
+2. The child immediately closes all file descriptors except its own. If the child kept them open, a host that was killed would look alive to
+   its peers until the child ends.
+3. The child is killed when its parent dies (`PR_SET_PDEATHSIG`). More precisely, the child is killed when the thread that forked it ends,
+   so a long-lived thread must fork.
+4. The child blocks all signals except SIGKILL, because it must not run the parent's signal handlers.
+5. The parent waits for the child up to a time limit, then kills it, and reaps only this child. So no zombie remains. If a capture is
+   discarded before `result` is called, its child is killed.
+6. At most `FORKS_MAX` children exist at the same time, because each child may cost as much memory as the parent writes while the child
+   runs.
 
-Forking is opt-in for each agent, is never used in a coordinator, and works only on Linux. The garbage collector is disabled in the child,
-because it would write to the header of every object, and thereby copy every page.
+Each agent must opt in to forking. Coordinators never fork, and forking works only on Linux. Garbage collection is disabled in the child,
+because it would write to the header of every object and so copy every page.
 
-This module carries G11 for the transfer from child to parent: the digest detects any changed byte.
+This module implements G11 for the transfer from the child to the parent: the digest detects any changed byte.
 """
 
 import ctypes
@@ -74,21 +77,22 @@ _STEP = f"set {_FORK_VARIABLE}=0 in the environment before the process starts"
 
 
 class ForkBusyError(StoreError):
-    """`FORKS_MAX` captures are still running in child processes."""
+    """Raised if `FORKS_MAX` captures are still running in child processes."""
 
 
 class ForkFailedError(StoreError):
-    """The child was killed, crashed, or took too long. The state itself may be valid, so encode it in this process."""
+    """Raised if the child was killed, crashed or took too long. The state itself may be valid, so the caller should encode it in its own
+    process."""
 
 
 class _Child(msgspec.Struct, frozen=True):
     """A forked child process.
 
     Attributes:
-        pid: process id, valid until the child is reaped.
-        handle: pidfd that identifies this child even if other code has reaped it and its pid has been reused.
-        content: memfd to which the child writes.
-        parent: pid of the process that forked the child.
+        pid: process id, which is valid until the child is reaped.
+        handle: pidfd, which identifies the child even after other code has reaped it and its pid has been reused.
+        content: memfd into which the child writes the result.
+        parent: process id of the process that forked the child.
     """
 
     pid: int
@@ -98,13 +102,13 @@ class _Child(msgspec.Struct, frozen=True):
 
 
 class _State:
-    """State of this process for forked captures.
+    """State of forked captures in this process.
 
     Attributes:
-        is_prepared: `prepare` ran before gRPC was imported.
-        running_pids: pids of children whose results are still awaited.
-        dying: pids of killed children that did not end in time.
-        lock: protects `running_pids` and `dying`, since `result` runs in worker threads.
+        is_prepared: whether `prepare` ran before gRPC was imported.
+        running_pids: process ids of children whose results are still expected.
+        dying: process ids of killed children that have not ended in time.
+        lock: lock for `running_pids` and `dying`, because `result` runs in worker threads.
     """
 
     def __init__(self) -> None:
@@ -118,14 +122,14 @@ _state = _State()
 
 
 def prepare() -> None:
-    """Make forks safe in this process. Call this function before gRPC is imported. A second call has no effect."""
+    """Prepare this process so that it can fork safely. Call this function before gRPC is imported. A second call has no effect."""
     if "grpc" not in sys.modules or _state.is_prepared:
         os.environ[_FORK_VARIABLE] = "0"
         _state.is_prepared = True
 
 
 def fork_unsafe_reason() -> str:
-    """Return why this process must not fork, or "" if it may."""
+    """Return the reason why this process must not fork, or "" if it may."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "a capture by fork needs Linux 5.3; take the usual capture"
     if "grpc" not in sys.modules:
@@ -139,7 +143,8 @@ def fork_unsafe_reason() -> str:
 
 
 def _was_set_at_start() -> bool:
-    """Return whether the variable was set when the process began. A later change of `os.environ` may have come too late."""
+    """Return whether the environment variable was already set when the process began. If `os.environ` was changed later, the change may
+    have come too late for gRPC."""
     try:
         with open("/proc/self/environ", "rb") as file:
             return f"{_FORK_VARIABLE}=0".encode() in file.read().split(b"\0")
@@ -148,19 +153,19 @@ def _was_set_at_start() -> bool:
 
 
 def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedImage":
-    """Fork a child process that encodes the state, and return at once with a handle for the result.
+    """Fork a child process that encodes the state. Return a handle for the result without waiting.
 
-    Call this function between turns on the thread that runs the agent's turns. That thread must outlive the child. A fork costs a copy of
-    the page tables, and later one page fault for each page that the parent writes while the child lives.
+    Call this function between two turns, on the thread that runs the agent's turns. The calling thread must live longer than the child. The
+    cost of a fork is a copy of the page tables, plus one page fault for each page that the parent writes while the child runs.
 
     Args:
-        encode: function that returns the bytes of the state, contiguous. The function runs in the child, without the other threads, so it
-            must not take a lock that another thread could hold.
-        timeout_s: time limit in seconds, after which the child is killed.
+        encode: function that returns the encoded state as contiguous bytes. The function runs in the child, where the other threads do not
+            exist, so it must not take a lock that another thread may have held.
+        timeout_s: time limit in seconds. When the time limit is reached, the child is killed.
 
     Raises:
-        UsageError: If gRPC was imported in a way that makes children crash, or `timeout_s` is invalid.
-        ForkBusyError: If too many children are running.
+        UsageError: If gRPC was imported in a way that makes children crash, or if `timeout_s` is invalid.
+        ForkBusyError: If too many child processes are running.
         ForkFailedError: If the system cannot create a child.
     """
     reason = fork_unsafe_reason()
@@ -178,7 +183,7 @@ def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedIm
 
 
 class ForkedImage:
-    """Handle for the future result of a child process."""
+    """Handle for the result that a child process will produce."""
 
     def __init__(self, child: _Child, deadline: float) -> None:
         self._child = child
@@ -187,10 +192,10 @@ class ForkedImage:
         self._end = weakref.finalize(self, _end, child)
 
     def result(self) -> bytes:
-        """Wait for the child and return the encoded bytes. The call blocks, so make it in a worker thread, and only once.
+        """Wait for the child to finish, and return the encoded bytes. The call blocks, so make it in a worker thread, and only once.
 
         Raises:
-            EncodingError: If `encode` raised an error in the child. The text contains the child's message.
+            EncodingError: If `encode` raised an error in the child. The error contains the message from the child.
             ForkFailedError: If the child was killed, crashed, was cancelled, or timed out.
             UsageError: If `result` or `close` was already called.
         """
@@ -206,14 +211,14 @@ class ForkedImage:
             self.close()
 
     def cancel(self) -> None:
-        """Kill the child, so that `result` fails soon. Any thread may call this method at any time."""
+        """Kill the child, so that a running call of `result` fails soon. This method may be called by any thread at any time."""
         with _state.lock:
             if self._child.pid in _state.running_pids and self._child.parent == os.getpid():
                 _kill(self._child)
 
     def close(self) -> None:
-        """Kill the child if it still runs, and drop the result. A second call has no effect. Do not call this method while `result`
-        runs."""
+        """Kill the child if it is still running, and discard the result. A second call has no effect. Do not call this method while
+        `result` is running."""
         self._end()
 
 
@@ -221,7 +226,7 @@ def _start(encode: Callable[[], Buffer]) -> _Child:
     """Create the child process.
 
     Raises:
-        OSError: If no descriptor or process is available. Everything was cleaned up.
+        OSError: If no file descriptor or process is available. Everything was cleaned up.
     """
     content = os.memfd_create("snapline-capture", os.MFD_CLOEXEC)
     try:
@@ -239,7 +244,7 @@ def _start(encode: Callable[[], Buffer]) -> _Child:
 
 
 def _fork(encode: Callable[[], Buffer], descriptor: int) -> int:
-    """Fork. Return the child's pid in the parent, and never return in the child."""
+    """Fork. In the parent, return the child's process id. In the child, never return."""
     parent = os.getpid()
     set_death_signal = ctypes.CDLL(
         None
@@ -260,7 +265,8 @@ def _fork(encode: Callable[[], Buffer], descriptor: int) -> int:
 
 
 def _ignore_warning() -> None:
-    """Ignore a warning here only. Python 3.12 warns of forks in processes with threads, but this module is safe (see its docstring)."""
+    """Suppress a warning that is caused only by this module. Python 3.12 warns if a process with threads forks. Forks by this module are
+    safe, as explained in the module's docstring."""
     if sys.version_info >= (3, 12):
         warnings.filterwarnings(
             "ignore",
@@ -273,7 +279,6 @@ def _ignore_warning() -> None:
 def _run_child(
     encode: Callable[[], Buffer], descriptor: int, parent: int, set_death_signal: Callable[[int, int], int]
 ) -> None:
-    """Run the child from its start to its exit."""
     code = 1
     try:
         gc.disable()
@@ -301,11 +306,11 @@ def _write(descriptor: int, outcome: int, content: Buffer) -> None:
 
 
 def _read(descriptor: int, status: int) -> bytes:
-    """Return the bytes that the child wrote.
+    """Return the bytes that the child has written.
 
     Raises:
-        EncodingError: If the encoder raised an error in the child.
-        ForkFailedError: If the child ended early, or the bytes differ from the bytes that it encoded.
+        EncodingError: If the encoder failed with an error in the child.
+        ForkFailedError: If the child ended too early, or if the bytes are not the bytes that it encoded.
     """
     head = os.pread(descriptor, _HEAD.size, 0)
     if status or len(head) < _HEAD.size:
@@ -339,10 +344,10 @@ def _describe_exit_status(status: int) -> str:
 
 
 def _reap_killed_children() -> None:
-    """Reap killed children that ended after the time limit for reaping.
+    """Reap killed children that ended only after the parent stopped waiting for them.
 
     Raises:
-        ForkBusyError: If too many children remain.
+        ForkBusyError: If too many children are left.
     """
     for pid in sorted(_state.dying):
         _reap(pid, os.WNOHANG)
@@ -353,14 +358,14 @@ def _reap_killed_children() -> None:
 
 
 def _is_over(child: _Child, deadline: float) -> bool:
-    """Wait until the child has ended. Return False if it has not ended by `deadline`."""
+    """Wait until the child has ended or `deadline` is reached. Return whether the child has ended."""
     poll = select.poll()
     poll.register(child.handle, select.POLLIN)
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
 def _reap(pid: int, flags: int = 0) -> int:
-    """Reap a child that has ended, and return its exit status. The status is negative if a signal killed the child."""
+    """Reap a child that has ended. Return its exit status. The status is negative if the child was killed by a signal."""
     try:
         reaped, status = os.waitpid(pid, flags)
         result = os.waitstatus_to_exitcode(status)
@@ -381,7 +386,7 @@ def _kill(child: _Child) -> None:
 
 
 def _end(child: _Child) -> None:
-    """Kill and reap the child if it still exists. In any process other than the parent, do nothing."""
+    """Kill and reap the child if it still exists. Do nothing if this process is not the child's parent."""
     if child.parent != os.getpid():
         return
     with _state.lock:

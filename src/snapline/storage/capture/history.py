@@ -1,51 +1,52 @@
-"""`History`: a list of frozen records whose capture cost depends on the changes rather than the length of the list.
+"""`History`: a list of frozen records. The cost of capturing a history depends on the changes, not on the length of the list.
 
-The problem: an agent's chat has ten thousand messages and gets ten more between two checkpoints. Encoding all messages pauses the agent
-for 5 to 10 ms, and stores 11 MB again.
+The problem: an agent has a chat history of ten thousand messages and receives ten more messages between two checkpoints. Encoding all
+messages again would pause the agent for 5 to 10 ms and store another 11 MB.
 
-The list keeps a *log* of the operations since the last capture: append, replace, delete, insert. A capture encodes only the log, as a new
-*segment*. Applying all segments in order reproduces the list (`history_operations.py`). Small segments are merged. So editing or dropping
-old records does not rewrite the rest of the list.
+So the list keeps a *log* of all operations since the last capture: append, replace, delete and insert. A capture encodes only the log,
+which becomes a new *segment*. The list is reproduced by applying all segments in order (`history_operations.py`). Small segments are
+merged. As a result of merging, the rest of the list is not rewritten when old records are edited or dropped.
 
-Overwritten or deleted records remain in old segments as dead bytes. When more than half of all bytes are dead, the next capture rewrites
-the list. A rewrite costs at most twice the dead bytes, so rewrites increase the cost of each edit only by a constant factor. A capture that
-rewrites the list pauses the agent for as long as encoding the whole list takes.
+The bytes of overwritten or deleted records remain in old segments as *dead bytes*. When more than half of all bytes are dead, the next
+capture rewrites the whole list. A rewrite costs at most twice the dead bytes, so rewrites multiply the cost of each edit by at most a
+constant factor. A capture that rewrites the list pauses the agent for the time that encoding the whole list takes.
 
-The list is also rewritten if there is no log, which is the case in the first capture, after `clear` or `reverse`, and after so many edits
-that encoding them would cost more than the list. The list is also rewritten if the base lacks a segment whose bytes have been dropped,
-because the base is not the base of the last capture.
+The list is also rewritten if there is no log. There is no log at the first capture, after `clear` or `reverse`, and after so many edits
+that encoding them would cost more than encoding the list. The list is also rewritten if the base is not the base of the last capture and
+lacks a segment whose bytes have been dropped.
 
-Invariants. (1) Applying all segments and then the log reproduces the list. (2) A segment without bytes was in an earlier base. (3) A failed
-capture changes nothing. Any number of epochs may abort: a segment keeps its bytes until it is in a base, and the log is
-cleared only when it has become a segment.
+Invariants. (1) Applying all segments and then the log always reproduces the list. (2) If a segment has no bytes in memory, it was contained
+in an earlier base. (3) A capture that fails changes nothing. So any number of epochs may abort: a segment keeps its bytes until a base
+contains it, and the log is cleared only after it has become a segment.
 
-A record is encoded once, so it must not change. All methods must be called on the agent's event loop.
+A record is encoded only once, so it must never change. All methods must be called on the event loop of the agent.
 
-**Segments** are immutable contents, and each is one chunk of the store. The problem: a capture that writes only the appended records adds
-one small segment. After ten thousand captures a checkpoint would name ten thousand segments. Merging all segments each time would write all
-bytes each time.
+**Segments** have immutable contents, and each segment is one chunk in the store. The problem: each capture that writes only the appended
+records adds one small segment. After ten thousand captures, a checkpoint would name ten thousand segments. If all segments were merged at
+each capture, all bytes would be written each time.
 
-So small segments are merged with neighbours of similar size, as in a log-structured merge tree. M is the target size of a segment. A
-segment of M/2 or more is *full* and is never merged again. All other segments are *open* and are divided into tiers, each for segments
-eight times as large as the tier below. Only the segments after the last full segment are merged:
+So small segments are merged with neighbours of similar size, as in a log-structured merge tree. The target size of a segment is called M. A
+segment of at least M/2 bytes is *full*, and is never merged again. All other segments are *open*. Open segments are divided into tiers,
+where the segments of each tier are eight times as large as those of the tier below. Only the segments after the last full segment are
+merged:
 
-    if the last eight or more segments are of one tier or lower tiers     merge them into one
-    if the open segments together exceed M                                merge the first of them into a full one
-    if a full segment is added                                            merge the open segments before it into one
+- If the last eight or more segments are of one tier or lower tiers, they are merged into one segment.
+- If the open segments together exceed M, the first of them are merged into a full segment.
+- If a full segment is added, the open segments before it are merged into one segment.
 
-Each byte is written once, and once more for each tier to which it rises: two more times for captures of 11 KB, and three for small
-captures. Invariants: (1) the concatenated contents always encode the same list. (2) Open segments together have at most M bytes, and there
-are at most `OPEN_SEGMENTS_MAX` of them. (3) Of two neighbours among all other segments, at least one is full. So there are at most 4 total
-/ M + 1 such segments, and about total / M for segments appended in order.
+Each byte is written once, and once more each time its segment is merged into a higher tier. This happens two times for captures of 11 KB,
+and three times for small captures. Invariants: (1) the concatenated contents always encode the same list. (2) The open segments together
+have at most M bytes, and there are never more than `OPEN_SEGMENTS_MAX` of them. (3) Of any two neighbours among all other segments, at
+least one is full. So there are at most 4 · total / M + 1 other segments, and about total / M if all segments were appended in order.
 
-Bytes are kept in memory only where they may be needed: bytes of open segments for merging, and bytes of a full segment until a base
-contains the segment. A token identifies the segment in the base's table, and a merged segment gets a new token.
+Bytes stay in memory only as long as they may be needed. Open segments need their bytes for merging, and full segments need them until a
+base contains the segment. The base's table identifies a segment by its token, and a merged segment gets a new token.
 
-**Frozen records.** A history encodes a record once. If a record contained a list that grows later, checkpoints would silently keep the old
-contents. So mutable records are refused when they are appended.
+**Frozen records.** A history encodes each record only once. If a record contained a list that was changed later, checkpoints would silently
+keep the old contents. So mutable records are refused when they are added.
 
-Inspecting each record would cost more than appending it. So the declared field types of a frozen struct or dataclass are inspected
-once. If they exclude mutable values, further records of that type are accepted unchecked.
+Inspecting each record would cost more than adding it to the list. So for a frozen struct or dataclass, the declared field types are
+inspected once. If the declared types exclude mutable values, further records of the same type are accepted without inspection.
 """
 
 import dataclasses
@@ -96,12 +97,11 @@ OPEN_SEGMENTS_MAX = MERGED_SEGMENTS * _TIERS
 
 
 class Segment(msgspec.Struct):
-    """A segment of a history.
+    """One segment of a history.
 
     Attributes:
-        token: number that identifies the segment's content.
-        size_bytes: length of the content in bytes.
-        data: content, or None if a base contains the segment and it will not be merged again.
+        token: number that identifies the content of the segment.
+        data: the content, or None if a base contains the segment and the segment will not be merged again.
     """
 
     token: int
@@ -110,17 +110,17 @@ class Segment(msgspec.Struct):
 
 
 def segment_bytes(live_bytes: int) -> int:
-    """Return M for a history whose records take `live_bytes` bytes."""
+    """Return the target segment size M, in bytes, for a history whose records take `live_bytes` bytes."""
     return max(SEGMENT_BYTES_MAX, live_bytes // SEGMENTS_MAX)
 
 
 def is_full(size_bytes: int, target_bytes: int) -> bool:
-    """Return whether a segment of this size is full, so that it is never merged again."""
+    """Return whether a segment of this size is full, which means that it is never merged again."""
     return 2 * size_bytes >= target_bytes
 
 
 def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
-    """Append `content` as a segment, and merge segments. `target_bytes` is M."""
+    """Append `content` as a new segment, and merge segments if necessary. `target_bytes` is M."""
     first = first_open_index(segments, target_bytes)
     if is_full(len(content), target_bytes):
         _merge(segments, first, len(segments))
@@ -132,9 +132,9 @@ def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
 
 
 def first_open_index(segments: list[Segment], target_bytes: int) -> int:
-    """Return the index of the first open segment, or the length of the list if there is none.
+    """Return the index of the first open segment, or the number of segments if none is open.
 
-    A segment without bytes is never open: it was full when its bytes were dropped, even if M has grown since.
+    A segment without bytes is never open. Such a segment was full when its bytes were dropped, even if M has grown since then.
     """
     index = len(segments)
     while index and segments[index - 1].data is not None and not is_full(segments[index - 1].size_bytes, target_bytes):
@@ -143,7 +143,8 @@ def first_open_index(segments: list[Segment], target_bytes: int) -> int:
 
 
 def fill_open_segments(segments: list[Segment], contents: memoryview, target_bytes: int) -> None:
-    """Set the bytes of the open segments, which come last, so that they can be merged. `contents` is the concatenation of all segments."""
+    """Set the bytes of all open segments, so that they can be merged. The open segments are the last ones in the list. `contents` contains
+    the concatenated contents of all segments."""
     end = len(contents)
     for segment in reversed(segments):
         start = end - segment.size_bytes
@@ -153,8 +154,8 @@ def fill_open_segments(segments: list[Segment], contents: memoryview, target_byt
 
 
 def _fill(segments: list[Segment], first: int, target_bytes: int) -> int:
-    """Merge the first open segments into full ones while all open segments together exceed M. Return the new index of the first open
-    segment."""
+    """While the open segments together have more than M bytes, merge the first of them into full segments. Return the new index of the
+    first open segment."""
     while sum([segment.size_bytes for segment in segments[first:]]) > target_bytes:
         end, size = first, 0
         while size + segments[end].size_bytes <= target_bytes:
@@ -181,8 +182,8 @@ def _merge_tiers(segments: list[Segment], first: int, target_bytes: int) -> None
 
 
 def _tier(size_bytes: int, target_bytes: int) -> int:
-    """Return the tier of a segment, which is 0 for the smallest. The segments of each tier are eight times as large as the segments of the
-    tier below."""
+    """Return the tier of a segment, where 0 is the tier of the smallest segments. The segments of each tier are eight times as large as the
+    segments of the next lower tier."""
     return (16 * size_bytes >= target_bytes) + (128 * size_bytes >= target_bytes)
 
 
@@ -204,10 +205,10 @@ _ATOM_TYPES = frozenset(_ATOMS)
 
 
 def check_record(record: Any, trusted: set[type]) -> None:
-    """Refuse a mutable record. If no record of this type can be mutable, add the type to `trusted`.
+    """Refuse a mutable record. If all records of this type are immutable, add the type to `trusted`.
 
     Raises:
-        EncodingError: If the record is mutable. The message names the mutable part's type and its position in the record.
+        EncodingError: If the record is mutable. The message names the type of the mutable value and its position in the record.
     """
     kind: Any = type(record)
     try:
@@ -226,7 +227,7 @@ def check_record(record: Any, trusted: set[type]) -> None:
 
 
 def _mutable_part(value: object, where: str) -> str:
-    """Return a description of the mutable part of `value`, or "" if there is none."""
+    """Describe the mutable part of `value`. Return "" if there is none."""
     kind = type(value)
     if _is_atom(kind):
         return ""
@@ -242,7 +243,7 @@ def _mutable_part(value: object, where: str) -> str:
 
 
 def is_frozen(kind: type) -> bool:
-    """Return whether `kind` is a frozen struct or a frozen dataclass."""
+    """Return whether `kind` is a frozen struct class or a frozen dataclass."""
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_config__.frozen
     return dataclasses.is_dataclass(kind) and bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]  # typeshed lacks it
@@ -262,7 +263,7 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)  # A program has far fewer types of records and fields.
 def is_immutable_type(kind: type[Any]) -> bool:
-    """Return whether every value of exactly this type is immutable, judged by the declared types of its fields."""
+    """Return whether all instances of exactly this class are immutable, according to the declared types of its fields."""
     if _is_atom(kind):
         return True
     if not is_frozen(kind):
@@ -279,7 +280,7 @@ def _has_immutable_fields(kind: type, outer: tuple[type, ...]) -> bool:
 
 
 def _is_immutable_hint(hint: Any, outer: tuple[type, ...]) -> bool:
-    """Return whether every value of this type is immutable. `outer` lists the containing types, which need not be visited again."""
+    """Return whether all values of this type are immutable. `outer` contains the enclosing types, which need not be inspected again."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return True
@@ -305,7 +306,7 @@ MEASURED_RECORDS_MAX = 64
 
 
 class HistoryMark(msgspec.Struct, frozen=True):
-    """Contents of a history at an earlier moment, for `rollback`."""
+    """Contents of a history at an earlier time, to which `rollback` can return."""
 
     records: list[Any]
     log: list[HistoryOperation] | None
@@ -316,13 +317,14 @@ class HistoryMark(msgspec.Struct, frozen=True):
 
 @typing.final
 class History(MutableSequence[T], Generic[T]):
-    """A list of immutable records: frozen structs or dataclasses, strings, bytes, numbers, or tuples of these.
+    """List of immutable records, which are frozen structs or dataclasses, strings, bytes, numbers, or tuples of these.
 
-    Declare the field as `History[Message]`. If the type of its records is not declared, a restored history contains plain values. As
-    everywhere in a state, a tuple is refused where the declared type is `Any`, since it would be restored as a list.
+    Declare the field with the type of the records, for example as `History[Message]`. If the type of the records is not declared, a
+    restored history contains plain values. As in all other parts of a state, a tuple is refused if the declared type is `Any`, because it
+    would be restored as a list.
 
     Raises:
-        EncodingError: If a record is mutable. The message names its type.
+        EncodingError: If a record is mutable. The message names the record's type.
     """
 
     __slots__ = (
@@ -379,11 +381,11 @@ class History(MutableSequence[T], Generic[T]):
         return f"History({self._records!r})"
 
     def __reduce__(self) -> tuple[type["History[T]"], tuple[list[T]]]:
-        """Copy or pickle the list without its segments, because a token must never identify two contents."""
+        """Copy or pickle only the records. The copy has no segments, because a token must never identify two contents."""
         return History, (self._records,)
 
     def index(self, record: T, start: int = 0, stop: int | None = None) -> int:
-        """Return the index of the first record that equals `record`.
+        """Return the index of the first record that is equal to `record`.
 
         Raises:
             ValueError: If there is no such record between `start` and `stop`.
@@ -391,11 +393,11 @@ class History(MutableSequence[T], Generic[T]):
         return self._records.index(record, start, len(self._records) if stop is None else stop)
 
     def count(self, record: T) -> int:
-        """Return the number of records that equal `record`."""
+        """Return the number of records that are equal to `record`."""
         return self._records.count(record)
 
     def records_for_inline(self) -> list[T]:
-        """Return the list of records itself. The caller must not change the list."""
+        """Return the internal list of records without copying it. The caller must not change the list."""
         return self._records
 
     def records_to_check(self, checked_by: object) -> list[list[T]]:
@@ -405,7 +407,7 @@ class History(MutableSequence[T], Generic[T]):
         return [operation.records for operation in self._log]
 
     def note_checked(self, checked_by: object) -> None:
-        """Record that `checked_by` has checked all records against their declared type, so that it need not check them again."""
+        """Remember that `checked_by` has checked all current records against their declared type, so that it does not check them again."""
         self._checked_by = checked_by
 
     # Changing. Each method checks the records, changes the list, and logs the operation.
@@ -419,7 +421,7 @@ class History(MutableSequence[T], Generic[T]):
             self._note_appended([record])
 
     def extend(self, records: Iterable[T]) -> None:
-        """Add records at the end. If a record is refused, no record is added."""
+        """Add several records at the end. If any record is refused, none is added."""
         added = self._checked(records)
         self._records += added
         if self._log is not None and added:
@@ -462,12 +464,12 @@ class History(MutableSequence[T], Generic[T]):
             self._change(place, place + 1, [])
 
     def clear(self) -> None:
-        """Remove all records. Stored segments are no longer needed."""
+        """Remove all records. The stored segments of the history are not needed any more."""
         self._records.clear()
         self._schedule_rewrite()
 
     def reverse(self) -> None:
-        """Reverse the order of the records. The next capture rewrites the list."""
+        """Reverse the order of the records. After a reversal, the next capture rewrites the list."""
         self._records.reverse()
         self._schedule_rewrite()
 
@@ -491,7 +493,8 @@ class History(MutableSequence[T], Generic[T]):
         self._log, self._logged = None, 0
 
     def _note_appended(self, records: list[T]) -> None:
-        """Log appended records. Successive appends share one operation, which starts at the former end of the list."""
+        """Log appended records. Successive appends are combined into one operation, whose index is the length of the list before the first
+        append."""
         assert self._log is not None
         self._logged += len(records)
         last = self._log[-1] if self._log else None
@@ -501,7 +504,6 @@ class History(MutableSequence[T], Generic[T]):
             self._log.append(HistoryOperation(APPEND, len(self._records) - len(records), 0, list(records)))
 
     def _change(self, start: int, stop: int, records: list[T]) -> None:
-        """Replace the records from `start` to `stop` with `records`, and log the change."""
         old = self._records[start:stop]
         self._records[start:stop] = records
         if self._log is None or (not old and not records):
@@ -520,7 +522,7 @@ class History(MutableSequence[T], Generic[T]):
         self._note_changed(start, len(old), records)
 
     def _note_changed(self, start: int, deleted: int, records: list[T]) -> None:
-        """Log a change: as many records as possible as replaced, and the remaining records as deleted or inserted."""
+        """Log a change. Log as many of the records as possible as replaced, and the rest as deleted or inserted."""
         assert self._log is not None
         replaced = min(deleted, len(records))
         if replaced:
@@ -537,10 +539,10 @@ class History(MutableSequence[T], Generic[T]):
     # Capture and restore.
 
     def capture(self, base: ChunkTable | None) -> CapturedPart:
-        """Return the history as a part. Segments that the base contains have no bytes in it, all other segments do.
+        """Return the history as a part of an image. The part contains the bytes of all segments except those that are in the base.
 
-        The returned bytes never change. Call this method between two turns, any number of times, whether or not an epoch completes. A
-        segment is returned with its bytes until a base contains it.
+        The returned bytes never change. This method must be called between two turns. The method may be called any number of times, whether
+        or not an epoch completes. A segment's bytes are returned until a base contains the segment.
 
         Raises:
             EncodingError: If a record cannot be encoded. The history is unchanged.
@@ -555,8 +557,8 @@ class History(MutableSequence[T], Generic[T]):
         return self._part(known, target)
 
     def _encode_log(self, log: list[HistoryOperation], target: int) -> bool:
-        """Encode the log as segments. Return False if a record cannot be encoded. The caller then encodes the whole list, because a later
-        edit may have replaced that record."""
+        """Encode the log as new segments. Return False if a record in the log cannot be encoded. The caller then encodes the whole list,
+        which may succeed because a later edit may have replaced this record."""
         try:
             contents = encode_operations(log, target)
         except EncodingError:
@@ -571,7 +573,7 @@ class History(MutableSequence[T], Generic[T]):
         self._dead_bytes = 0
 
     def _part(self, known: dict[int, ChunkReference], target: int) -> CapturedPart:
-        """Return the part, and drop the bytes of full segments that a base contains."""
+        """Return the part. Drop the bytes of full segments if the segments are in a base."""
         chunks, first_open = [], first_open_index(self._segments, target)
         for index, segment in enumerate(self._segments):
             is_known = segment.token in known
@@ -583,16 +585,17 @@ class History(MutableSequence[T], Generic[T]):
 
     @classmethod
     def restore(cls, record_type: Any, part: StatePart, buffer: Buffer) -> "History[Any]":
-        """Return the history whose segments were read into `buffer`, concatenated and checked.
+        """Return the history whose segments have been read into `buffer`, verified and concatenated.
 
         Args:
-            record_type: declared type of the records. If the type is Any, the records become plain values.
-            part: the history's part in the checkpoint.
-            buffer: bytes of the segments, which are not needed after the call.
+            record_type: the declared type of the records. If the record type is Any, the records are decoded as plain values.
+            part: the checkpoint's part that contains the history.
+            buffer: bytes of all segments, which the history does not need after this call.
 
         Raises:
-            DamagedDataError: If the segments are not operations on a list, or do not produce the number of records in the head.
-            EncodingError: If a record is not of the declared type.
+            DamagedDataError: If the segments are not operations on a list, or if they do not produce the number of records that the head
+                states.
+            EncodingError: If a record does not have the declared type.
         """
         view = memoryview(buffer).cast("B")
         if part.contradiction() or len(view) != part.size_bytes:
@@ -616,19 +619,21 @@ class History(MutableSequence[T], Generic[T]):
 
     @classmethod
     def of_decoded(cls, records: list[T]) -> "History[T]":
-        """Return a history that uses a decoder's list of records directly, without checks."""
+        """Return a history that uses the given list of records directly, without a copy and without checks."""
         history: History[T] = cls()
         history._records = records
         return history
 
     def table_entries(self) -> dict[int, ChunkReference]:
-        """Return a map from token to restored chunk. The map belongs in the first base, so that no chunk is stored again."""
+        """Return a map from tokens to the chunks that were restored. The map must be part of the first base, so that no chunk is stored
+        again."""
         return dict(self._references)
 
     # Undo.
 
     def mark(self) -> HistoryMark:
-        """Return a mark for `rollback`. The list of records is copied (20 µs for 10 000 records), but the records are not."""
+        """Return a mark that can be passed to `rollback`. The list is copied, which takes 20 µs for 10 000 records. The records themselves
+        are not copied."""
         log = (
             None
             if self._log is None
@@ -637,14 +642,15 @@ class History(MutableSequence[T], Generic[T]):
         return HistoryMark(list(self._records), log, self._logged, list(self._segments), self._dead_bytes)
 
     def rollback(self, mark: HistoryMark) -> None:
-        """Restore the history to its contents at `mark`. Use each mark only once. Segments of later captures are dropped."""
+        """Restore the contents that the history had at `mark`. Each mark can be used only once. Segments from later captures are
+        dropped."""
         self._records, self._log, self._logged = mark.records, mark.log, mark.logged
         self._segments, self._dead_bytes = mark.segments, mark.dead_bytes
 
 
 def _estimate_bytes(records: list[Any]) -> int:
-    """Return the approximate encoded size of these records, which is exact for few records. Records that cannot be encoded were never
-    stored, so then the result is 0."""
+    """Return the approximate size of these records when encoded. The size is exact if there are only a few records. Records that cannot be
+    encoded were never stored, so their size is 0."""
     step = max(1, len(records) // MEASURED_RECORDS_MAX)
     sample = records[::step][:MEASURED_RECORDS_MAX]
     try:

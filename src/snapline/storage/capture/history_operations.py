@@ -1,16 +1,16 @@
-"""Binary encoding of list operations, which are the contents of a history's segments.
+"""Binary encoding of list operations. The segments of a history contain such operations.
 
     operation   code (u8) | length of the body (u32) | body
     1 append    records
     2 replace   index of the first record (u64) | records, one for each replaced record
     3 delete    index of the first record (u64) | count (u64)
-    4 insert    index before which to insert (u64) | records
+    4 insert    index before which to insert (u64) | records.
 
-Integers are little-endian, and *records* is one MessagePack array. Applying all operations in order to an empty list produces
-the history. So segments are merged by concatenating their contents.
+Integers are little-endian, and *records* is one MessagePack array. If all operations are applied in order to an empty list, the result is
+the history. So two segments can be merged by concatenating their contents.
 
-Several records share one array, which is faster than one operation for each record: the time for encoding 10 000 messages of 1.1 KB depends
-only on their bytes. Decoding trusts nothing: lengths and indexes are checked before they are used.
+Many records share one array, because this is faster than one operation per record: the time to encode 10 000 messages of 1.1 KB then
+depends only on their bytes. The decoder trusts no input: it checks all lengths and indexes before it uses them.
 """
 
 import functools
@@ -48,13 +48,13 @@ _DECODERS_MAX = 64
 
 
 class HistoryOperation(msgspec.Struct):
-    """An operation that has not been encoded yet.
+    """A list operation that has not been encoded yet.
 
     Attributes:
         code: `APPEND`, `REPLACE`, `DELETE` or `INSERT`.
-        index: the first affected index.
-        count: number of records to delete, or 0 for other operations.
-        records: records to append or insert, or records that replace others.
+        index: index of the first record that the operation affects.
+        count: number of records to delete. The count is 0 for all other operations.
+        records: the records to append, to insert, or to replace other records with.
     """
 
     code: int
@@ -64,7 +64,7 @@ class HistoryOperation(msgspec.Struct):
 
 
 def _encode_scalar(value: object) -> object:
-    """Convert NumPy numbers to plain numbers, as is done everywhere in a state."""
+    """Convert NumPy numbers to plain numbers, as in all other parts of a state."""
     numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf":
         item = value.item()
@@ -88,10 +88,10 @@ _FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, Recursio
 
 
 def encode_records(records: list[Any]) -> bytes:
-    """Return the records as one MessagePack array.
+    """Encode the records as one MessagePack array.
 
     Raises:
-        EncodingError: If a record cannot be encoded. The message names the type of the first such record.
+        EncodingError: If a record cannot be encoded. The message names the type of the first record that cannot be encoded.
     """
     try:
         body = _encoder.encode(records)
@@ -114,11 +114,11 @@ def _describe_failure(records: list[Any], error: Exception) -> str:
 
 
 def encode_operations(operations: list[HistoryOperation], content_bytes: int) -> list[bytes]:
-    """Return the operations as contents of segments, in order.
+    """Encode operations as the contents of one or more segments, in order.
 
     Args:
-        operations: operations to encode, which are not changed.
-        content_bytes: largest length of a content in bytes, unless a single record is longer.
+        operations: the operations to encode, which are not modified.
+        content_bytes: maximum length of each content in bytes. A content that consists of a single record may be longer.
     """
     contents: list[bytes] = []
     pieces: list[bytes] = []
@@ -134,7 +134,7 @@ def encode_operations(operations: list[HistoryOperation], content_bytes: int) ->
 
 
 def _pieces(operation: HistoryOperation, content_bytes: int) -> Iterator[bytes]:
-    """Split an operation with many records into several operations that together have the same effect."""
+    """If an operation has many records, split it into several operations that together have the same effect."""
     if operation.code == DELETE:
         yield _HEAD.pack(DELETE, _SPAN.size) + _SPAN.pack(operation.index, operation.count)
         return
@@ -145,8 +145,8 @@ def _pieces(operation: HistoryOperation, content_bytes: int) -> Iterator[bytes]:
 
 
 def _batches(records: list[Any], body_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the index of each batch's first record, with the encoded array. Each batch predicts the size of the next, so few records are
-    encoded twice."""
+    """Encode the records in batches. For each batch, yield the index of its first record and the encoded array. The size of each batch is
+    predicted from the previous batch, so that few records are encoded twice."""
     start, count = 0, _BATCH_RECORDS
     while start < len(records):
         batch = records[start : start + count]
@@ -161,11 +161,11 @@ def _batches(records: list[Any], body_bytes: int) -> Iterator[tuple[int, bytes]]
 
 
 class Replay:
-    """Replay of operations on a list.
+    """Replays operations on a list.
 
     Attributes:
-        records: the current list.
-        sizes_bytes: for each record, its share of the size of its operation, rounded up.
+        records: the list after the operations replayed so far.
+        sizes_bytes: for each record, an equal share of the encoded size of its operation, rounded up.
     """
 
     def __init__(self, record_type: Any) -> None:
@@ -174,11 +174,11 @@ class Replay:
         self._decode = record_decoder(record_type)
 
     def do(self, content: memoryview) -> None:
-        """Apply all operations of a segment to the list.
+        """Apply all operations in a segment to the list.
 
         Raises:
-            DamagedDataError: If the bytes are not operations on this list.
-            EncodingError: If a record is not of the declared type.
+            DamagedDataError: If the bytes do not encode operations on this list.
+            EncodingError: If a record does not have the declared type.
         """
         place = 0
         while place < len(content):
@@ -218,7 +218,8 @@ class Replay:
         return index, index + deleted
 
     def _put(self, start: int, stop: int | None, body: memoryview) -> None:
-        """Replace the records from `start` to `stop` with the records in `body`. If `stop` is None, replace as many as `body` contains."""
+        """Replace the records from `start` to `stop` with the records in `body`. If `stop` is None, replace as many records as `body`
+        contains."""
         records = self._decode(body)
         end = start + len(records) if stop is None else stop
         if end > len(self.records):
@@ -232,10 +233,11 @@ Decode = typing.Callable[[Buffer], list[Any]]
 
 
 def record_decoder(record_type: Any) -> Decode:
-    """Return a function that decodes MessagePack arrays into records of `record_type`. Any means plain values, with tuples for arrays.
+    """Return a function that decodes a MessagePack array as a list of records of `record_type`. If `record_type` is Any, records become
+    plain values, and arrays in them become tuples.
 
     Raises:
-        EncodingError: If msgspec cannot decode this type.
+        EncodingError: If msgspec does not support this type.
     """
     try:
         return _record_decoder(record_type)
@@ -260,7 +262,7 @@ def _record_decoder(record_type: Any) -> Decode:
 
 
 def _frozen(value: Any) -> Any:
-    """Convert lists to tuples. msgspec decodes untyped arrays as lists, which records must not contain."""
+    """Convert lists to tuples. Without a declared type, msgspec decodes arrays as lists, which records must not contain."""
     if isinstance(value, list):
         return tuple([_frozen(item) for item in value])
     return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value

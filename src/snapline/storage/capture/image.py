@@ -1,40 +1,45 @@
-"""The result of a capture, which is a skeleton and parts, and the arena, which is memory into which parts are copied.
+"""Image of a captured state, which consists of a skeleton and parts, and the arena, which is the memory into which parts are copied.
 
-A state is one MessagePack record, the *skeleton*, and a list of *parts*. A part is a large or rarely changed value:
-the bytes of an array, the records of a history, an opaque blob. The skeleton contains the part's index in the list.
+An encoded state consists of one MessagePack record, called the *skeleton*, and a list of *parts*. A part is a large or rarely changed
+value: the bytes of an array, the records of a history, or an opaque blob. In place of the value, the skeleton contains the index of the
+part in the list.
 
-A part is cut into *chunks*, the unit in which the store keeps and deduplicates bytes. Chunks of a base epoch are not stored again. A chunk
-that is known to be unchanged has a *token*: a number that identifies one content and is never reused. If it is unknown whether a chunk has
-changed (in an array that was copied whole), its token is 0 and the writer compares hashes.
+Each part is cut into *chunks*, which are the units in which the store keeps and deduplicates bytes. Chunks that are in the base epoch are
+not stored again. If a chunk is known to be unchanged, it has a *token*, which is a number that identifies one content and is never reused.
+If it is not known whether a chunk has changed (as in an array that was copied whole), its token is 0, and the writer compares hashes.
 
-    event loop, between turns   encoder: state, base -> `StateImage`      (the pause: at most one copy, at memory speed)
-    worker thread               chunking: image, base -> `StatePart`s for the checkpoint, new chunks, and a `ChunkTable`
-    when the epoch is complete  the epoch's table is the next base
+1. Between two turns, on the event loop, the encoder makes a `StateImage` from the state and the base. The agent pauses for this step, which
+   takes at most as long as one copy at memory speed.
+2. In a worker thread, `chunking` makes `StatePart`s for the checkpoint, the new chunks and a `ChunkTable` from the image and the base.
+3. When the epoch is complete, the epoch's table becomes the next base.
 
-    One worker uses an image once and then releases it, so that its buffers return to the arena.
+Each image is used once, by one worker. The worker then releases the image, so that its buffers return to the arena.
 
-**Tokens.** All parts of an agent's image share one table that maps tokens to chunks. So every kind of part must draw its tokens here. With
-two counters, two contents could have one token, and a checkpoint would silently contain the wrong bytes.
+**Tokens.** All parts of an agent's image share one table, which maps tokens to chunks. So the tokens for all kinds of parts must be drawn
+by this module. If there were two counters, two contents could have the same token, and a checkpoint would silently contain wrong bytes.
 
-A token is meaningless outside the process that drew it, and is never stored.
+A token is never stored, because it has no meaning outside the process that drew it.
 
-**The arena** is warm memory into which the encoder copies values that may change after the pause. The problem: because of page faults, a
-copy into fresh memory runs at a sixth of the speed of memcpy. So buffers are mapped and prefaulted once, and kept after an image has been
-written. Buffers that the writer still reads cannot be reused, so a second capture takes other buffers, and two sets of buffers alternate.
+**The arena** is warm memory into which the encoder copies values that may change after the pause. The problem: page faults make a copy into
+fresh memory six times slower than memcpy. So buffers are mapped and prefaulted once, and they are kept after an image has been written. A
+buffer cannot be reused while the writer still reads it, so a second capture takes other buffers, and two sets of buffers are used
+alternately.
 
-Sizes are rounded up to size classes, eight for each power of two. So arrays that grow a little still find their buffer, and at most
-an eighth of a buffer is unused. If no buffer of this class is idle, a buffer of up to twice the wanted size is used.
+Sizes are rounded up to size classes, and there are eight size classes per power of two. So an array that has grown a little still fits into
+its old buffer, and at most an eighth of a buffer is unused. If no buffer of the right size class is idle, a buffer of up to twice the
+requested size is used.
 
 Invariants:
 
-1. A buffer belongs to the pool or to one caller. A buffer is returned once, and a second `release` has no effect.
-2. The bytes of all buffers, taken or idle, are at most `bytes_max`.
-3. All buffers together have at most twice the recent peak of bytes in use: one set is written while the next is filled, and nothing else is
-   kept. The peak decays by a thirty-second of each buffer taken. So a buffer is freed only after about sixteen times its size was copied
-   without it. Faulting the buffer in again costs little compared with those copies.
+1. Each buffer belongs either to the pool or to one caller. A buffer can be returned only once, and a second call of `release` has no
+   effect.
+2. The total size of all buffers, in use or idle, is at most `bytes_max`.
+3. The total size of all buffers is at most twice the recent peak of bytes in use, because one set of buffers is written to the store while
+   the next set is filled. For each buffer taken, the peak decays by a thirty-second of the buffer's size. So a buffer is freed only after
+   about sixteen times its size has been copied to other buffers. Compared with these copies, mapping the buffer again is cheap.
 
-The caller's duties: do not write to a buffer after its image has left the event loop, and release the buffer when nothing reads it any
-more. `take`, `release` and `reserve` may be called from any thread.
+The caller must not write to a buffer after its image has left the event loop, and must release the buffer when it is no longer read.
+`take`, `release` and `reserve` may be called from any thread.
 """
 
 import contextlib
@@ -66,12 +71,11 @@ PART_JOURNAL = 5
 
 
 class SourceChunk(msgspec.Struct, gc=False):
-    """A captured chunk of a part.
+    """One captured chunk of a part.
 
     Attributes:
-        token: number that identifies the content, or 0 if the content may have changed.
-        data: bytes of the chunk, or None if the chunk is unchanged since the base, whose table contains `token`.
-        size_bytes: length of the content.
+        token: number that identifies the content, or 0 if it is not known whether the content has changed.
+        data: the bytes of the chunk, or None if the chunk has not changed since the base, whose table then contains `token`.
     """
 
     token: int
@@ -80,7 +84,7 @@ class SourceChunk(msgspec.Struct, gc=False):
 
 
 class CapturedPart(msgspec.Struct):
-    """One part of an image. `chunk_bytes` is the size of all chunks except the last, or 0 if sizes vary."""
+    """One part of an image. `chunk_bytes` is the size of each chunk except the last, or 0 if the sizes vary."""
 
     kind: int
     head: bytes
@@ -90,11 +94,11 @@ class CapturedPart(msgspec.Struct):
 
 
 class Authors(msgspec.Struct):
-    """Handlers that may have changed a state since its previous image was captured.
+    """Names of handlers that may have changed a state since the previous image was captured.
 
     Attributes:
         handlers: names of the handlers, in the order of their first turn.
-        is_refused: the image was unusable, so the next image inherits these authors.
+        is_refused: whether the image was unusable. If the image was unusable, the next image also names these handlers.
     """
 
     handlers: dict[str, None] = {}
@@ -105,11 +109,10 @@ class StateImage(msgspec.Struct):
     """Image of one agent's state between two turns.
 
     Attributes:
-        skeleton: MessagePack record, in which extension `PART_EXTENSION` refers to a part.
-        parts: parts in the order of the skeleton.
-        on_release: callbacks that return the buffers. Each callback is called once, when the parts have been written or dropped.
-        pending: function that returns the skeleton if another process is still encoding it. See `resolve`.
-        authors: handlers to name in the error message if the image is unusable.
+        skeleton: MessagePack record. Each extension `PART_EXTENSION` in the skeleton refers to a part.
+        on_release: callbacks that return the image's buffers. Each callback is called once, after the parts have been written or discarded.
+        pending: function that waits for the skeleton and returns it, or None if no other process is encoding the skeleton. See `resolve`.
+        authors: handlers to name in an error message if the image is unusable.
     """
 
     skeleton: bytes
@@ -120,11 +123,11 @@ class StateImage(msgspec.Struct):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the state in bytes, which includes skeleton and parts."""
+        """Size of the state in bytes, including the skeleton and all parts."""
         return len(self.skeleton) + sum([part.size_bytes for part in self.parts])
 
     def resolve(self) -> None:
-        """Wait for the skeleton if another process is encoding it. Call this method in a worker thread.
+        """If another process is still encoding the skeleton, wait for it. Call this method in a worker thread.
 
         Raises:
             EncodingError: If the state cannot be saved.
@@ -134,20 +137,18 @@ class StateImage(msgspec.Struct):
             self.skeleton, self.pending = self.pending(), None
 
     def release(self) -> None:
-        """Release the buffers that hold the bytes of the parts, which are no longer needed."""
+        """Release the buffers that contain the bytes of the parts."""
         callbacks, self.on_release = self.on_release, []
         for callback in callbacks:
             callback()
 
 
 class ChunkTable(msgspec.Struct):
-    """Chunks of one agent's checkpoint in one epoch. The agent's next checkpoint may refer to these chunks.
+    """All chunks of an agent's checkpoint in one epoch. The agent's next checkpoint may reuse these chunks.
 
     Attributes:
-        by_token: map from token to chunk.
-        by_place: map from (part, chunk) indices to (hash, chunk), for chunks without a token. The hash is `xxh3_128` under this process's
-            seed. After a restore the hash is empty, because only the digest is known.
-        digests: map from digest to chunk, for all chunks.
+        by_place: for chunks without a token, map from (part index, chunk index) to (hash, chunk). The hash is `xxh3_128` with the seed of
+            this process. After a restore, only the digests are known, so the hashes are empty.
     """
 
     by_token: dict[int, ChunkReference] = {}
@@ -163,7 +164,8 @@ _blocks = itertools.count(1)
 
 
 def fresh_token() -> int:
-    """Return the first number of a block of tokens that no other caller gets. The number is never 0. Any thread may call this function."""
+    """Reserve a block of tokens that no other caller gets, and return its first number. The number is never 0. Any thread may call this
+    function."""
     return next(_blocks) * BLOCK_TOKENS
 
 
@@ -188,19 +190,20 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; `mmap` has no name for it yet
 
 
 class ArenaBusyError(StoreError):
-    """No buffer is available, because earlier images have not been written yet. The capture is deferred, and nothing is lost."""
+    """Raised if no buffer is available, because earlier images have not been written yet. Nothing is lost, because the capture can be
+    repeated later."""
 
 
 def class_of(size_bytes: int) -> int:
-    """Return the size of the buffer for `size_bytes` bytes, in whole pages. The result is at most an eighth larger than `size_bytes`,
-    except for very small sizes."""
+    """Return the size in bytes of the buffer to use for `size_bytes` bytes. The buffer size is a multiple of the page size. Except for very
+    small sizes, the result is at most an eighth larger than `size_bytes`."""
     wanted = max(size_bytes, BUFFER_BYTES_MIN)
     step = max(mmap.PAGESIZE, (1 << (wanted - 1).bit_length()) // (2 * CLASSES_PER_DOUBLING))
     return -(-wanted // step) * step
 
 
 class _Block:
-    """Mapped memory, of which the first `warm_bytes` bytes have been touched."""
+    """Block of mapped memory whose first `warm_bytes` bytes have already been touched."""
 
     __slots__ = ("last_use", "memory", "size_bytes", "warm_bytes")
 
@@ -211,7 +214,7 @@ class _Block:
         self.last_use = 0
 
     def warm(self, size_bytes: int) -> None:
-        """Prefault the first `size_bytes` bytes."""
+        """Touch the first `size_bytes` bytes, so that later writes cause no page faults."""
         end = min(self.size_bytes, -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         if end > self.warm_bytes:
             _prefault(self.memory, self.warm_bytes, end)
@@ -219,7 +222,7 @@ class _Block:
 
 
 class ArenaBuffer:
-    """A buffer of the arena for one caller. `view` is writable and page-aligned, and has the requested length."""
+    """A buffer of the arena that belongs to one caller. `view` is writable, page-aligned, and exactly as long as requested."""
 
     __slots__ = ("_block", "_pool", "view")
 
@@ -229,15 +232,15 @@ class ArenaBuffer:
         self.view = memoryview(block.memory)[:size_bytes]
 
     def release(self) -> None:
-        """Return the buffer to the pool. A second call has no effect. Any thread may call this method."""
+        """Return this buffer to the pool. A second call has no effect. Any thread may call this method."""
         self._pool._give_back(self)
 
 
 class ArenaPool:
-    """The buffers of one host process.
+    """All buffers of a host process.
 
     Args:
-        bytes_max: limit on the total size of all buffers of the pool, or None to use half of the machine's memory.
+        bytes_max: limit on the total size of all buffers in the pool, or None for half of the machine's memory.
     """
 
     def __init__(self, *, bytes_max: int | None = None) -> None:
@@ -252,14 +255,14 @@ class ArenaPool:
 
     @property
     def taken_bytes(self) -> int:
-        """Total size in bytes of the buffers in use."""
+        """Total size of all buffers in use, in bytes."""
         return self._taken_bytes
 
     def take(self, size_bytes: int) -> ArenaBuffer:
-        """Return a buffer of `size_bytes` bytes with undefined content.
+        """Take a buffer of `size_bytes` bytes from the pool. Its contents are undefined.
 
         Raises:
-            ArenaBusyError: If a new buffer would exceed the limit.
+            ArenaBusyError: If a new buffer would exceed the pool's limit.
             StoreError: If the machine is out of memory.
         """
         size = class_of(size_bytes)
@@ -277,9 +280,10 @@ class ArenaPool:
         return self._ready(block, size, size_bytes)
 
     def reserve(self, size_bytes: int) -> bool:
-        """Add a warm buffer for a later `take`, so that a capture need not wait for page faults. Return whether the buffer was added.
+        """Add a prefaulted buffer to the pool, so that a later capture does not wait for page faults. Return whether the buffer was added.
 
-        The call is slow, so make it from a worker thread. The call has no effect if the machine or the limit leaves no room.
+        The call is slow, so call it in a worker thread. No buffer is added if this would exceed the pool's limit or the machine is out of
+        memory.
         """
         size = class_of(size_bytes)
         with self._lock:
@@ -311,7 +315,8 @@ class ArenaPool:
         return self._bytes_max
 
     def _find(self, size: int) -> _Block | None:
-        """Remove and return the smallest idle block that fits, or None if none fits. By invariant 2 there is room for the block."""
+        """Remove the smallest idle block that is large enough from the pool, and return it. Return None if no idle block is large enough.
+        Invariant 2 guarantees that the block is within the limit."""
         fitting = [known for known in self._idle if size <= known <= FIT_FACTOR_MAX * size]
         if not fitting:
             return None
@@ -342,9 +347,9 @@ class ArenaPool:
             self._drop_one()
 
     def _drop_one(self) -> None:
-        """Drop a block of the size to which no block has been returned for the longest time.
+        """Drop an idle block of the least recently used size.
 
-        The block's memory is unmapped only when its last view is gone. A caller that still holds a view by mistake must not crash.
+        The memory of the block is unmapped only after its last view is gone. So a caller that still holds a view by mistake does not crash.
         """
         stalest = min(self._idle, key=lambda size: self._idle[size][-1].last_use)
         self.idle_bytes -= stalest
@@ -354,7 +359,7 @@ class ArenaPool:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """Return zero-filled private memory, in huge pages if it is large enough. The memory is unmapped when its last view is gone.
+    """Return zero-filled private memory. Large memory areas use huge pages. The memory is unmapped as soon as it has no more views.
 
     Raises:
         StoreError: If the machine is out of memory.
@@ -372,14 +377,15 @@ def map_memory(size_bytes: int) -> mmap.mmap:
 
 
 def _prefault(memory: mmap.mmap, start: int, end: int) -> None:
-    """Touch the pages of `[start, end)` for writing, without changing their contents."""
+    """Touch all pages of `[start, end)` for writing without changing their contents."""
     if not _populate(memory, start, end):
         for place in range(start, end, mmap.PAGESIZE):
             memory[place] = memory[place]
 
 
 def _populate(memory: mmap.mmap, start: int, end: int) -> bool:
-    """Populate all pages in one call, and return whether this succeeded. Unlike `mmap.madvise`, ctypes releases the interpreter lock."""
+    """Populate all pages with a single system call. Return whether this succeeded. ctypes is used because it releases the interpreter's
+    lock, unlike `mmap.madvise`."""
     import ctypes
 
     madvise = _madvise()
@@ -391,7 +397,7 @@ def _populate(memory: mmap.mmap, start: int, end: int) -> bool:
 
 @functools.cache
 def _madvise() -> Any:
-    """Return the C library's function `madvise`, or None if it is missing."""
+    """Return the function `madvise` of the C library, or None if it does not exist."""
     import ctypes
 
     return getattr(ctypes.CDLL(None), "madvise", None)

@@ -1,10 +1,10 @@
-"""Access to NumPy and torch without importing them. A process that has arrays or tensors has already imported their library, and other
-processes need not spend the time.
+"""Access to NumPy and torch without importing them. If a process has arrays or tensors, it has already imported their library, and all
+other processes save the time for the import.
 
-A tensor on any device is moved to the CPU and viewed as plain bytes in C order. So types without a counterpart in NumPy (bfloat16, the
-8-bit floats) need no special case. Dtype, shape and values are saved. The device (tensors are restored on the CPU), `requires_grad`, the
-graph and the strides are not saved. Subclasses such as `Parameter`, and sparse or quantized tensors, are refused, because they would be
-restored as something else.
+Each tensor is moved to the CPU and viewed as plain bytes in C order. So types that NumPy does not have (bfloat16, the 8-bit floats) need no
+special treatment. The dtype, the shape and the values of a tensor are saved. The device, `requires_grad`, the autograd graph and the
+strides are not saved, and tensors are restored on the CPU. Instances of subclasses such as `Parameter`, and sparse or quantized tensors,
+are refused, because they would be restored differently.
 """
 
 import math
@@ -18,7 +18,7 @@ from snapline.storage.disk.record import Buffer
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether `value` is a torch tensor, including instances of subclasses."""
+    """Return whether `value` is a torch tensor or an instance of a subclass."""
     return is_tensor_class(type(value))
 
 
@@ -30,10 +30,10 @@ def is_tensor_class(kind: type) -> bool:
 
 
 def check_tensor(tensor: Any) -> None:
-    """Refuse a tensor that would be restored as something else.
+    """Raise an error if the tensor would be restored differently.
 
     Raises:
-        NotImplementedError: If the tensor is refused. The message names the problem.
+        NotImplementedError: If the tensor would be restored differently. The message describes the problem.
     """
     torch = sys.modules["torch"]
     if type(tensor) is not torch.Tensor:
@@ -57,13 +57,13 @@ def size_of(tensor: Any) -> int:
 
 
 def head_of(tensor: Any) -> bytes:
-    """Return the encoded dtype and shape, which are stored before the tensor's bytes."""
+    """Return the encoded dtype and shape, which are stored before the bytes of the tensor."""
     return msgspec.msgpack.encode((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
 
 
 def bytes_of(tensor: Any) -> Any:
-    """Return the bytes in C order as a flat uint8 ndarray. The array is a view if the tensor is contiguous and on the CPU, otherwise a
-    copy.
+    """Return the bytes of a tensor in C order, as a flat ndarray of uint8. The array is a view if the tensor is contiguous and on the CPU,
+    and otherwise a copy.
 
     Raises:
         NotImplementedError: If the tensor cannot be saved.
@@ -81,11 +81,11 @@ def bytes_of(tensor: Any) -> Any:
 
 
 def make_tensor(dtype: str, shape: tuple[int, ...], content: Buffer) -> Any:
-    """Return a tensor that uses the writable memory of `content`, without a copy.
+    """Return a tensor that uses the writable memory of `content` directly.
 
     Raises:
-        EncodingError: If torch is not installed, or has no such dtype.
-        TypeError, ValueError: If dtype, shape and content do not match.
+        EncodingError: If torch is not installed, or if it does not have this dtype.
+        TypeError, ValueError: If the dtype, the shape and the content do not match.
     """
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]  # optional
@@ -103,7 +103,7 @@ def make_tensor(dtype: str, shape: tuple[int, ...], content: Buffer) -> Any:
 
 
 def numpy_if_loaded() -> Any:  # the module
-    """Return the module NumPy if it is completely loaded, otherwise None. While another thread imports NumPy, the module lacks
-    `ndarray`."""
+    """Return the module NumPy if it is loaded completely, and otherwise None. While another thread is importing NumPy, the module has no
+    `ndarray` yet."""
     module = sys.modules.get("numpy")
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module

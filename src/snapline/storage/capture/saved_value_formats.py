@@ -1,24 +1,24 @@
-"""Conversion of saved values to text for people, JSON, NumPy files and plain values. The classes that wrote the values are not needed.
+"""Converts saved values to readable text, JSON, NumPy files and plain Python values. The classes of the saved values are not needed.
 
-`first_values` reads the first values of an array or tensor without NumPy or torch, and without reading the rest.
+`first_values` reads only the first values of an array or tensor, and needs neither NumPy nor torch.
 
-**Text.** Encoded states and messages are described without NumPy. A description consists of dicts, lists and scalars:
+**Text.** Describing encoded states and messages does not require NumPy. A description consists of dicts, lists and scalars:
 
     array, tensor   {"dtype", "shape", "values"}, with the first values in C order
     history         {"records", "bytes", "first", "last"}, or a list for an inline history
-    blob            the blob's bytes, or {"bytes"} for a large blob
+    blob            the blob's bytes, or {"bytes"} for a large blob.
 
-The bytes of parts are read only on request. Otherwise only their number is shown as `bytes`.
+The bytes of parts are read only on request. Unless the bytes of a part are requested, only the part's size is shown, as `bytes`.
 
-**JSON** is created without NumPy. Records become objects, histories and arrays become lists (nested by dimension), bytes become base64
-text, and keys that are not text become their text form. NaN and infinities, which JSON lacks, become null. Pickles, random generators, and
-arrays of types that only NumPy can decode are shown by kind and size.
+**JSON** is also created without NumPy. Records become objects, histories and arrays become lists (nested by dimension), bytes become base64
+text, and keys that are not text are converted to text. NaN and infinities become null, because JSON does not have them. For pickles, random
+generators, and arrays of types that only NumPy can decode, only the kind and the size are shown.
 
-**NumPy files.** `write_npy` writes an array of a snapshot in NumPy's format, version 1.0, without NumPy.
+**NumPy files.** `write_npy` writes an array of a snapshot to a file in NumPy's format, version 1.0, without using NumPy.
 
-**Plain values** are dicts, lists, scalars, NumPy arrays, torch tensors and bytes. A record (a struct or dataclass) becomes a dict. As in
-MessagePack, tuples and sets become lists, enums become their values, and dates and UUIDs become text. A history becomes the list of its
-records, and a blob becomes its bytes. A pickle remains bytes, since loading it would run code.
+**Plain values** are dicts, lists, scalars, NumPy arrays, torch tensors and bytes. A record (a struct or dataclass instance) becomes a dict.
+As in MessagePack, tuples and sets become lists, enum members become their values, and dates and UUIDs become text. A history becomes the
+list of its records, and a blob becomes its bytes. A pickle is returned as bytes, because loading it would run code.
 """
 
 import ast
@@ -82,7 +82,7 @@ CHARACTER_BYTES = 4
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """Decoder for single values of one type, and the size of such a value."""
+    """Decoder for single values of one type, and the size of an encoded value."""
 
     size_bytes: int
     decode: Callable[[bytes], object]
@@ -107,7 +107,7 @@ def first_values(array: SavedArray, count: int) -> list[object] | None:
 
 
 def _fortran_place(number: int, shape: tuple[int, ...]) -> int:
-    """Return the index in Fortran order of the value that has index `number` in C order."""
+    """Given the index of a value in C order, return its index in Fortran order."""
     index = []
     for length in reversed(shape):
         number, at = divmod(number, length)
@@ -153,11 +153,12 @@ ELLIPSIS = "…"
 
 
 def plain(value: object, parts: Sequence[StatePart] = (), read: Callable[[StatePart], Buffer] | None = None) -> object:
-    """Decode bytes of unknown type. Structs become dicts, and arrays become short descriptions. Without `read`, parts are not read.
+    """Decode bytes of an unknown type. Structs are returned as dicts, and arrays as short descriptions. If `read` is None, the contents of
+    parts are not read.
 
     Raises:
         One of `saved_values.FAILURES`: If the bytes cannot be decoded.
-        DamagedDataError: If the bytes of a part differ from the bytes that were written.
+        DamagedDataError: If the bytes of a part are not the bytes that were written.
     """
     if not isinstance(value, bytes):
         return value
@@ -165,10 +166,10 @@ def plain(value: object, parts: Sequence[StatePart] = (), read: Callable[[StateP
 
 
 def describe(value: object, *, reads_parts: bool) -> object:
-    """Describe a tree of `saved_values` by dicts, lists and scalars.
+    """Describe a tree from `saved_values` by dicts, lists and scalars.
 
     Raises:
-        DamagedDataError: If some bytes differ from the bytes that were written.
+        DamagedDataError: If any bytes are not the bytes that were written.
     """
     match value:
         case dict():
@@ -187,7 +188,7 @@ def describe(value: object, *, reads_parts: bool) -> object:
 
 
 def describe_array(array: SavedArray, count: int, *, reads_parts: bool = True) -> dict[str, object]:
-    """Describe an array by its first `count` values."""
+    """Describe an array, including its first `count` values."""
     head: dict[str, object] = {"dtype": array.dtype, "shape": list(array.shape)}
     if array.content.part is not None and not reads_parts:
         return {**head, "bytes": array.content.size_bytes}
@@ -225,11 +226,11 @@ CONTENT_FACTOR = 4
 
 
 def json_of(tree: object, bytes_max: int) -> bytes:
-    """Return a tree of `saved_values` as JSON.
+    """Convert a tree from `saved_values` to JSON.
 
     Raises:
         UsageError: If the JSON would exceed `bytes_max`.
-        DamagedDataError: If some bytes differ from the bytes that were written.
+        DamagedDataError: If any bytes are not the bytes that were written.
     """
     text = msgspec.json.encode(_Values(bytes_max).of(tree))
     if len(text) > bytes_max:
@@ -238,7 +239,7 @@ def json_of(tree: object, bytes_max: int) -> bytes:
 
 
 def too_large(size_bytes: int, bytes_max: int) -> UsageError:
-    """Return the error for a state whose JSON would be too large."""
+    """Return an error which says that a state's JSON would be too large."""
     return UsageError(
         f"this takes {size_bytes:,} bytes and more, {bytes_max:,} of JSON are told: ask for a field of it, "
         "or read the store with snapline.open_store"
@@ -246,7 +247,7 @@ def too_large(size_bytes: int, bytes_max: int) -> UsageError:
 
 
 class _Values:
-    """Converter of values to JSON. The converter counts the bytes of each value before reading it."""
+    """Converts values to JSON. To enforce the size limit, the bytes of each value are counted before the value is read."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = CONTENT_FACTOR * bytes_max
@@ -303,11 +304,11 @@ _ALIGNMENT = 64
 
 
 def write_npy(array: SavedArray, path: Path) -> int:
-    """Read and check an array, and write it to a new file. Return the file's size.
+    """Read an array, verify its bytes, and write it to a new file. Return the file's size.
 
     Raises:
-        UsageError: If the file exists or its name does not end in .npy, or NumPy has no such type.
-        DamagedDataError: If the array's bytes differ from the bytes that were written.
+        UsageError: If the file exists, if its name does not end in .npy, or if NumPy does not have the array's type.
+        DamagedDataError: If the bytes of the array are not the bytes that were written.
         StoreError: If the file cannot be written.
     """
     if path.suffix != SUFFIX:
@@ -347,11 +348,11 @@ _STEP = re.compile(r"(?:^|\.)([^.\[\]]+)|\[([^\]]+)\]")
 
 
 def plain_value(value: object) -> object:
-    """Return a tree of `saved_values` as plain values. Arrays own their memory.
+    """Convert a tree from `saved_values` to plain values. Arrays own their memory.
 
     Raises:
-        DamagedDataError: If some bytes differ from the bytes that were written.
-        UsageError: If the tree contains an array or tensor, but NumPy or torch is not installed.
+        DamagedDataError: If any bytes are not the bytes that were written.
+        UsageError: If the tree contains an array or a tensor, but NumPy or torch is not installed.
     """
     match value:
         case dict():
@@ -394,10 +395,10 @@ def _plain_bytes(value: SavedBytes) -> object:
 
 
 def find_field(tree: object, path: str) -> object:
-    """Return the value at a path such as `mind.notes[3].text` or `table["a b"]`. Only values along the path are read.
+    """Return the value at a path such as `mind.notes[3].text` or `table["a b"]`. Only the values along the path are read.
 
     Raises:
-        NotFoundError: If there is no such value. The message names existing values.
+        NotFoundError: If there is no value at this path. The message lists values that exist.
         UsageError: If `path` is invalid.
     """
     value, done = tree, ""
@@ -408,7 +409,7 @@ def find_field(tree: object, path: str) -> object:
 
 
 def steps_of(path: str) -> Iterable[tuple[object, str]]:
-    """Yield the steps of a path (names, keys and indexes), each with its text. Raise UsageError if the path is invalid."""
+    """Yield each step of a path (a name, key or index) and the step's text. Raise UsageError if the path is invalid."""
     end = 0
     while end < len(path):
         match = _STEP.match(path, end)

@@ -1,14 +1,14 @@
-"""A saved state as a tree of plain values, without the classes that wrote the state. Values are read only when they are used.
+"""Saved states as trees of plain values, which can be read without the classes of the saved objects. A value is read only when it is used.
 
-Dicts, lists and scalars are decoded directly. Values that MessagePack cannot represent become objects of the classes below. These
-objects know their size and chunks, and read their bytes on request. So two states with gigabytes of arrays can be compared by the digests
-of their chunks. Neither NumPy nor torch is needed, no pickle is loaded, and no generator is created.
+Dicts, lists and scalars are decoded directly. Values that MessagePack does not support are represented by objects of this module's classes.
+Each of these objects knows its size and its chunks, and reads its bytes on request. So two states with gigabytes of arrays can be compared
+by the digests of their chunks. This module needs neither NumPy nor torch, loads no pickles, and creates no random generators.
 
-`saved_value_formats.py` describes such a tree for people, and converts it to JSON or to the values themselves.
+`saved_value_formats.py` converts such a tree to readable text, to JSON, or to the values themselves.
 
-**Records as keys.** A map may have records as keys, for example in a state with a `dict[Point, int]`. msgspec decodes such a record as a
-dict, which cannot be a key. So this module turns the key into a tuple of its (name, value) pairs. Only maps and arrays are split up, and
-every other value is passed to msgspec. This method is slow, and is used only after msgspec has failed.
+**Records as keys.** The keys of a map may be records, for example if a state contains a `dict[Point, int]`. msgspec decodes such a record
+as a dict, but a dict cannot be a key. So this module converts such a key to a tuple of (name, value) pairs. The decoder splits only maps
+and arrays itself, and passes all other values to msgspec. The decoder is slow, so it is used only if msgspec has failed.
 """
 
 import math
@@ -52,7 +52,7 @@ _LENGTHS |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
 
 
 def decode_any_keys(data: Buffer, hook: Hook) -> object:
-    """Decode a MessagePack value whose maps may have any keys. Errors of `hook` are passed on.
+    """Decode a MessagePack value that contains maps with any type of keys. Errors raised by `hook` propagate to the caller.
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: If the data is invalid.
@@ -65,7 +65,7 @@ def decode_any_keys(data: Buffer, hook: Hook) -> object:
 
 
 class _Reader:
-    """Reader that goes through the bytes once. `at` is the current position."""
+    """Reader that passes through the bytes once. `at` is the current offset in the bytes."""
 
     def __init__(self, data: memoryview, hook: Hook) -> None:
         self.data = data
@@ -83,7 +83,7 @@ class _Reader:
         return self._decoder.decode(span)
 
     def _count(self, head: int, long: int) -> int:
-        """Return the number of entries of a map or array, and advance past its head."""
+        """Return the number of entries in a map or array, and move past the head that contains this number."""
         size = 0 if head < 0xA0 else 2 << (head - long)
         count = int.from_bytes(self._span(self.at + 1, size), "big") if size else head & 0x0F
         self.at += 1 + size
@@ -104,7 +104,7 @@ class _Reader:
 
 
 def as_key(value: object) -> object:
-    """Return `value` as a hashable key. A record becomes a tuple of its pairs, and a list becomes a tuple."""
+    """Convert `value` so that it can be used as a key. A record becomes a tuple of (name, value) pairs, and a list becomes a tuple."""
     if isinstance(value, dict):
         return tuple([(name, as_key(item)) for name, item in value.items()])
     return tuple([as_key(item) for item in value]) if isinstance(value, list) else value
@@ -120,11 +120,10 @@ _NAMES = {RANDOM_EXTENSION: "random generator", GENERATOR_EXTENSION: "random gen
 
 
 class Content:
-    """Bytes that are either in the state's record or in a part of the state.
+    """Bytes that are stored either in the state's record or in one of its parts.
 
     Attributes:
-        size_bytes: number of bytes.
-        part: the part that contains the bytes, or None if they are in the record.
+        part: the part that contains the bytes, or None if the bytes are in the record.
     """
 
     def __init__(self, data: Buffer | None, part: StatePart | None, read: Callable[[StatePart], Buffer]) -> None:
@@ -135,7 +134,8 @@ class Content:
 
     @property
     def identity(self) -> bytes:
-        """Return a value that is equal for equal contents with equal chunks. No bytes of a part are read."""
+        """Return a value that identifies the content: it is equal for two contents that consist of equal chunks. The bytes of parts are not
+        read."""
         return self.part.digests if self.part is not None else digest_of(self._data or b"")
 
     def whole(self) -> memoryview:
@@ -145,7 +145,7 @@ class Content:
         return memoryview(self._read(msgspec.structs.replace(self.part, kind=PART_BLOB, head=b"")))
 
     def span(self, start: int, size_bytes: int) -> memoryview:
-        """Read a range of bytes. If the content is a part, only the needed chunks are read."""
+        """Read a range of bytes. If the content is stored in a part, only the chunks that are needed are read."""
         end = start + size_bytes
         if self.part is None:
             return memoryview(self._data or b"")[start:end]
@@ -159,7 +159,7 @@ class Content:
         return self.chunks(wanted)[start - first : end - first] if wanted else memoryview(b"")
 
     def chunks(self, chunks: Sequence[ChunkReference]) -> memoryview:
-        """Read some chunks of a part, and return their concatenation."""
+        """Read some chunks of a part, and return their concatenated bytes."""
         assert self.part is not None
         sizes = [chunk.size_bytes for chunk in chunks]
         digests = b"".join([chunk.digest for chunk in chunks])
@@ -169,7 +169,7 @@ class Content:
 
 
 class SavedArray:
-    """A saved array or tensor. `dtype` is NumPy's or torch's name, and `order` is the memory order, "C" or "F"."""
+    """A saved array or tensor. `dtype` is the name that NumPy or torch uses, and `order` is the memory order, "C" or "F" (Fortran)."""
 
     def __init__(self, head: ArrayHead, content: Content, *, is_tensor: bool) -> None:
         self.dtype = head.dtype
@@ -194,7 +194,7 @@ class SavedArray:
 
 
 class SavedHistory:
-    """A saved history. `length` is the number of records, or None if it is unknown before reading."""
+    """A saved history. `length` is the number of records, or None if the history must be read to determine it."""
 
     def __init__(self, content: Content) -> None:
         self.content = content
@@ -203,7 +203,7 @@ class SavedHistory:
         self._records: list[object] | None = None
 
     def records(self) -> list[object]:
-        """Read the records and return them as plain values.
+        """Read the records, and return them as plain values.
 
         Raises:
             DamagedDataError: If the history cannot be replayed.
@@ -218,9 +218,9 @@ class SavedHistory:
 
 
 class SavedBytes:
-    """A saved blob, or opaque bytes: a pickle, the state of a random generator, or a value that a later release wrote.
+    """A saved blob, or other opaque bytes: a pickle, the state of a random generator, or a value that was written by a later release.
 
-    `code` is the value's extension code, or 0 if the whole value is a part.
+    `code` is the extension code of the value, or 0 if the value is stored as a whole part.
     """
 
     def __init__(self, name: str, content: Content, code: int = 0) -> None:
@@ -236,7 +236,7 @@ SavedValue = SavedArray | SavedHistory | SavedBytes
 
 
 def read_state(checkpoint: AgentCheckpoint, read_parts: ReadParts) -> object:
-    """Return the state of a checkpoint as a tree, or None if the agent is unborn.
+    """Return the state in a checkpoint as a tree, or None if the agent did not exist yet at the checkpoint.
 
     Raises:
         DamagedDataError: If the record cannot be decoded.
@@ -258,12 +258,12 @@ def read_state(checkpoint: AgentCheckpoint, read_parts: ReadParts) -> object:
 def read_record(
     record: Buffer, parts: Sequence[StatePart] = (), read: Callable[[StatePart], Buffer] | None = None
 ) -> object:
-    """Return a MessagePack record as a tree. The record is a state, or the body of a message, which has no parts.
+    """Return a MessagePack record as a tree. The record is either a state or the body of a message. Messages have no parts.
 
-    `read` reads and checks a part. Without `read`, parts can be described but not read.
+    `read` is a function that reads and verifies a part. If `read` is None, parts can be described but not read.
 
     Raises:
-        One of FAILURES: If the record cannot be decoded.
+        One of `FAILURES`: If the record cannot be decoded.
     """
     reading = read or _refuse_to_read
 

@@ -1,48 +1,52 @@
-"""`TorchState`: a torch model in training, as a value in an agent's state.
+"""`TorchState`: a torch model in training that is part of an agent's state.
 
-The problem: the state of a training run is spread over live objects (parameters and buffers of the model, moments and hyperparameters of
-the optimizer, schedulers, random number generators). `state_dict()` shows only the current state: an optimizer returns a new dictionary
-each time. If such a dictionary were part of a state, it would be outdated after one step, without an error.
+The problem: the state of a training run is spread over many live objects (the model's parameters and buffers, the optimizer's moments and
+hyperparameters, schedulers, random number generators). `state_dict()` returns only a snapshot of this state: for example, an optimizer
+returns a new dictionary at each call. If a state contained such a dictionary, it would be outdated after the next training step, without
+any error.
 
-The model: a `TorchState` refers to the live objects and copies nothing. The encoder calls `record()`, which reads their state
-dictionaries at that moment. Tensors in the record become parts of the image like any other tensors. A decoded `TorchState` is not live: it
-holds the saved data until the agent has built model and optimizer again, and has called `load_into`.
+The solution: a `TorchState` refers to the live objects and copies nothing. At a capture, the encoder calls `record()`, which reads the
+state dictionaries of the live objects. Tensors in the result become parts of the image, like any other tensors. A decoded `TorchState` is
+not live: it contains the saved data until the agent has rebuilt the model and the optimizer and has called `load_into`.
 
-    live    `of(model, optimizer)`, or after `load_into`    record() reads the live objects
-    held    decoded from a checkpoint                       record() returns the saved data, so it may be captured again at once
+- A *live* state was created by `of(model, optimizer)`, or `load_into` has been called on it. The `record()` of a live state reads the live
+  objects.
+- A *held* state was decoded from a checkpoint. The `record()` of a held state returns the saved data, so the state may be captured again
+  immediately.
 
 Invariants:
 
-1. A record shows the state at one moment: the capture, between two turns (G1).
-2. Parts keep their positions from capture to capture, so that untrained layers are not stored again: first the model, then the optimizer,
-   then the rest. New entries of an optimizer come after the parameters.
-3. `load_into` checks everything possible before it changes anything. Afterwards model, optimizer and random numbers
-   are bit for bit as captured (G3), even where `Optimizer.load_state_dict` would round moments to the type of the weights.
-4. Tied weights are stored once, and must be tied in the model into which they are loaded.
+1. A record shows the state at the time of the capture, which is between two turns (G1).
+2. The parts have the same positions at each capture, so that untrained layers are not stored again: first the model, then the optimizer,
+   then everything else. In the optimizer, new entries come after the existing parameters.
+3. `load_into` checks everything that can be checked before it changes anything. After `load_into`, the model, the optimizer and the random
+   numbers are bit for bit as captured (G3), even if `Optimizer.load_state_dict` would round moments to the data type of the weights.
+4. Tied weights are stored only once, and they must also be tied in the model into which they are loaded.
 
-Some facts are not saved, since `state_dict()` lacks them: gradients, `requires_grad`, train or eval mode, buffers that are not persistent,
-devices, and generators of devices other than the CPU. The code that builds the model must set them.
+Some things are not saved, because `state_dict()` does not contain them: gradients, `requires_grad`, the train or eval mode, non-persistent
+buffers, devices, and random generators of devices other than the CPU. The code that builds the model must set these things.
 
-**Plain data.** `fold` converts a `state_dict()` of a model, an optimizer or a scheduler to plain data, and `unfold` converts it back. The
-problem: such dictionaries are nested arbitrarily and have no declared types. MessagePack alone would restore a tuple as a list, and would
-restore one tensor under two names as two tensors. So values that MessagePack cannot represent get a mark: a dict with the one key `""`.
+**Plain data.** `fold` converts the `state_dict()` of a model, an optimizer or a scheduler to plain data, and `unfold` converts it back. The
+problem: state dictionaries may be nested in any way, and they have no declared types. With MessagePack alone, a tuple would be restored as
+a list, and a tensor that has two names would be restored as two tensors. So values that MessagePack cannot represent get a mark, which is a
+dict with the single key `""`.
 
     {"": ["tuple", [item, …]]}              a tuple
     {"": ["set", [item, …]]}                a set, sorted
     {"": ["dict", [[key, value], …]]}       a dict with a key that is empty or not text
     {"": ["counter", [[key, count], …]]}    collections.Counter
     {"": ["number", array]}                 a NumPy scalar, as an array without dimensions
-    {"": ["same", [key, …]]}                the same tensor as the tensor at this path
+    {"": ["same", [key, …]]}                the same tensor as the tensor at this path.
 
-Tensors, arrays and generators are left unchanged, in the order of the dictionaries. So their order, and their positions in the
-list of parts, are the same at each capture as long as the dictionaries keep their order.
+Tensors, arrays and generators are left unchanged, in the order of the dictionaries. So the order of these values, and their positions in
+the list of parts, are the same at each capture if the dictionaries keep their order.
 
 Invariants:
 
-1. `unfold(fold(x))` equals x in types and values (an OrderedDict becomes a dict), or `fold` refuses x (G3).
-2. A tensor is stored once and restored as one object, however many names it has in one section. Each section is loaded separately. A
-   tensor in two sections would be restored as two tensors, so it is refused.
-3. `same` contains a path instead of a number, so that a migration may remove entries without shifting references to other tensors.
+1. Either `unfold(fold(x))` equals x in types and values (except that an OrderedDict becomes a dict), or `fold` refuses x (G3).
+2. A tensor is stored once and restored as one object, no matter how many names it has within a section. Each section (the model, the
+   optimizer, …) is loaded separately. If a tensor is in two sections, it is refused, because it would be restored as two tensors.
+3. `same` contains a path rather than a number, so that a migration may remove entries without changing the references to other tensors.
 """
 
 import collections
@@ -67,17 +71,18 @@ _Memory = tuple[Any, ...]
 
 
 class TensorPlaces:
-    """The path of each tensor of a record. A tensor is identified by its memory, since `state_dict()` makes new objects each time."""
+    """The paths of all tensors in a record. A tensor is identified by its memory, because `state_dict()` returns new objects at each
+    call."""
 
     def __init__(self) -> None:
         self.distinct: list[Any] = []
         self._places: dict[_Memory, _Path] = {}
 
     def earlier(self, tensor: Any, path: _Path) -> _Path | None:
-        """Return the known path of the tensor. If there is none, remember `path` and return None.
+        """Return the path under which the tensor is already known. If the tensor is not known yet, remember `path` and return None.
 
         Raises:
-            NotImplementedError: If the tensor is in another section, or cannot be saved.
+            NotImplementedError: If the tensor is already in a different section, or if it cannot be saved.
         """
         numpy_and_torch.check_tensor(tensor)
         memory = memory_of(tensor)
@@ -95,9 +100,9 @@ class TensorPlaces:
 
 
 def memory_of(tensor: Any) -> _Memory:
-    """Return an identity of a tensor's memory, dtype, shape and strides. Return () if the tensor has no elements.
+    """Return a tuple that identifies a tensor by its memory, dtype, shape and strides. Return () if the tensor has no elements.
 
-    Views of other shapes are different tensors, so their values are saved separately.
+    Two views with different shapes count as different tensors, so their values are saved separately.
     """
     if not tensor.numel():
         return ()
@@ -106,19 +111,18 @@ def memory_of(tensor: Any) -> _Memory:
 
 
 def path_text(path: _Path) -> str:
-    """Return a path as text, such as `model['0.weight']`."""
+    """Format a path as text, such as `model['0.weight']`."""
     return f"{path[0]}" + "".join([f"[{key!r}]" for key in path[1:]])
 
 
 def fold(value: Any, path: _Path, places: TensorPlaces) -> Any:
-    """Return `value` as plain data.
+    """Convert `value` to plain data.
 
     Args:
-        path: the section's name, followed by the keys that lead to `value`.
-        places: tensors of the whole record.
+        path: name of the section, followed by the keys that lead to `value`.
 
     Raises:
-        NotImplementedError: If a value cannot be saved. The message names its path.
+        NotImplementedError: If a value cannot be saved. The message names the value's path.
     """
     kind = type(value)
     if kind in _ATOMS:
@@ -148,7 +152,7 @@ def _fold_dict(value: Any, path: _Path, places: TensorPlaces) -> Any:
 
 
 def _step(key: object) -> object:
-    """Return a key as a step of a path. The key is unchanged if decoding preserves it, otherwise the step is its repr."""
+    """Return the step that represents a key in a path: the key itself if decoding preserves it, and otherwise the key's repr."""
     return key if type(key) in (str, int) else repr(key)
 
 
@@ -167,10 +171,9 @@ def _fold_rare(value: Any, path: _Path) -> Any:
 
 
 class Unfolder:
-    """Restores values from plain data. Sections must be unfolded in the order in which they were folded.
+    """Converts plain data back to the original values. The sections must be unfolded in the same order in which they were folded.
 
-    Raises, in `unfold`:
-        EncodingError: If the data is not a result of `fold`, or names a missing tensor.
+    `unfold` raises EncodingError if the data is not a result of `fold` or refers to a missing tensor.
     """
 
     def __init__(self) -> None:
@@ -240,9 +243,9 @@ class _Saved(msgspec.Struct):
 
 @typing.final
 class TorchState:
-    """A model in training, for a field declared as `TorchState`.
+    """A model in training. Declare the state's field for a model in training as `TorchState`.
 
-    Create it with `of`. In a restored agent the object is not live until you build the model and call `load_into`.
+    Create it with `of`. In a restored agent, the object is not live until you have built the model and called `load_into`.
     """
 
     __slots__ = ("__weakref__", "_extra", "_is_drawing", "_keeps_random", "_model", "_optimizer", "_own", "_saved")
@@ -266,18 +269,19 @@ class TorchState:
         seed: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> "TorchState":
-        """Return the state of a live model. The result refers to the given objects, and reads them at each capture.
+        """Return the state for a live model. The result refers to the given objects, whose contents are read at each capture.
 
         Args:
             model: a `torch.nn.Module`.
-            optimizer: a `torch.optim.Optimizer` over the model's parameters.
-            rng: whether to include the state of torch's CPU generator, which the whole process shares.
-            seed: seed of a separate stream of random numbers for this agent, for agents that share a process. See `randomness`.
+            optimizer: a `torch.optim.Optimizer` for the model's parameters.
+            rng: whether to save the state of torch's CPU random generator, which the whole process shares.
+            seed: seed of a random stream that belongs to this agent only. Use a seed if several agents share a process. See `randomness`.
                 If a seed is given, `rng` has no effect.
-            extra: map from name to any object that has `state_dict()` and `load_state_dict()`, such as a scheduler, or to plain data.
+            extra: map from names to additional plain data, or to objects that have `state_dict()` and `load_state_dict()`, such as a
+                scheduler.
 
         Raises:
-            UsageError: If `model` is not a model, or `optimizer` is not an optimizer.
+            UsageError: If `model` is not a torch module, or if `optimizer` is not a torch optimizer.
         """
         _check_torch_type(model, "a model", "state_dict", "load_state_dict", "parameters")
         if optimizer is not None:
@@ -295,7 +299,7 @@ class TorchState:
 
     @property
     def is_live(self) -> bool:
-        """Return whether there is a live model. After a restore this is False until `load_into` is called."""
+        """Return whether there is a live model. After a restore, the result is False until `load_into` is called."""
         return self._model is not None
 
     @property
@@ -318,23 +322,24 @@ class TorchState:
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """Return the `extra` given to `of`. In a restored object, return its saved data until `load_into` is called."""
+        """Return the `extra` that was given to `of`. In a restored object, return the saved data of `extra` until `load_into` is called."""
         return self._extra
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the model's state dictionary, live or saved, for inspecting a checkpoint without a model. Do not change the dictionary."""
+        """Return the state dictionary of the live model, or the saved state dictionary if there is no live model. The saved dictionary
+        allows a checkpoint to be inspected without a model. The caller must not change the dictionary."""
         return dict(self._saved.model if self._saved is not None else self.model.state_dict())
 
     # ---- random numbers ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def randomness(self) -> Iterator[None]:
-        """Let torch draw from the agent's own stream within this block, independently of other agents in the process.
+        """Within this block, torch draws random numbers from the agent's own stream, independently of other agents in the process.
 
-        The block must not await, because other agents would then draw from the stream.
+        The block must not await anything, because other agents would then draw from the same stream.
 
         Raises:
-            UsageError: If the agent has no own stream, or a block is already active.
+            UsageError: If the agent has no stream of its own, or if such a block is already active.
         """
         if self._own is None:
             raise UsageError("this TorchState has no random numbers of its own: make it with TorchState.of(…, seed=…)")
@@ -363,17 +368,18 @@ class TorchState:
     # ---- to a checkpoint -----------------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """Return the current data to save, as plain data and the live tensors.
+        """Return the data to save now, which consists of plain data and the live tensors.
 
         Raises:
-            NotImplementedError: If a value cannot be saved. The message names its path.
+            NotImplementedError: If a value cannot be saved. The message names the value's path.
         """
         return self._fold(self._read(), TensorPlaces())
 
     def distinct_tensors(self) -> list[Any]:
-        """Return all tensors of the record, with tied tensors once, to detect other values of the state that share memory with them.
+        """Return all tensors of the record, with tied tensors only once. The tensors are needed to find other values in the state that use
+        the same memory.
 
-        If a value cannot be saved, the list ends there, and encoding the state will refuse that value.
+        If a value cannot be saved, the list ends before it, and encoding the state will raise an error.
         """
         places = TensorPlaces()
         with contextlib.suppress(NotImplementedError):
@@ -411,10 +417,10 @@ class TorchState:
 
     @classmethod
     def from_record(cls, record: Any) -> "TorchState":
-        """Return the state that a decoded record represents. The state uses the record's tensors.
+        """Return the state that a decoded record represents. The state uses the record's tensors directly.
 
         Raises:
-            EncodingError: If `record` is not the record of a TorchState.
+            EncodingError: If `record` was not created by a `TorchState`.
         """
         made = cls()
         try:
@@ -429,16 +435,18 @@ class TorchState:
         return made
 
     def load_into(self, model: Any, optimizer: Any = None, *, extra: Mapping[str, Any] | None = None) -> None:
-        """Load the saved data into a model and an optimizer that were built as before. Afterwards this object is live.
+        """Load the saved data into a model and an optimizer that were built in the same way as the saved ones. Afterwards this object is
+        live.
 
         Args:
-            model: a model with the same names, shapes, dtypes and tied weights, on any device.
+            model: a model on any device, with the same names, shapes, dtypes and tied weights.
             optimizer: an optimizer with the same parameter groups, or None if no optimizer was saved.
-            extra: a new object for each name whose `state_dict()` was saved. Plain data is already in the property `extra`.
+            extra: a new object for each name whose `state_dict()` was saved. Plain data is not passed here, because it is available in the
+                property `extra`.
 
         Raises:
-            UsageError: If the objects do not match the saved data, or this object is already live. The error is raised before any change,
-                unless an object's own `load_state_dict` fails.
+            UsageError: If the objects do not match the saved data, or if this object is already live. If the error is raised, nothing has
+                been changed, unless the `load_state_dict` of one of the objects has failed.
         """
         saved = self._saved
         if saved is None:
@@ -464,7 +472,7 @@ class TorchState:
 
 
 def _torch() -> Any:
-    """Return the module torch, which is already imported if a model exists."""
+    """Return the module torch. If there is a model, torch has already been imported."""
     import torch  # type: ignore[import-not-found,unused-ignore]  # optional
 
     return torch
@@ -480,7 +488,8 @@ def _has_state(value: object) -> bool:
 
 
 def _plain_metadata(state_dict: Any) -> Any:
-    """Return the modules' versions, which their classes need for reading older state dictionaries, or None if there are none."""
+    """Return the version numbers of the model's modules, or None if there are none. The classes of the modules need these numbers to read
+    older state dictionaries."""
     versions = getattr(state_dict, "_metadata", None)
     return None if versions is None else dict(versions)
 
@@ -536,7 +545,7 @@ def _difference(name: str, saved: Any, present: Any) -> str:
 
 
 def _ties(state_dict: Mapping[str, Any]) -> dict[str, str]:
-    """Return a map from each further name of a tensor to the tensor's first name."""
+    """For each tensor with several names, return a map from each further name to the first name."""
     first: dict[Any, str] = {}
     ties = {}
     for name, value in state_dict.items():
@@ -578,8 +587,8 @@ def _load(saved: _Saved, model: Any, optimizer: Any, objects: dict[str, Any]) ->
 
 
 def _put_exactly(saved: dict[str, Any], optimizer: Any) -> None:
-    """Restore the saved moments exactly: `load_state_dict` has converted float32 moments to the type of their parameter, such as
-    bfloat16."""
+    """Restore the saved moments exactly, because `load_state_dict` has converted float32 moments to the data type of their parameter, such
+    as bfloat16."""
     indices = [index for group in saved["param_groups"] for index in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
@@ -588,7 +597,7 @@ def _put_exactly(saved: dict[str, Any], optimizer: Any) -> None:
 
 
 def _as_saved(saved: Any, loaded: Any) -> Any:
-    """Return `saved`, with its tensors moved to the devices of the corresponding tensors in `loaded`."""
+    """Return `saved`, after moving each of its tensors to the device of the corresponding tensor in `loaded`."""
     if numpy_and_torch.is_tensor(saved):
         return saved.to(loaded.device) if numpy_and_torch.is_tensor(loaded) else saved
     if type(saved) is dict and type(loaded) is dict:

@@ -1,34 +1,39 @@
-"""Arrays whose capture cost depends on the changes, because they are in write-tracked memory or are marked manually.
+"""Arrays whose capture cost depends only on the changes. Either the kernel reports writes to an array's memory, or the user marks the
+changes.
 
-- `tracked_array`: the kernel reports writes to memory that we mapped (`write_tracking.py`). The memory is registered at the first
-  capture. Without kernel support, and for small arrays, the array is an ordinary array, and captures copy it whole.
-- `mark_dirty(array, rows)`: the user reports writes to any array. With the first mark, the user promises to mark all later writes.
-  `checking(True)` compares everything and finds a forgotten mark.
+- `tracked_array`: the kernel reports writes to the array's memory, which this package has mapped (`write_tracking.py`). The memory is
+  registered at the first capture. Without kernel support, and below a minimum size, the result is an ordinary array, which captures copy
+  whole.
+- `mark_dirty(array, rows)`: the user reports writes to any array. With the first mark, the user promises to mark all later writes, too.
+  `checking(True)` compares all bytes and so finds writes that were not marked.
 
-After a restore, an array that was tracked when it was captured (`is_tracked`) is read into memory from `allocate`, and `retrack` tracks it
-again. After `assume_stored`, even its first capture copies only changes. Marks end with the process: the first mark after a restore starts
-over, and the next capture is complete.
+If an array was tracked when it was captured (`is_tracked`), a restore reads it into memory from `allocate`, and `retrack` tracks it again.
+If `assume_stored` is called after `retrack`, even the first capture copies only changes. Marks are lost when the process ends: after a
+restore, the first capture copies the whole array, and marking starts again.
 
-**Trackers** find the changes in an array through the kernel or through the user's marks. The model: an array's bytes are cut into chunks of
-a fixed size. A tracker gives each chunk a *token*, and gives a new token to each chunk that changed since the previous capture. A token
-identifies one content and is never reused. So one rule holds for any base: a chunk whose token is in the base's table has the base's
-content, and is returned without data. All other chunks are copied. An aborted epoch needs no cleanup: its tokens are not in the next base,
-so the chunks with these tokens are copied once more. So changes accumulate over all captures since the base.
+**Trackers** find the changes to an array, either through the kernel or through the user's marks. The bytes of an array are cut into chunks
+of a fixed size. A tracker assigns a *token* to each chunk, and a new token to each chunk that has changed since the previous capture. A
+token identifies one content and is never reused. So the same rule holds for any base: if a chunk's token is in the base's table, the base
+has the same content, and the chunk is returned without bytes. All other chunks are copied. After an aborted epoch, no cleanup is necessary:
+the epoch's tokens are not in the next base, so the chunks with these tokens are copied again. In this way, the changes since the base
+accumulate over all captures.
 
 Invariants:
 
-1. A chunk gets its new token before any other step of a capture can fail (no room in the arena), so a change is never forgotten.
-2. Returned chunks were copied after the kernel's report, so a concurrent write is in the copy, in the next report, or
-   in both.
-3. A tracker belongs to memory rather than to an array object: marks through any view reach it, and every array that covers exactly
-   that memory in C order has it. Any other array has no tracker and is copied whole.
-4. A forked child has no trackers.
-5. A tracker without information reports that everything changed.
+1. A changed chunk gets its new token before any other step of the capture can fail (for example because the arena is full), so that no
+   change is ever forgotten.
+2. Returned chunks were copied after the kernel's report, so a concurrent write is contained in the copy, in the next report, or in both.
+3. A tracker belongs to a range of memory rather than to an array object. Marks made through any view reach the tracker, and every array
+   that covers exactly this memory in C order uses it. All other arrays have no tracker and are copied whole.
+4. A forked child process has no trackers.
+5. A tracker without information reports every chunk as changed.
 
-Call trackers between turns, on the thread that runs the agent's turns. Two threads must never call trackers for one array at the same time.
+Call trackers between two turns, on the thread that runs the agent's turns. Two threads must not call trackers of the same array at the same
+time.
 
-**Memory ranges** of an array, a row or a run of chunks are pure arithmetic, which imports NumPy only when called. Ranges are half open,
-`(start, end)`, in bytes. An array's *root* is the array that owns its memory. All views of that memory share the root.
+**Memory ranges** of an array, a row or a run of chunks are computed by pure arithmetic. NumPy is imported only when these functions for
+memory ranges are called. Ranges are half open, `(start, end)`, in bytes. The *root* of an array is the array that owns its memory. All
+views of the same memory have the same root.
 """
 
 import logging
@@ -60,7 +65,7 @@ if TYPE_CHECKING:
 
 
 def root_of(array: "Array") -> "Array":
-    """Return the array that owns the memory of `array`."""
+    """Return the array that owns the memory of the given array."""
     import numpy
 
     while isinstance(array.base, numpy.ndarray):
@@ -78,7 +83,7 @@ def name_of(array: "Array") -> str:
 
 
 def spans_of(array: "Array", rows: "Rows") -> tuple[Any, Any]:
-    """Return the start and end addresses of the rows, as two numbers or as two int64 arrays."""
+    """Return the start and end addresses of the rows, either as two integers or as two arrays of int64."""
     count, stride = array.shape[0], array.strides[0]
     low, high = _row_extent(array)
     first = address_of(array) + low
@@ -107,7 +112,6 @@ def _row_number(row: object, count: int) -> int:
 
 
 def _row_numbers(rows: "Iterable[SupportsIndex]", count: int) -> "Array":
-    """Return the row numbers as a non-negative int64 array."""
     import numpy
 
     try:
@@ -129,7 +133,7 @@ def _row_numbers(rows: "Iterable[SupportsIndex]", count: int) -> "Array":
 
 
 def _row_extent(array: "Array") -> tuple[int, int]:
-    """Return the start and end of a row's bytes, relative to the row's first element."""
+    """Return the start and the end of a row's bytes, relative to the first element of the row."""
     low, high = 0, array.itemsize
     for length, stride in zip(array.shape[1:], array.strides[1:], strict=True):
         if not length:
@@ -140,7 +144,7 @@ def _row_extent(array: "Array") -> tuple[int, int]:
 
 
 def bounds_of(array: "Array") -> tuple[int, int]:
-    """Return the lowest address of an array's elements, and the address after the highest one."""
+    """Return the lowest address of an array's elements, and the address after the last byte of the highest element."""
     low, high = 0, array.itemsize
     for length, stride in zip(array.shape, array.strides, strict=True):
         low += min(0, (length - 1) * stride)
@@ -150,7 +154,8 @@ def bounds_of(array: "Array") -> tuple[int, int]:
 
 
 def covering(starts: "Array", ends: "Array", *, count: int, chunk_bytes: int) -> "Array":
-    """Return which of `count` chunks the byte ranges touch, as an array of bools. Each range must be non-empty and start in a chunk."""
+    """Return an array with one bool for each of `count` chunks, which says whether any of the byte ranges touches the chunk. Each range
+    must be non-empty and begin within one of the chunks."""
     import numpy
 
     first = starts // chunk_bytes
@@ -160,7 +165,7 @@ def covering(starts: "Array", ends: "Array", *, count: int, chunk_bytes: int) ->
 
 
 def runs_of(places: list[int]) -> Iterable[tuple[int, int]]:
-    """Yield each run of successive numbers in a non-empty ascending list, as `(first, last)`."""
+    """For each run of consecutive numbers in a non-empty ascending list, yield `(first, last)`."""
     first = last = places[0]
     for place in places[1:]:
         if place != last + 1:
@@ -181,7 +186,7 @@ _SHOWN_ROWS_MAX = 8
 
 
 class ArenaSlot(Protocol):
-    """Buffer from a pool. `view` has at least the requested size."""
+    """Buffer from a pool. The length of `view` is at least the requested size."""
 
     @property
     def view(self) -> memoryview: ...
@@ -190,13 +195,13 @@ class ArenaSlot(Protocol):
 
 
 class Pool(Protocol):
-    """Source of buffers for copies, such as `image.ArenaPool`."""
+    """Interface of a source of buffers for copies, such as `image.ArenaPool`."""
 
     def take(self, size_bytes: int) -> ArenaSlot: ...
 
 
 class Settings:
-    """Settings of this process. If `is_checking` is set, marked arrays are compared completely."""
+    """Settings of this process. If `is_checking` is set, arrays with marks are compared completely at each capture."""
 
     is_checking = False
 
@@ -206,17 +211,16 @@ trackers: dict[int, "Tracker"] = {}
 
 
 class Tracker(ABC):
-    """Finds which chunks of one piece of memory have changed.
+    """Finds which chunks in one range of memory have changed.
 
     Attributes:
-        root: weak reference to the array that owns the memory. All views of the array keep it alive.
-        address, size_bytes: address and size of the memory at its registration.
-        process: id of the process that may use this tracker.
-        name: description of the array for errors and log lines.
-        chunk_bytes: chunk size of the last capture, or 0 before the first capture.
-        clean: for each chunk, the entry to return if the base contains it, with the token of its content at the last capture. Images share
-            these entries, so never change them. The list is empty before the first capture.
-        numbers: iterator of fresh tokens for this array.
+        root: weak reference to the array that owns the memory. Every view of the array keeps this array alive.
+        address, size_bytes: address and size of the memory when the tracker was registered.
+        name: description of the array for error messages and logs.
+        chunk_bytes: chunk size at the last capture, or 0 before the first capture.
+        clean: for each chunk, the entry that is returned if the base contains the chunk. The entry has the token of the content at the last
+            capture. The entries are shared with images, so they must never be changed. The list is empty before the first capture.
+        numbers: iterator over fresh tokens for this array.
     """
 
     def __init__(self, root: "Array", shown: "Array") -> None:
@@ -237,11 +241,11 @@ class Tracker(ABC):
 
     @property
     def is_on(self) -> bool:
-        """Return whether captures may rely on this tracker."""
+        """Return whether captures can rely on this tracker."""
         return self.process == os.getpid()
 
     def covers(self, array: "Array") -> bool:
-        """Return whether `array` covers exactly this memory, in C order, and the memory has not moved."""
+        """Return whether `array` covers exactly the tracked memory, in C order, and this memory has not moved."""
         root = self.root()
         is_same_memory = root is not None and address_of(root) == self.address and root.nbytes == self.size_bytes
         return (
@@ -254,19 +258,19 @@ class Tracker(ABC):
     def chunks(
         self, base: ChunkTable | None, chunk_bytes: int, pool: Pool
     ) -> tuple[list[SourceChunk], Callable[[], None] | None]:
-        """Return the current chunks of the array, and a function that releases their buffers, or None if no buffer was needed.
+        """Return the array's current chunks and a function that releases their buffers. The function is None if no buffer was needed.
 
-        Chunks in `base` are returned without data. The bytes of all other chunks are copied to buffers from `pool`, so later writes do not
-        reach them. If there are few changes, the array is hardly read.
+        Chunks that are in `base` are returned without bytes. The bytes of all other chunks are copied to buffers from `pool`, so that later
+        writes do not change them. If little has changed, little of the array is read.
 
         Args:
-            base: chunks of the last complete epoch, or None if there is none.
-            chunk_bytes: size of all chunks except the last. If the size differs from the previous size, everything counts as changed.
-            pool: source of the buffers for copies.
+            base: table of the chunks of the last complete epoch, or None if there is none.
+            chunk_bytes: size of all chunks except the last. If the chunk size differs from the previous capture, every chunk counts as
+                changed.
 
         Raises:
-            UsageError: If the array is gone, or `checking` is on and a mark was forgotten.
-            Any error of `pool.take`: The next capture then has the same information as this one.
+            UsageError: If the array no longer exists, or if `checking` is on and a write was not marked.
+            Any error of `pool.take`: In this case, the next capture has the same information as this one.
         """
         root = self.root()
         if root is None:
@@ -286,20 +290,23 @@ class Tracker(ABC):
 
     @abstractmethod
     def start(self, content: "Array") -> None:
-        """Start tracking changes, after the chunks have got tokens. This method is called again if the chunk size changes."""
+        """Start to track changes. This method is called after all chunks have been given tokens. The method is called again if the chunk
+        size changes."""
 
     @abstractmethod
     def changed(self, content: "Array") -> "Array":
-        """Return a bool for each chunk: whether it may have changed since the previous call, or since `start` if there was none."""
+        """Return one bool per chunk, which says whether it may have changed since the previous call, or since `start` if this is the first
+        call."""
 
     def mark(self, start: int, end: int) -> None:  # noqa: B027  # kernel trackers ignore marks
-        """Mark the bytes from `start` to `end` as changed. `start` and `end` are offsets from `address`, and may lie outside the memory."""
+        """Mark the bytes from `start` to `end` as changed, where both are offsets from `address`. Both offsets may lie outside the
+        memory."""
 
     def mark_many(self, starts: "Array", ends: "Array") -> None:  # noqa: B027  # the same
-        """Mark many ranges as changed. See `mark`."""
+        """Mark many byte ranges as changed. See `mark`."""
 
     def begin(self, content: "Array", chunk_bytes: int) -> None:
-        """Give every chunk a fresh token, and start tracking."""
+        """Assign a fresh token to every chunk, and start to track changes."""
         count = -(-self.size_bytes // chunk_bytes)
         self.chunk_bytes = chunk_bytes
         self.clean = [SourceChunk(next(self.numbers), None, chunk_bytes) for _ in range(count)]
@@ -307,7 +314,6 @@ class Tracker(ABC):
         self.start(content)
 
     def _refresh_tokens(self, content: "Array", chunk_bytes: int) -> None:
-        """Give a fresh token to every chunk that changed."""
         if chunk_bytes != self.chunk_bytes:
             self.begin(content, chunk_bytes)
             return
@@ -315,7 +321,7 @@ class Tracker(ABC):
             self.clean[place] = SourceChunk(next(self.numbers), None, self.clean[place].size_bytes)
 
     def _copied(self, content: "Array", missing: list[int], view: memoryview) -> list[SourceChunk]:
-        """Return all chunks. The chunks in `missing` have bytes, which are copied to `view`."""
+        """Return all chunks. The chunks in `missing` have bytes, which are copied to `view`. All other chunks have no bytes."""
         import numpy
 
         result = self.clean.copy()
@@ -333,12 +339,12 @@ class Tracker(ABC):
 
 
 class KernelTracker(Tracker):
-    """Tracks writes through the kernel. Tracking ends permanently for an array that is mostly rewritten.
+    """Tracker that finds writes through the kernel. Tracking stops permanently if most of the array is rewritten between captures.
 
     Attributes:
-        writes: the kernel's tracker, armed at the first capture, or None if this memory cannot be tracked.
-        is_disabled: tracking ended because it did not pay off or did not work.
-        busy: number of consecutive captures before each of which more than half of the bytes were written.
+        writes: the kernel's tracker, which is armed at the first capture, or None if this memory cannot be tracked.
+        is_disabled: whether tracking was stopped because it brought no gain or did not work.
+        busy: number of consecutive captures before which more than half of the bytes were written.
     """
 
     def __init__(self, root: "Array", *, is_mapped: bool) -> None:
@@ -375,7 +381,7 @@ class KernelTracker(Tracker):
         return covering(starts, ends, count=len(self.clean), chunk_bytes=self.chunk_bytes)
 
     def _scan(self) -> "array.array[int] | None":
-        """Return the written ranges in the form of `scan_words`, or None if they are unknown."""
+        """Return the ranges that were written, in the format of `scan_words`, or None if they are not known."""
         try:
             return None if self.writes is None else self.writes.scan_words()
         except ExternalFailureError as error:
@@ -383,7 +389,8 @@ class KernelTracker(Tracker):
             return None
 
     def _count_busy_capture(self, written_bytes: int) -> None:
-        """Count consecutive busy captures, and end tracking if there are too many of them."""
+        """Count consecutive captures before which more than half of the bytes were written. If there have been too many such captures, stop
+        tracking."""
         self.busy = self.busy + 1 if written_bytes * 2 > self.size_bytes else 0
         if self.busy >= BUSY_CAPTURES_MAX:
             self._switch_off(f"more than half of it was written before each of {BUSY_CAPTURES_MAX} captures")
@@ -396,16 +403,18 @@ class KernelTracker(Tracker):
 
 
 class MarkTracker(Tracker):
-    """Tracks changes by the marks of `mark_dirty`.
+    """Tracker that finds changes through the marks made by `mark_dirty`.
 
     Attributes:
-        row_bytes: size of a row in bytes, for error messages.
-        dirty: for each chunk, whether it was marked since the last capture, or None before the first capture.
-        seen, marked: with `checking`, the bytes at the last capture, and for each byte whether it was marked since. Otherwise None.
+        row_bytes: size of a row in bytes, which is used in error messages.
+        dirty: for each chunk, whether it has been marked since the last capture. `dirty` is None before the first capture.
+        seen, marked: if `checking` is on, the bytes at the last capture, and for each byte whether it has been marked since then. Otherwise
+            None.
     """
 
     def __init__(self, root: "Array", shown: "Array") -> None:
-        """Create the tracker. `shown` is the marked array, and errors name its rows if it covers the whole memory."""
+        """Create the tracker. `shown` is the array that was marked. If `shown` covers the whole memory, error messages refer to its
+        rows."""
         is_whole = shown.nbytes == root.nbytes and shown.flags.c_contiguous
         shown = shown if is_whole else root
         super().__init__(root, shown)
@@ -455,7 +464,7 @@ class MarkTracker(Tracker):
         self.marked = numpy.zeros(len(content), bool) if is_checking else None
 
     def _check(self, content: "Array") -> None:
-        """Raise UsageError if an unmarked byte changed. The check compares single bytes rather than chunks."""
+        """Raise UsageError if a byte has changed without being marked. Single bytes are compared, rather than chunks."""
         if self.seen is None or self.marked is None:
             return  # Checking began after the last capture.
         forgotten = ((content != self.seen) & ~self.marked).nonzero()[0]
@@ -467,7 +476,6 @@ class MarkTracker(Tracker):
 
 
 def _fresh_tokens() -> Iterator[int]:
-    """Yield fresh tokens forever."""
     while True:
         first = fresh_token()
         yield from range(first, first + BLOCK_TOKENS)
@@ -485,15 +493,17 @@ TRACKED_BYTES_MIN = 1024 * 1024
 
 
 def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeLike" = float) -> "Array":
-    """Return a zero-filled array whose captures copy only the pages that were written since the last complete capture.
+    """Return a zero-filled array. When the array is captured, only those pages are copied that were written since the last complete
+    capture.
 
-    The array is an ordinary writable `numpy.ndarray` in C order. A tracked array needs no marks, and `mark_dirty` has no effect on it. Keep
-    the whole array in the state. The first write to each 4 KiB page after a capture costs about 1 to 2 µs. Where the kernel cannot track
-    writes (Linux before 6.7, no permission), and below 1 MiB, captures copy the array whole. Tracking ends for an array that is mostly
-    rewritten between captures. Copies of the array (`array.copy()`, `array + 1`) are not tracked, so write in place.
+    The array is an ordinary writable `numpy.ndarray` in C order. The array needs no marks, so `mark_dirty` has no effect on it. The state
+    must contain the whole array, not just a view of a part. After each capture, the first write to each page of 4 KiB takes about 1 to 2 µs
+    longer. If the kernel cannot track writes (Linux before 6.7, no permission), or if the array is smaller than 1 MiB, captures copy the
+    whole array. Tracking stops if most of the array is rewritten between captures. Results such as `array.copy()` or `array + 1` are not
+    tracked, so write to the array in place.
 
     Raises:
-        UsageError: If the shape or dtype is invalid, or NumPy is not installed.
+        UsageError: If the shape or the dtype is invalid, or if NumPy is not installed.
         ExternalFailureError: If the machine is out of memory.
     """
     numpy = _need_numpy()
@@ -512,7 +522,7 @@ def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeL
 
 
 def allocate(size_bytes: int) -> memoryview:
-    """Return zero-filled, writable memory for an array that `retrack` will track.
+    """Return zero-filled, writable memory for an array, which `retrack` can track later.
 
     Raises:
         ExternalFailureError: If the machine is out of memory.
@@ -526,11 +536,11 @@ def allocate(size_bytes: int) -> memoryview:
 
 
 def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Array":
-    """Return an array that uses `buffer` and is tracked from its first capture on. The buffer must come from `allocate`, filled by the
-    caller.
+    """Return an array that uses `buffer` as its memory and is tracked from its first capture on. The buffer must come from `allocate`, and
+    the caller must have filled it.
 
     Raises:
-        UsageError: If dtype and shape do not match the buffer.
+        UsageError: If the dtype and the shape do not match the buffer.
     """
     numpy = _need_numpy()
     try:
@@ -550,18 +560,20 @@ def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Ar
 def assume_stored(
     array: "Array", references: Sequence[ChunkReference], *, chunk_bytes: int
 ) -> dict[int, ChunkReference]:
-    """Track `array` from now on. Return a map from the tokens of its chunks to the chunks, for the base table of its next capture.
+    """Begin to track `array` from now on. Return a map from the tokens of the array's chunks to the chunks. The map must be part of the
+    base table of the next capture.
 
-    If this function is called before any write to a restored array, the array's first capture copies only the chunks that are written
-    later.
+    If this function is called before anything is written to a restored array, the first capture copies only chunks that are written after
+    the call.
 
     Args:
-        array: an array from `retrack`.
+        array: an array that `retrack` has returned.
         references: the chunks from which the array was read, in order.
-        chunk_bytes: size of the chunks.
+        chunk_bytes: size of these chunks in bytes.
 
     Returns:
-        An empty dict if the array is not tracked, or was cut differently, so that its first capture copies it whole.
+        An empty dict if the array is not tracked or was cut into chunks of another size. In that case, the array's first capture copies the
+        whole array.
     """
     tracker = tracker_of(array)
     if tracker is None or chunk_bytes <= 0 or len(references) != -(-array.nbytes // chunk_bytes):
@@ -573,7 +585,7 @@ def assume_stored(
 
 
 def tracker_of(array: "Array") -> Tracker | None:
-    """Return the tracker of `array`, or None if the array is not tracked and must be copied whole."""
+    """Return the tracker of `array`, or None if `array` is not tracked, so that captures must copy it whole."""
     if not trackers:
         return None
     tracker = trackers.get(id(root_of(array)))
@@ -581,28 +593,31 @@ def tracker_of(array: "Array") -> Tracker | None:
 
 
 def is_tracked(array: "Array") -> bool:
-    """Return whether `array` came from `tracked_array` or `retrack` and is still tracked, so that a restore must call `retrack`.
+    """Return whether `array` came from `tracked_array` or `retrack` and is still tracked. If the array is still tracked, a restore must
+    call `retrack`.
 
-    The result is True even if this machine cannot track writes, because the machine that restores the array may be able to.
+    The result is True even if this machine cannot track writes, because the machine that restores the array may be able to track them.
     """
     tracker = trackers.get(id(root_of(array)))
     return isinstance(tracker, KernelTracker) and not tracker.is_disabled and tracker.covers(array)
 
 
 def mark_dirty(array: "Array", rows: "Rows") -> None:
-    """Mark rows of an array as changed, so that the next captures copy only marked rows.
+    """Mark rows of an array as changed, so that later captures copy only marked rows.
 
-    The first mark is a promise. After the next capture, writes without a mark are not captured, and are lost in a recovery.
-    So mark every write before the turn ends. In tests, `checking(True)` finds forgotten marks. Marks may cover more than the
-    changes. If a new array object takes the place of the array in the state, it starts again without a promise. Marks help only for a whole
-    array in C order, but marks through views of such an array count too. Arrays from `tracked_array` need no marks and ignore them.
+    The first mark is a promise to mark all later writes to the array. After the next capture, a write without a mark is not captured, and
+    is lost in a recovery. So every write must be marked before the end of the turn. In tests, use `checking(True)` to find missing marks.
+    Marking more rows than have changed is harmless. If the state's array is replaced by a new array object, the promise does not hold for
+    the new array until its first mark. Marks work only for whole arrays in C order. Marks made through views of such an array count, too.
+    Arrays from `tracked_array` need no marks and ignore marks.
 
     Args:
-        array: an array in the state, or a view of such an array.
-        rows: indexes into the first axis of `array`, as in `array[rows]`: a number, a slice, several numbers, or one bool for each row.
+        array: an array in the state, or a view of one.
+        rows: which rows along the first axis have changed, as in `array[rows]`: a number, a slice, several numbers, or one bool for each
+            row.
 
     Raises:
-        UsageError: If `array` is not an array with rows, or `rows` are out of range.
+        UsageError: If `array` is not an array with rows, or if `rows` are out of range.
     """
     numpy = _need_numpy()
     if not isinstance(array, numpy.ndarray) or not array.ndim:
@@ -617,16 +632,17 @@ def mark_dirty(array: "Array", rows: "Rows") -> None:
 
 
 def checking(is_on: bool) -> None:
-    """Compare marked arrays completely at each capture, and raise UsageError if a write was not marked. Use this in tests.
+    """Compare marked arrays completely at each capture. If a write was not marked, the capture raises UsageError. Use this in tests.
 
-    Checking costs twice the memory of these arrays and the time to compare them. A change of the setting takes effect at the next capture
-    of each array.
+    Checking doubles the memory of these arrays, and comparing them takes time. A change of this setting takes effect at the next capture of
+    each array.
     """
     Settings.is_checking = is_on
 
 
 def _marked_by(array: "Array") -> list[Tracker]:
-    """Return the trackers of the memory of `array`. If there is none and it would be useful, create one for the next call."""
+    """Return the trackers that cover the memory of `array`. If there are no trackers but one would be useful, create a tracker, which the
+    next call returns."""
     root = root_of(array)
     tracker = trackers.get(id(root))
     if tracker is not None and tracker.process == os.getpid() and tracker.covers(root):

@@ -1,6 +1,7 @@
-"""Encoding and decoding of single values that MessagePack cannot represent, including `Blob`.
+"""Encodes and decodes single values that MessagePack does not support, including `Blob`.
 
-msgspec passes every value of an unknown type to `encode_value` and gets an extension in return, which is a code and a body.
+When msgspec encounters a value of an unknown type, it calls `encode_value`, which returns an extension. An extension consists of a code and
+a body.
 
     1  NumPy array     length of head (1 byte) | head = MessagePack of [dtype, shape] | bytes in C order
     2  part            MessagePack integer: the part's index in the image's list of parts
@@ -9,32 +10,34 @@ msgspec passes every value of an unknown type to `encode_value` and gets an exte
     5  numpy Generator see below
     6  Pickled         0 | pickle, or 1 | MessagePack integer: index of the part that contains the pickle
     7  torch.Tensor    like an array, but with torch's name of the dtype
-    8  Blob            the blob's bytes
+    8  Blob            the blob's bytes.
 
-Code 2 is valid only together with a checkpoint's parts, and code 6 only with permission. `encoder.py` and `decoder.py` handle both. Values
-of all other types are encoded without references, in states and in messages.
+Code 2 is valid only together with a checkpoint's parts, and code 6 only with permission. Codes 2 and 6 are handled by `encoder.py` and
+`decoder.py`. Values of all other types are encoded completely, both in states and in messages.
 
-The rule of this module: a value is either restored equal and with the same class, or refused when it is saved (G3). So subclasses that
-would lose their class are refused. No module is imported for the check, because if a module is not loaded, its types have no instances.
-Nothing here runs code from the data, except when loading a permitted pickle.
+The rule of this module: a value is either restored as an equal value of the same class, or refused when it is saved (G3). So instances of
+subclasses that would lose their class are refused. The check imports no modules, because there are no instances of a type whose module is
+not loaded. No code from the saved data is run, except when a pickle is loaded with permission.
 
-**Blobs** are opaque bytes in a state, such as a large document or a serialized model. A blob never changes. If an agent keeps the same
-`Blob`, its bytes are hashed and stored only once. A new `Blob` with almost the same bytes shares most chunks with the old blob, since the
-content determines where chunks are cut.
+**Blobs** are opaque bytes in a state, such as a large document or a serialized model. A blob never changes. As long as an agent keeps the
+same `Blob` object, its bytes are hashed and stored only once. If a new `Blob` has almost the same bytes as an old blob, both share most
+chunks, because the positions of cuts depend on the content.
 
-Cutting takes 2 to 3 ns per byte, which is too long for the pause. So the first capture passes on the whole blob under one token, the
-first of a block of tokens that belongs to the blob. The worker (`chunking.py`) cuts the blob and numbers the chunks `token`, `token + 1`, …
-in the worker's table. When that table is the base, the blob finds its chunks in it. So the threads share nothing, and the blob itself
-stores only one number. If the epoch fails, the next worker cuts the blob again.
+Cutting a blob into chunks takes 2 to 3 ns per byte, which would make the pause too long. So the first capture passes on the whole blob with
+one token, which is the first of a block of tokens that belong to this blob. The worker (`chunking.py`) cuts the blob, and assigns the
+tokens `token`, `token + 1`, … to the chunks in its table. When this table becomes the base, the blob finds its chunks in the base by these
+tokens. So the two threads share no data, and the blob itself stores only its first token. If the epoch fails, the next worker cuts the blob
+once more.
 
-**Random generators** are `random.Random` and `numpy.random.Generator`. A restored agent must draw the same numbers that the lost agent
-would have drawn (G3). So the complete state of a generator is saved: the bits, the value that `gauss` keeps for its next call, and the
-seed sequence from which NumPy's generators spawn other generators.
+**Random generators** are instances of `random.Random` and `numpy.random.Generator`. A restored agent must draw the same numbers that the
+failed agent would have drawn (G3). So the complete state of a generator is saved: the bits, the value that `gauss` has prepared for its
+next call, and the seed sequence from which NumPy generators spawn other generators.
 
     random.Random     MessagePack [version, 625 words as little-endian u32, gauss or nil]
-    numpy Generator   MessagePack [name of the bit generator, its state, seed sequence or nil]
+    numpy Generator   MessagePack [name of the bit generator, its state, seed sequence or nil].
 
-Integers above 64 bits, which MessagePack lacks, are encoded as `{"": hexadecimal}`, and arrays as `{"": [dtype, shape, bytes]}`.
+Integers of more than 64 bits, which MessagePack does not support, are encoded as
+`{"": hexadecimal}`, and arrays as `{"": [dtype, shape, bytes]}`.
 """
 
 import pickle
@@ -57,10 +60,10 @@ from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 @typing.final
 class Blob:
-    """Opaque bytes that never change. Two blobs are equal if their bytes are equal.
+    """Opaque bytes that never change. Two blobs are equal if they have the same bytes.
 
     Raises:
-        UsageError: If `data` is not a bytes-like object.
+        UsageError: If `data` does not support the buffer protocol.
     """
 
     __slots__ = ("__weakref__", "_data", "_references", "_token")
@@ -96,11 +99,11 @@ class Blob:
         return self
 
     def __reduce__(self) -> tuple[type["Blob"], tuple[bytes]]:
-        """Pickle the blob without its token, which is meaningless in another process."""
+        """Pickle the blob without its token, because the token has no meaning in another process."""
         return Blob, (self._data,)
 
     def capture(self, base: ChunkTable | None) -> CapturedPart:
-        """Return the blob as a part, without copying the bytes. Call this method only between two turns."""
+        """Return the blob as a part of an image, without copying its bytes. This method must be called between two turns."""
         if not self._token:
             self._token = fresh_token()
         size = len(self._data)
@@ -111,10 +114,10 @@ class Blob:
 
     @classmethod
     def restore(cls, part: StatePart, buffer: Buffer) -> "Blob":
-        """Return a blob that contains a copy of the checked bytes in `buffer`.
+        """Return a blob with a copy of the verified bytes in `buffer`.
 
         Raises:
-            DamagedDataError: If the lengths of buffer and part differ.
+            DamagedDataError: If the buffer is not as long as the part.
         """
         if part.contradiction() or memoryview(buffer).nbytes != part.size_bytes:
             raise DamagedDataError("a blob of the state has another length than its chunks: restore an earlier epoch")
@@ -123,12 +126,13 @@ class Blob:
         return blob
 
     def table_entries(self) -> dict[int, ChunkReference]:
-        """Return a map from token to restored chunk. The map belongs in the first base, so that no chunk is stored again."""
+        """Return a map from tokens to the chunks that were restored. The map must be part of the first base, so that no chunk is stored
+        again."""
         return dict(enumerate(self._references, self._token))
 
 
 def _unchanged(token: int, size_bytes: int, base: ChunkTable | None) -> list[SourceChunk]:
-    """Return the blob's chunks as listed in the base, or an empty list if the base lacks any of them."""
+    """Return the blob's chunks, all of them without bytes, if the base contains all of them, and otherwise an empty list."""
     chunks: list[SourceChunk] = []
     known = {} if base is None else base.by_token
     rest = size_bytes
@@ -148,13 +152,13 @@ _WORDS = struct.Struct("<625I")
 
 
 def encode_random(generator: random.Random) -> bytes:
-    """Return the encoded state of a `random.Random`."""
+    """Encode the state of a `random.Random`."""
     version, words, gauss = generator.getstate()
     return msgspec.msgpack.encode((version, _WORDS.pack(*words), gauss))
 
 
 def decode_random(data: memoryview) -> random.Random:
-    """Return a generator that continues where the saved generator stopped.
+    """Return a generator that continues at the point where the saved generator stopped.
 
     Raises:
         EncodingError, msgspec.DecodeError: If the bytes do not encode such a state.
@@ -182,10 +186,10 @@ def is_bit_generator(value: object) -> bool:
 
 
 def encode_generator(generator: Any) -> bytes:
-    """Return the encoded state of a `numpy.random.Generator`.
+    """Encode the state of a `numpy.random.Generator`.
 
     Raises:
-        NotImplementedError: If the generator's bit generator is not one of NumPy's own.
+        NotImplementedError: If its bit generator is not one that NumPy provides.
     """
     bits = generator.bit_generator
     name = type(bits).__name__
@@ -197,7 +201,7 @@ def encode_generator(generator: Any) -> bytes:
 
 
 def decode_generator(data: memoryview) -> Any:
-    """Return a generator that continues where the saved generator stopped.
+    """Return a generator that continues at the point where the saved generator stopped.
 
     Raises:
         EncodingError, msgspec.DecodeError: If the bytes do not encode such a state.
@@ -219,7 +223,7 @@ def decode_generator(data: memoryview) -> Any:
 
 
 def _seeds_of(bits: Any) -> dict[str, Any] | None:
-    """Return the seeds from which `spawn` continues, or None for legacy seeding, which cannot spawn."""
+    """Return the seeds that `spawn` uses next, or None if the generator was seeded in the legacy way and cannot spawn."""
     seeds: Any = getattr(bits, "seed_seq", None)
     if type(seeds) is not sys.modules["numpy.random"].SeedSequence:
         return None
@@ -285,11 +289,11 @@ _Value = TypeVar("_Value")
 
 
 class Pickled(Generic[_Value]):
-    """A value of any class, saved with pickle. Loading a pickle runs code, so anyone who can write to the store can run code in the agent's
-    host.
+    """A value of any class, which is saved as a pickle. Loading a pickle runs code from the pickle, so anyone who can write to the store
+    can run code on the agent's host.
 
-    Therefore a pickle requires both a field declared as `Pickled[…]` and `allow_pickle = True` on the agent class. Without
-    `allow_pickle`, saving and loading are refused.
+    Therefore, a pickle requires that the field is declared as `Pickled[…]` and that the agent class sets `allow_pickle = True`. Without
+    `allow_pickle`, pickles are neither saved nor loaded.
     """
 
     __slots__ = ("value",)
@@ -310,7 +314,7 @@ class Pickled(Generic[_Value]):
 
 
 def encode_value(value: object) -> object:
-    """Return `value` in a form that MessagePack can represent. This function serves as msgspec's `enc_hook`.
+    """Convert `value` to a form that MessagePack supports. This function is used as the `enc_hook` of msgspec.
 
     Raises:
         NotImplementedError: If the value cannot be saved.
@@ -348,7 +352,8 @@ def _encode_rare(value: Any) -> object:
 
 
 def encode_pickling(value: object) -> object:
-    """Encode like `encode_value`, but also encode pickles, for states of agents that allow pickles."""
+    """Encode `value` like `encode_value`. In addition to the values that `encode_value` supports, encode pickles, for the states of agents
+    that allow pickles."""
     if type(value) is Pickled:
         return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_INLINE + pickled_bytes(value))
     return encode_value(value)
@@ -369,16 +374,16 @@ def pickled_bytes(wrapped: "Pickled[Any]") -> bytes:
 
 
 def is_a(value: object, module: str, name: str) -> bool:
-    """Return whether `value` is an instance of exactly this class. The class's module is not imported."""
+    """Return whether `value` is an instance of exactly this class, and not of a subclass. The module of the class is not imported."""
     loaded = sys.modules.get(module)
     return loaded is not None and type(value) is getattr(loaded, name)
 
 
 def check_array(array: Any) -> None:
-    """Refuse an array that would be restored as something else, because only the bytes and the dtype's short name are saved.
+    """Raise an error if an array would be restored differently. Only an array's bytes and the short name of its dtype are saved.
 
     Raises:
-        NotImplementedError: If the array is refused. The message names the problem.
+        NotImplementedError: If the array would be restored differently. The message describes the problem.
     """
     import numpy
 
@@ -395,7 +400,7 @@ def check_array(array: Any) -> None:
 
 
 def array_head(array: Any, *, is_tracked: bool = False, order: str = "C") -> bytes:
-    """Return the encoded dtype and shape of an ndarray. The other fields of `ArrayHead` follow if they differ from the defaults."""
+    """Encode the dtype and the shape of an ndarray. The other fields of `ArrayHead` are appended if they differ from their defaults."""
     head: tuple[object, ...] = (array.dtype.str, array.shape)
     if order != "C":
         head = (*head, is_tracked, order)
@@ -405,7 +410,7 @@ def array_head(array: Any, *, is_tracked: bool = False, order: str = "C") -> byt
 
 
 def with_head(head: bytes, content: bytes) -> bytes:
-    """Return the encoded body of an array or tensor: the head's length, the head and the content."""
+    """Return the encoded body of an array or tensor, which consists of the length of the head, the head, and the content."""
     return b"".join((bytes((len(head),)), head, content))
 
 
@@ -421,11 +426,11 @@ _records_encoder = msgspec.msgpack.Encoder(enc_hook=encode_value)
 
 
 class ArrayHead(NamedTuple):
-    """Description of an array or tensor, stored before the bytes of the array or tensor.
+    """Description of an array or tensor, which is stored before its bytes.
 
     Attributes:
-        is_tracked: the array was in write-tracked memory, and is tracked again after a restore.
-        order: memory order of the bytes, "C", or "F" (Fortran order: the first index changes fastest).
+        is_tracked: whether the array was in write-tracked memory. A tracked array is tracked again after a restore.
+        order: memory order of the bytes: "C" for C order, or "F" for Fortran order, where the first index changes fastest.
     """
 
     dtype: str
@@ -435,16 +440,16 @@ class ArrayHead(NamedTuple):
 
 
 def split_head(data: memoryview) -> tuple[ArrayHead, memoryview]:
-    """Split the body of an array or tensor into head and bytes."""
+    """Split the body of an array or tensor into its head and its bytes."""
     end = 1 + data[0]
     return msgspec.msgpack.decode(data[1:end], type=ArrayHead), data[end:]
 
 
 def make_array(head: ArrayHead, content: Buffer) -> Any:
-    """Return an array that uses the memory of `content`, without a copy.
+    """Return an array that uses the memory of `content` directly.
 
     Raises:
-        TypeError, ValueError: If head and content do not match.
+        TypeError, ValueError: If the head and the content do not match.
     """
     import numpy
 
@@ -452,7 +457,7 @@ def make_array(head: ArrayHead, content: Buffer) -> Any:
 
 
 def decode_value(code: int, data: memoryview) -> object:
-    """Return the value of an extension that is encoded without references. Arrays are read-only views of `data`.
+    """Decode the value of an extension that does not refer to a part. Arrays are returned as read-only views of `data`.
 
     Raises:
         EncodingError, TypeError, ValueError, msgspec.DecodeError: If the data is invalid.
@@ -496,17 +501,17 @@ _DECODERS: dict[int, Callable[[memoryview], object]] = {
 
 
 def decode_own_value(code: int, data: memoryview) -> object:
-    """Decode like `decode_value`, but give arrays separate writable memory, since agents change states in place."""
+    """Decode a value like `decode_value`, but give each array its own writable memory, because agents change states in place."""
     if code == ARRAY_EXTENSION:
         return make_array(*split_head(data)).copy()
     return decode_value(code, data)
 
 
 def decode_declared(declared: Any, value: object) -> object:
-    """Return `value` as a declared type that msgspec does not know. This function serves as msgspec's `dec_hook`.
+    """Convert `value` to a declared type that msgspec does not support. This function is used as the `dec_hook` of msgspec.
 
     Raises:
-        NotImplementedError, TypeError, ValueError: If `value` is not of the declared type.
+        NotImplementedError, TypeError, ValueError: If `value` cannot be converted to the declared type.
     """
     origin = typing.get_origin(declared) or declared
     if isinstance(origin, type) and isinstance(value, origin):
@@ -521,12 +526,12 @@ def decode_declared(declared: Any, value: object) -> object:
 
 
 def record_type_of(declared: Any) -> Any:
-    """Return the type `T` in `History[T]`, or Any if it is missing."""
+    """Return the record type `T` of `History[T]`, or Any if no record type is given."""
     return (typing.get_args(declared) or (Any,))[0]
 
 
 def _with_records_as(declared: Any, history: Any) -> object:
-    """Convert records that were decoded without their declared type, so that they are still dicts and tuples."""
+    """Convert the records of a history that was decoded before its record type was known, and whose records are still dicts and tuples."""
     record_type = record_type_of(declared)
     if record_type is Any:
         return history

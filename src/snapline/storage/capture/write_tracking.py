@@ -1,28 +1,32 @@
-"""Tracking of written pages in this process's memory, with userfaultfd in asynchronous write-protect mode and `PAGEMAP_SCAN`.
+"""Finds the pages of this process's memory that were written, using userfaultfd in asynchronous write-protect mode and `PAGEMAP_SCAN`.
 
-The problem: a capture of a large array should cost only its changes, but a process does not know which pages it has written.
+The problem: the cost of capturing a large array should depend only on the changes, but a process does not know which pages it has written.
 
-The model: the kernel knows which pages were written. A page that is *armed* (write-protected by userfaultfd) is disarmed by the first write
-to it, from user code or from a system call such as `read`. In mode `WP_ASYNC` the kernel itself disarms the page. No handler, thread or
-signal is involved, and the writer pays only one page fault. `PAGEMAP_SCAN` with `PM_SCAN_WP_MATCHING` returns the disarmed pages and arms
-them again, atomically for each page. So each write is seen by the first scan after it, by a concurrent scan, or by both. A copy that is
-made after the scan and before the next write contains the reported content.
+The solution: the kernel knows which pages were written. When user code or a system call such as `read` first writes to an *armed* page (a
+page that userfaultfd has write-protected), the page is disarmed. In the mode `WP_ASYNC`, the kernel itself disarms the page. So no handler,
+thread or signal is involved, and the writer only pays for one page fault. `PAGEMAP_SCAN` with `PM_SCAN_WP_MATCHING` returns all disarmed
+pages and arms them again. For each page, returning and arming again is one atomic step. So each write is reported by the first scan after
+it, by a concurrent scan, or by both. If a page is copied after a scan and before the next write, the copy contains the reported content.
 
 Invariants:
 
-1. From the end of `arm` to `close`, a page that no scan reports has not been written since the previous scan, or since `arm`.
-2. A page that was never touched reads as zeros. `WP_UNPOPULATED` arms such a page too, so the first write to it is reported.
-3. Handles belong to one process. After `fork()` the child's memory is not registered, and the handles that the child inherits still refer
-   to its parent's memory. So a tracker is valid only in the process that armed it (`is_armed`).
+1. Between the end of `arm` and `close`, if a scan does not report a page, the page has not been written since the previous scan (or since
+   `arm`, at the first scan).
+2. A page that was never touched contains zeros. `WP_UNPOPULATED` also arms such pages, so the first write to them is reported.
+3. Handles belong to a single process. After `fork()`, the memory of the child is not registered, and the handles inherited by the child
+   still refer to the memory of the parent. So a tracker is valid only in the process in which it was armed (`is_armed`).
 
-Not detected: writes that bypass the page tables, by a device (memory pinned for a GPU, RDMA, an `O_DIRECT` read still in progress during
-a scan), and writes of another process to shared memory. Therefore this module registers only private anonymous memory.
+Some writes are not detected: writes by a device that bypasses the page tables (memory pinned for a GPU, RDMA, an `O_DIRECT` read that is in
+progress during a scan), and writes to shared memory by another process. For this reason, this module registers only private anonymous
+memory.
 
-Huge pages may remain enabled: on a write the kernel splits an armed huge page, so the reports have a granularity of 4 KiB anyway. Measured
-on Linux 6.18 with 1 GiB: arming takes 0.07 ms with huge pages and 8 ms without. Scans with 1 % written take 0.1 to 0.7 ms in both cases.
+Huge pages may stay enabled: at a write, the kernel splits an armed huge page, so the reports always have a granularity of 4 KiB. Measured
+on Linux 6.18 with 1 GiB of memory, arming takes 0.07 ms with huge pages and 8 ms without huge pages. If 1 % of the memory was written, a
+scan takes 0.1 to 0.7 ms in both cases.
 
-The numbers come from the kernel's `userfaultfd.h` and `fs.h`. See also `Documentation/admin-guide/mm/pagemap.rst` and `userfaultfd.rst`.
-The module alone carries no guarantee: G11 and G1 need complete captures, so `tracked_arrays.py` is tested against full comparison.
+The constants come from the kernel's headers `userfaultfd.h` and `fs.h`. See also `Documentation/admin-guide/mm/pagemap.rst` and
+`userfaultfd.rst`. This module alone guarantees nothing: G11 and G1 require that captures are complete, so `tracked_arrays.py` is tested
+against a full comparison.
 """
 
 import array
@@ -73,14 +77,13 @@ HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 class _Handles:
-    """The two file descriptors that one process needs for all its trackers.
+    """The two file descriptors that one process uses for all its trackers.
 
     Attributes:
-        userfault: descriptor with which memory is registered and armed.
-        pagemap: descriptor of this process's page map, for scans.
-        process: id of the process that opened the descriptors.
-        regions: buffer for the results of a scan.
-        lock: protects `regions`, because two hosts in one process may scan on two threads.
+        userfault: file descriptor for registering and arming memory.
+        pagemap: file descriptor of the process's page map, which is used for scans.
+        regions: buffer that receives the results of a scan.
+        lock: lock for `regions`, because two hosts in the same process may scan on two threads.
     """
 
     def __init__(self, userfault: int, pagemap: int) -> None:
@@ -98,9 +101,9 @@ _verdicts: dict[int, str] = {}
 
 
 def is_supported() -> str:
-    """Return "" if this process can track writes, otherwise the reason why it cannot.
+    """Return the reason why this process cannot track writes, or "" if it can.
 
-    The first call in a process tests tracking on a few pages, because some systems accept the calls but track nothing.
+    The first call in a process tests tracking with a few pages, because some systems accept the system calls but track nothing.
     """
     process = os.getpid()
     if process not in _verdicts:
@@ -109,8 +112,8 @@ def is_supported() -> str:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """Return zero-filled private memory that a `WriteTracker` can register. The memory has at least `size_bytes` bytes, and `size_bytes`
-    must not be 0.
+    """Return zero-filled private memory that can be registered by a `WriteTracker`. The memory has at least `size_bytes` bytes.
+    `size_bytes` must not be 0.
 
     Raises:
         ExternalFailureError: If the machine is out of memory.
@@ -130,13 +133,14 @@ def page_rounded(size_bytes: int) -> int:
 
 
 class WriteTracker:
-    """Tracker that reports the written pages of one mapping.
+    """Tracker that reports which pages of one memory mapping were written.
 
     Args:
-        address: page-aligned start of the mapping, which must come from `map_memory`.
-        size_bytes: length of the mapping in bytes, a multiple of the page size.
+        address: page-aligned start of the mapping, which `map_memory` must have created.
+        size_bytes: length of the mapping in bytes, which is a multiple of the page size.
 
-    The caller must keep the mapping alive until `close`, or drop tracker and mapping together, because unmapping also unregisters.
+    The caller must keep the mapping alive until `close` is called, or drop the tracker and the mapping together, because unmapping also
+    unregisters the memory.
     """
 
     def __init__(self, address: int, size_bytes: int) -> None:
@@ -148,14 +152,14 @@ class WriteTracker:
 
     @property
     def is_armed(self) -> bool:
-        """Return whether writes are being tracked in the calling process."""
+        """Return whether this tracker is tracking writes in the calling process."""
         return self._handles is not None and self._handles.process == os.getpid()
 
     def arm(self) -> None:
         """Start tracking writes. Call this method once.
 
         Raises:
-            ExternalFailureError: If the kernel call fails.
+            ExternalFailureError: If the system call fails.
         """
         reason = is_supported()
         if reason:
@@ -174,22 +178,26 @@ class WriteTracker:
             raise ExternalFailureError(f"cannot track writes: {error}; use an ordinary array") from error
 
     def scan(self) -> list[tuple[int, int]]:
-        """Return the byte ranges `(start, end)` written since the previous scan (or since `arm`), and arm them again.
+        """Return the byte ranges `(start, end)` that were written since the previous scan, or since `arm` if this is the first scan. Arm
+        these ranges again.
 
-        The ranges are offsets from the start of the mapping. The ranges consist of whole pages, ascend, and do not overlap.
+        The ranges are given as offsets from the start of the mapping. The ranges consist of whole pages, are in ascending order, and do not
+        overlap.
 
         Raises:
-            ExternalFailureError: As in `scan_words`.
+            ExternalFailureError: If the scan fails, as in `scan_words`.
         """
         words = self.scan_words()
         starts, ends = words[0::REGION_WORDS], words[1::REGION_WORDS]
         return [(start - self.address, end - self.address) for start, end in zip(starts, ends, strict=True)]
 
     def scan_words(self) -> "array.array[int]":
-        """Scan like `scan`, but return a flat result. Each range has three words: start address, end address and an unused word.
+        """Scan like `scan`, but return the ranges as a flat array. Each range consists of three words: the start address, the end address,
+        and a word that is not used.
 
         Raises:
-            ExternalFailureError: If the scan failed. Now it is unknown which pages were written. Treat everything as written, and `close`.
+            ExternalFailureError: If the scan fails. After a failed scan, it is unknown which pages were written. After that, treat all
+                pages as written, and call `close`.
         """
         handles = self._handles
         if handles is None or handles.process != os.getpid():
@@ -216,7 +224,6 @@ class WriteTracker:
         return count, stopped
 
     def _scan_argument(self, handles: _Handles, position: int) -> tuple[int, ...]:
-        """Return the fields of `struct pm_scan_arg`, in order."""
         flags = _SCAN_WP_MATCHING | _SCAN_CHECK_WPASYNC
         end = self.address + self.size_bytes
         regions = ctypes.addressof(handles.regions)
@@ -225,7 +232,8 @@ class WriteTracker:
         return (_SCAN_ARGUMENT.size, flags, position, end, 0, regions, SCAN_REGIONS, 0, 0, written, 0, written)
 
     def close(self) -> None:
-        """Stop tracking, so that writes cost nothing again. A second call has no effect, and neither does a call in a forked child."""
+        """Stop tracking, so that writes have no more additional cost. A second call has no effect, and a call in a forked child has no
+        effect either."""
         handles, self._handles = self._handles, None
         if handles is None or handles.process != os.getpid():
             return
@@ -243,10 +251,10 @@ def _ask_for_huge_pages(memory: mmap.mmap) -> None:
 
 
 def _open_handles() -> _Handles:
-    """Return this process's handles, which are opened at the first call.
+    """Return the handles of this process, which are opened at the first call.
 
     Raises:
-        OSError: If the kernel call fails, or the kernel lacks the features.
+        OSError: If the system call fails, or if the kernel lacks the required features.
     """
     known = _handles_by_process.get(os.getpid())
     if known is not None:
@@ -269,7 +277,7 @@ def _open_userfault() -> int:
     """Return a new userfaultfd.
 
     Raises:
-        OSError: If the kernel call fails.
+        OSError: If the system call fails.
     """
     number = _SYSCALL_USERFAULTFD[platform.machine()]
     library = ctypes.CDLL(None, use_errno=True)
@@ -281,7 +289,7 @@ def _open_userfault() -> int:
 
 
 def _try_out() -> str:
-    """Return why writes cannot be tracked here, or "" if they can."""
+    """Return the reason why writes cannot be tracked in this process, or "" if they can."""
     if platform.machine() not in _SYSCALL_USERFAULTFD or struct.calcsize("P") != 8:
         return f"not known how to on {platform.machine()} ({platform.architecture()[0]})"
     try:
@@ -303,7 +311,7 @@ def _reason_of(error: OSError) -> str:
 
 
 def _is_seeing_writes(handles: _Handles) -> bool:
-    """Return whether a scan reports the pages that were first written after arming, and no other pages."""
+    """Test whether a scan reports exactly the pages that were first written after arming."""
     page = mmap.PAGESIZE
     memory = map_memory(3 * page)
     memory[0] = 1  # One page is populated, two are untouched.

@@ -16,8 +16,9 @@
     temporary/<epoch>-<random>              unfinished files, only where the file system has no unnamed files. Names begin with plan-<plan>
                                             for checkpoints, log-<plan> for host logs, output-<epoch> for outputs, shelf-<n> for streams
 
-Paths are relative to the store and use `/`. These functions check names that come from elsewhere, such as from a host's report, before the
-files are opened. A checkpoint pack may contain several checkpoints of one agent, so a checkpoint's name in it is `<number>.<agent>`.
+Paths are relative to the store and use `/`. The functions in this module validate names from untrusted sources, such as a host's report,
+before the files are opened. A checkpoint pack may contain several checkpoints of one agent, so each checkpoint in it is named
+`<number>.<agent>`.
 """
 
 import re
@@ -89,7 +90,7 @@ _CHECKPOINT = re.compile(rf"{NUMBER_PATTERN}\.([A-Za-z0-9_.-]{{1,128}})")
 
 
 class PackName(msgspec.Struct, frozen=True, gc=False):
-    """Name of a pack, as parsed from its path. `number` is the epoch, or the plan if `folder` is `CHECKPOINTS`."""
+    """Name of a pack, parsed from its path. `number` is the epoch, or the plan if `folder` is `CHECKPOINTS`."""
 
     writer: str
     number: int
@@ -127,28 +128,28 @@ def parse_location(url: str) -> Path:
 
 
 def check_epoch(epoch: int) -> int:
-    """Return `epoch` if it is valid. Raise UsageError otherwise."""
+    """Return `epoch` if it is a valid epoch number. Raise UsageError otherwise."""
     if not 0 <= epoch <= EPOCH_MAX:
         raise UsageError(f"{epoch} is no epoch number: they count from 0")
     return epoch
 
 
 def check_plan(plan: int) -> int:
-    """Return `plan` if it is valid. Raise UsageError otherwise."""
+    """Return `plan` if it is a valid plan number. Raise UsageError otherwise."""
     if not 1 <= plan <= EPOCH_MAX:
         raise UsageError(f"{plan} is no number of a plan: they count from 1")
     return plan
 
 
 def check_writer(writer: str) -> str:
-    """Return `writer` if it is an id that is safe as the name of a directory. Raise UsageError otherwise."""
+    """Return `writer` if this id is valid and safe to use as a directory name. Raise UsageError otherwise."""
     if writer in (".", ".."):
         raise UsageError(f"{writer!r} cannot name a writer: it is a directory's own name")
     return check_id(writer, "writer")
 
 
 def check_root(root: str) -> str:
-    """Return `root` if it consists of 64 hexadecimal digits. Raise UsageError otherwise."""
+    """Return `root` if it is a string of 64 hexadecimal digits. Raise UsageError otherwise."""
     if _ROOT.fullmatch(root) is None:
         raise UsageError(f"{root!r} is no root: they have 64 hexadecimal digits")
     return root
@@ -160,7 +161,7 @@ def pack_path(name: PackName) -> str:
 
 
 def manifest_path(root: str, generation: int = 0) -> str:
-    """Return the path of the manifest that has this root. A later generation lists the same contents at other locations."""
+    """Return the path of the manifest with this root. A later generation lists the same contents at other locations."""
     return f"{MANIFESTS}/{check_root(root)}.{generation}"
 
 
@@ -170,13 +171,13 @@ def ref_path(epoch: int) -> str:
 
 
 def temporary_name(name: PackName) -> str:
-    """Return the name of a pack's unfinished file, for file systems that do not support unnamed files."""
+    """Return the name of a pack's temporary file, which is used on file systems that do not support unnamed files."""
     return f"{'' if name.folder == PACKS else 'plan-'}{name.number}-{name.pack_id}"
 
 
 @lru_cache(PATHS_KEPT)
 def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
-    """Return the name of the pack at this path, or None if no pack in `folder` (`PACKS` or `CHECKPOINTS`) can have this path."""
+    """Parse the path of a pack in `folder`, which is `PACKS` or `CHECKPOINTS`. Return None if the path is invalid."""
     match = _PACK.fullmatch(path)
     if match is None or match[1] != folder or match[2] in (".", "..") or int(match[3]) > EPOCH_MAX:
         return None
@@ -184,55 +185,53 @@ def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
 
 
 def parse_any_pack_path(path: str) -> PackName | None:
-    """Return the name of the pack at this path, or None if neither an epoch's pack nor a checkpoint pack can have this path."""
+    """Parse the path of an epoch's pack or of a checkpoint pack. Return None if the path is invalid."""
     return parse_pack_path(path) or parse_pack_path(path, CHECKPOINTS)
 
 
 def checkpoint_name(agent: str, number: int) -> str:
-    """Return the name of checkpoint `number` of `agent` in a checkpoint pack. Raise UsageError if the number is invalid."""
+    """Return the name of an agent's checkpoint in a checkpoint pack. Raise UsageError if the number is out of range."""
     if not 0 <= number <= EPOCH_MAX:
         raise UsageError(f"{number} is no number of a checkpoint: they count from 0")
     return f"{number}.{check_id(agent)}"
 
 
 def parse_checkpoint_name(name: str) -> tuple[str, int] | None:
-    """Return the agent and the number in a checkpoint's name, or None if `name` is not the name of a checkpoint in a checkpoint pack.
+    """Parse a checkpoint's name into agent and number. Return None if the name is invalid.
 
-    The first dot ends the number, because agent ids may contain dots.
+    The number ends at the first dot, because agent ids may contain dots.
     """
     match = _CHECKPOINT.fullmatch(name)
     return None if match is None or int(match[1]) > EPOCH_MAX else (match[2], int(match[1]))
 
 
 def parse_manifest_path(path: str) -> tuple[str, int] | None:
-    """Return the root and the generation in a manifest's path, or None if `path` is not the path of a manifest."""
+    """Parse the path of a manifest into root and generation. Return None if the path is invalid."""
     match = _MANIFEST.fullmatch(path)
     return None if match is None else (match[1], int(match[2]))
 
 
 def is_root(root: str) -> bool:
-    """Return whether the text has the form of a root."""
     return _ROOT.fullmatch(root) is not None
 
 
 def parse_ref_path(path: str) -> int | None:
-    """Return the epoch in a ref's path, or None if `path` is not the path of a ref."""
+    """Parse the path of a ref into its epoch. Return None if the path is invalid."""
     match = _REF.fullmatch(path)
     return None if match is None or int(match[1]) > EPOCH_MAX else int(match[1])
 
 
 def parse_temporary_path(path: str) -> tuple[str, int] | None:
-    """Return the folder for which a temporary file was created, and its epoch, plan or other number. The folder is `PACKS` for all files of
-    an epoch.
+    """Parse the path of a temporary file into its target folder and its number, such as the epoch or plan. For every file of an epoch, the
+    folder is `PACKS`.
 
-    Return None if `path` is not the path of a temporary file.
+    Return None if the path is invalid.
     """
     match = _TEMPORARY.fullmatch(path)
     return None if match is None else (_TEMPORARY_FOLDERS[match[1] or ""], int(match[2]))
 
 
 def is_probe_path(path: str) -> bool:
-    """Return whether this is the path of a probe file."""
     return _PROBE.fullmatch(path) is not None
 
 

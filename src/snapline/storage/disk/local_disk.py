@@ -1,32 +1,33 @@
-"""Disk protocol: the primitive calls that `storage/` makes. `LocalDisk` implements them for the local file system.
+"""The `Disk` protocol, which defines the primitive file operations that the store uses. `LocalDisk` implements them for the local file
+system.
 
-Every file is written once and never changed. With `write_once`, a file appears under its name complete and durable, or not at all:
+Every file is written once and never changed afterwards. `write_once` creates a file that is either complete and durable under its name, or
+absent:
 
 1. open a temporary file, unnamed where the file system supports it (`O_TMPFILE`), so that a killed process leaves no file behind;
 2. write its bytes;
-3. call `fdatasync`, so that the bytes are on the disk before any name refers to them;
+3. call `fdatasync`, so that the bytes are on disk before any name refers to them;
 4. `link` the file to the name, which fails if the name exists. Never rename onto an existing name, because that would replace a file on
    which other processes rely;
-5. `fsync` the directory, so that the name is on the disk too.
+5. `fsync` the directory, so that the name is on disk too.
 
 If `fdatasync` fails, the file is abandoned, because the kernel may have dropped the dirty pages and may report success for the next sync.
-The next attempt writes another file. A directory is different: its entries are journalled, and after a failure the journal rejects all
-later writes. So the sync of a directory may be repeated.
+The next attempt writes another file. Directories are different: their entries are journalled, and after a failure the journal rejects all
+later writes. So it is safe to repeat the sync of a directory.
 
-The caller has one duty: before a file in a new directory counts as durable, the caller must sync the directory's parent
-(`make_durable_directory`).
+Before a file in a new directory counts as durable, the caller must sync the directory's parent (`make_durable_directory`).
 
-The simulator has its own `Disk`, and the crash test records the calls of a disk. Paths are relative to the store, and `""` is the store
-itself. All methods raise only OSError.
+The simulator has its own `Disk` implementation, and the crash test records the calls made to a disk. Paths are relative to the store, and
+`""` is the store itself. All methods raise only OSError.
 
-**Lock files.** Only one process at a time can hold a lock. A second process gets an error that names the holder. The kernel releases a lock
-when the holder closes the descriptor or the process ends in any way. The text in the file tells people who holds the lock, and is valid
-only while the file is locked.
+**Lock files.** Only one process at a time can hold a lock. A second process gets an error that names the holder. The kernel releases the
+lock when the holder closes the descriptor or its process ends for any reason. The text in a lock file tells operators who holds the lock.
+The text is valid only while the file is locked.
 
-**Parallel calls.** Each request to an object store has a high latency, which parallel requests hide. A pack is one object that one
-conditional request sends. So the pack exists completely or not at all, and after a failure the whole pack is sent again
-(`Store.write_pack`). Multipart uploads are not used: radosgw ignores the condition when it joins the parts, and an interrupted upload would
-remain until somebody removes it. Large amounts of data are stored as many packs, which are sent in parallel.
+**Parallel calls.** Requests to an object store have a high latency, so the store sends many of them in parallel. Each pack is uploaded as
+one object in a single conditional request. The upload of a pack succeeds completely or has no effect, and after a failure the whole pack is
+sent again (`Store.write_pack`). Multipart uploads are not used, because radosgw ignores the condition when it joins the parts, and an
+interrupted upload remains until somebody removes it. Large amounts of data are split into many packs, which are sent in parallel.
 """
 
 import contextlib
@@ -100,21 +101,22 @@ class StoreUnavailableError(OSError):
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry of a directory. Everything except a directory counts as a file."""
+    """Directory entry. Every entry that is not a directory counts as a file."""
 
     name: str
     is_directory: bool
 
 
 class Disk(Protocol):
-    """Primitive calls of a disk. The implementation makes no decisions."""
+    """Primitive file operations of a disk. Implementations contain no store logic."""
 
     @property
     def location(self) -> str:
         """Location of the store, for messages to people."""
 
     def make_root(self) -> None:
-        """Create the store's directory and its missing ancestors, and sync each of them in its parent. Existing directories are kept."""
+        """Create the store's directory and its missing ancestors, syncing the parent of each created directory. Existing directories are
+        kept."""
 
     def make_directory(self, path: str) -> None:
         """Create one directory. Raise FileExistsError if the directory exists."""
@@ -123,22 +125,22 @@ class Disk(Protocol):
         """Remove an empty directory."""
 
     def sync_directory(self, path: str) -> None:
-        """Make the directory's entries durable."""
+        """Sync the directory, which makes its entries durable."""
 
     def open_temporary(self, directory: str, name: str) -> int:
-        """Open an unnamed file for writing. If the file system does not support unnamed files, the file is `temporary/<name>`."""
+        """Open an unnamed file for writing. If the file system does not support unnamed files, create the file as `temporary/<name>`."""
 
     def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
-        """Append all pieces to the open file, in order."""
+        """Append the pieces to the open file in order."""
 
     def sync_data(self, handle: int) -> None:
-        """Make the file's bytes and length durable."""
+        """Sync the file's contents and length."""
 
     def link(self, handle: int, path: str) -> None:
-        """Give the open file a name. Raise FileExistsError if the name is taken."""
+        """Link the open file to a name. Raise FileExistsError if the name already exists."""
 
     def close(self, handle: int) -> None:
-        """Close the file. If the file has a temporary name, remove that name."""
+        """Close the file, and remove its temporary name if it has one."""
 
     def unlink(self, path: str) -> None:
         """Remove a name. Raise FileNotFoundError if the name does not exist."""
@@ -147,14 +149,14 @@ class Disk(Protocol):
         """Return the length of a file in bytes."""
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        """Return the bytes of a file starting at `offset`: `length` bytes, or fewer if the file ends earlier."""
+        """Read up to `length` bytes of a file, starting at `offset`. Return fewer bytes only at the end of the file."""
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         """Return the entries of a directory, sorted by name."""
 
 
 class LocalDisk:
-    """A file system that is local or mounted on this machine. Threads may share the disk."""
+    """A local or mounted file system. Threads may share the disk."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -252,7 +254,7 @@ class LocalDisk:
             os.close(handle)
 
     def read_into(self, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Read a file into `buffers`, one after another, starting at `offset`. Return the number of bytes read."""
+        """Read a file from `offset` into `buffers`, filling them in order. Return the number of bytes read."""
         handle = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         rest, read_bytes = [buffer for buffer in buffers if len(buffer)], 0
         try:
@@ -283,11 +285,12 @@ class LocalDisk:
 
 
 def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_name: str, point: str) -> None:
-    """Create the file `path` so that it appears complete and durable. Failpoints are named `<point>.opened` and so on.
+    """Create the file `path` atomically and durably. The failpoints are named `<point>.opened`, `<point>.written`, `<point>.synced`,
+    `<point>.linked` and `<point>.durable`.
 
     Raises:
         FileExistsError: If the name is taken. Nothing was changed.
-        OSError: If the disk failed. If only the last step failed, the file exists, but may be lost in a crash.
+        OSError: If the disk failed. If only the final directory sync failed, the file exists, but may be lost in a crash.
     """
     directory = path.rpartition("/")[0]
     handle = disk.open_temporary(directory, temporary_name)
@@ -307,9 +310,9 @@ def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_nam
 
 
 def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
-    """Read a file into `buffers`, one after another, starting at `offset`. Return the number of bytes read.
+    """Read a file from `offset` into `buffers`, filling them in order. Return the number of bytes read.
 
-    If the disk has a method `read_into`, this function uses it, which avoids a copy. Otherwise it calls `read` and copies the bytes.
+    The function uses the disk's `read_into` method if there is one, which avoids a copy, or else `read`.
     """
     direct = getattr(disk, "read_into", None)
     if direct is not None:
@@ -324,24 +327,25 @@ def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview])
 
 
 def creates_only(disk: Disk) -> bool:
-    """Return whether the disk refuses to overwrite an existing file. Some object stores do overwrite."""
+    """Return whether the disk refuses to overwrite an existing file. Some object stores cannot refuse this."""
     return bool(getattr(getattr(disk, "abilities", None), "creates_only", True))
 
 
 def appends(disk: Disk) -> bool:
-    """Return whether a file can grow after it has got its name. Objects cannot."""
+    """Return whether the disk supports appending to a file that already has its name."""
     return bool(getattr(getattr(disk, "abilities", None), "appends", True))
 
 
 def make_durable_directory(disk: Disk, path: str) -> None:
-    """Create a directory if it is missing. Always sync its parent, because the creator may have died before syncing it."""
+    """Create a directory if it is missing. Always sync the parent directory, because the process that created the directory may have died
+    before syncing the parent."""
     with contextlib.suppress(FileExistsError):
         disk.make_directory(path)
     disk.sync_directory(path.rpartition("/")[0])
 
 
 def _gather(pieces: Iterable[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield the pieces in lists of about `WRITE_BYTES` bytes each."""
+    """Group the pieces into lists of about `WRITE_BYTES` bytes each."""
     gathered: list[Buffer] = []
     size = 0
     for piece in pieces:
@@ -355,7 +359,7 @@ def _gather(pieces: Iterable[Buffer]) -> Iterator[list[Buffer]]:
 
 
 def _drop_front(buffers: list[memoryview], written: int) -> list[memoryview]:
-    """Return the remainder of `buffers` after their first `written` bytes."""
+    """Return what remains of `buffers` after the first `written` bytes are dropped."""
     for index, buffer in enumerate(buffers):
         if written < len(buffer):
             return [buffer[written:], *buffers[index + 1 :]]
@@ -372,14 +376,14 @@ calls."""
 
 
 def requests_at_once(disk: Disk) -> int:
-    """Return how many requests should be sent to the disk in parallel. 1 means one after another."""
+    """Return the recommended number of parallel requests to the disk. A value of 1 means that requests are sent one at a time."""
     return int(getattr(disk, "requests_at_once", 1))
 
 
 def parallel_map(call: Callable[[ItemT], ResultT], items: Sequence[ItemT], count: int) -> Iterator[ResultT]:
-    """Yield the result of `call` for each item, in order. Up to `count` calls run in parallel, in threads.
+    """Call `call` for each item, and yield the results in the order of the items. Up to `count` threads make calls in parallel.
 
-    The first exception ends the iteration, after all calls that have already begun have ended.
+    After an exception, wait for the calls that are already running, then raise the exception.
     """
     if min(count, len(items)) < 2:
         yield from map(call, items)

@@ -1,5 +1,5 @@
-"""Object stores behind the `Disk` protocol: S3 and compatible stores, Google Cloud Storage, Azure, or memory for tests. This module also
-opens the disk that a URL names.
+"""Object stores behind the `Disk` protocol: S3 and compatible stores, Google Cloud Storage, Azure, or memory for tests. The module also
+contains `open_disk`, which opens the disk for a given URL.
 
 The `Disk` protocol was designed for files. The protocol's calls map to object stores as follows:
 
@@ -13,22 +13,22 @@ The `Disk` protocol was designed for files. The protocol's calls map to object s
 | `list_directory` | LIST with a delimiter, for which the client fetches all pages |
 
 **The model.** After the store has replied to a request, every later request sees its effect (S3 since 2020, Google, Azure, Ceph). If
-several conditional PUTs use one name, exactly one succeeds. `open_disk` checks this once when it opens the store, and the class relies on
+several conditional PUTs use one name, exactly one succeeds. `open_disk` verifies once that conditional PUTs work, and the class relies on
 the result (`DiskCapabilities`).
 
-**A PUT whose outcome is unknown.** The connection may fail after the store has created the object, and a retry then finds the object that
-it created. So FileExistsError means that the name is taken, but not which writer took it. A caller that derives the name from the content
+**A PUT with an unknown outcome.** If the connection fails after the store has created the object, a retry finds the object that the first
+attempt created. So FileExistsError means that the name is taken, but not who took it. A caller that derives the name from the content
 compares the existing bytes (`store_files.create_or_compare`). A caller with a random name chooses another name (for packs: call
-`Store.write_pack` again). Neither caller needs to know who created the object.
+`Store.write_pack` again). In both cases, the caller does not need to know who created the object.
 
-**Differences from a file system.** All are harmless to `Store`. Empty directories do not exist, a missing directory lists as empty, and
-`make_directory` never fails. If two threads unlink one name, both may succeed, because stores delete a missing object without an error and
-the class checks for the object beforehand.
+**Differences from a file system.** `Store` tolerates all of these differences. Empty directories do not exist, listing a missing directory
+returns an empty list, and `make_directory` never fails. If two threads unlink the same name, both may succeed, because stores report no
+error for deleting a missing object.
 
-All methods raise only OSError. The methods never raise EIO, which means damaged bytes (`store_files.reading`), because an unreachable store
-has not damaged anything. Threads may share a disk. After a fork, only the parent process may use the disk.
+All methods raise only OSError. The methods never raise EIO, because EIO means damaged bytes (`store_files.reading`), and an unreachable
+store has not damaged anything. Threads may share a disk. After a fork, only the parent process may use the disk.
 
-This module carries G4 as `storage/disk/local_disk.py` does: a file appears under its name complete, or not at all.
+This module guarantees G4 in the same way as `storage/disk/local_disk.py`: a file appears under its name complete, or not at all.
 
 **Opening.** `open_disk` opens the disk that a store's URL names, and probes the capabilities of an object store.
 
@@ -41,14 +41,15 @@ This module carries G4 as `storage/disk/local_disk.py` does: a file appears unde
 Keys, region and endpoint come from the standard environment variables of the providers' tools (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`,
 `AWS_ALLOW_HTTP`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` …). Snapline defines no variables of its own for this.
 
-**The probe.** The store's safety relies on conditional PUTs (G4: one ref per epoch). Some servers accept the condition but ignore it. So
-`open_disk` puts a random object twice, with different bytes. If the second PUT succeeds, or the first bytes are gone, the store overwrites
-objects, and `open_disk` refuses it. `allow_unconditional=True` opens such a store nevertheless, which is safe only if one coordinator
-decides which bytes are written under each name. The probe also reads a range. If that fails, later reads always fetch whole objects.
+**The probe.** The store's safety relies on conditional PUTs (G4: one ref per epoch). Some servers accept conditional PUTs but ignore the
+condition. So `open_disk` writes a randomly named object twice, with different bytes. If the second PUT succeeds, or the first bytes are
+gone, the store overwrites objects, and `open_disk` refuses it. `allow_unconditional=True` permits a store that overwrites objects. A store
+that overwrites objects is safe only if a single coordinator decides which bytes are written under each name. The probe also tests whether
+the store supports range reads. If range reads fail, the disk always fetches whole objects.
 
-The probe object has the name of a temporary file of epoch 0 and is removed at once. If a process is killed during a probe, `verify` and the
-sweep treat the remaining object as garbage rather than damage. A key without write permission opens the store only for reading. Each
-opening sends six small requests. The results of earlier probes are not cached, since the server may have been replaced.
+The probe object is named like a temporary file of epoch 0, and is removed at once. If the process is killed during a probe, `verify` and
+garbage collection treat the remaining object as garbage rather than damage. With credentials that lack write permission, the store is
+opened read-only. Opening an object store sends six small requests. Probe results are not cached, since the server may have been replaced.
 """
 
 import contextlib
@@ -120,10 +121,10 @@ class DiskCapabilities(msgspec.Struct, frozen=True):
     """Capabilities of an object store, as determined by a probe.
 
     Attributes:
-        creates_only: a conditional PUT of an existing name fails. If False, two racing writers may both succeed.
-        reads_ranges: the store can return a part of an object. If False, each read fetches the whole object.
-        may_write: the key has write permission. If False, `link` fails.
-        appends: a file can grow after it has got its name. Objects cannot.
+        creates_only: whether a conditional PUT of an existing name fails. If False, two concurrent writers may both succeed.
+        reads_ranges: whether the store can return a part of an object. If False, each read fetches the whole object.
+        may_write: whether the credentials permit writing. If False, `link` fails.
+        appends: whether the store can append to an existing file, which object stores cannot.
     """
 
     creates_only: bool = True
@@ -133,7 +134,7 @@ class DiskCapabilities(msgspec.Struct, frozen=True):
 
 
 class _PendingObject:
-    """An open file without a name, held in memory as pieces with their total length."""
+    """A file that is being written, buffered in memory until it is sent under its name."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -141,7 +142,7 @@ class _PendingObject:
 
 
 class ObjectDisk:
-    """Disk on an object store, which implements `local_disk.Disk`. Use `open_disk` unless you supply your own obstore store."""
+    """Implementation of `local_disk.Disk` for object stores. Use `open_disk` to create one, unless you supply your own obstore store."""
 
     def __init__(
         self,
@@ -303,7 +304,7 @@ class ObjectDisk:
 
 
 def put_new(store: "ObjectStore", path: str, pieces: list[bytes]) -> None:
-    """Create an object from all pieces. Raise FileExistsError if the name is taken."""
+    """Create an object from the pieces. Raise FileExistsError if an object with this name exists."""
     import obstore
 
     with translating(path):
@@ -314,7 +315,8 @@ def get_range(store: "ObjectStore", path: str, offset: int, length: int) -> byte
     """Return `length` bytes of an object, starting at `offset`. Return fewer bytes only if the object ends earlier.
 
     Raises:
-        OSError: If the request failed. If the object ends before `offset`, or the store sent too few bytes, the error number is EREMOTEIO.
+        OSError: If the request failed. The error number is EREMOTEIO if the object is shorter than `offset` or the store sent too few
+            bytes.
     """
     import obstore
 
@@ -328,7 +330,6 @@ def get_range(store: "ObjectStore", path: str, offset: int, length: int) -> byte
 
 
 def get_whole(store: "ObjectStore", path: str) -> bytes:
-    """Return all bytes of an object."""
     import obstore
 
     with translating(path):
@@ -337,7 +338,7 @@ def get_whole(store: "ObjectStore", path: str) -> bytes:
 
 @contextlib.contextmanager
 def translating(path: str) -> Iterator[None]:
-    """Translate errors of obstore into OSError. The original error is kept as the cause."""
+    """Translate exceptions of obstore into OSError. The original exception is kept as the cause."""
     from obstore.exceptions import BaseError
 
     try:
@@ -349,7 +350,7 @@ def translating(path: str) -> Iterator[None]:
 
 
 def _translated(error: Exception, path: str) -> OSError:
-    """Return the OSError for a foreign error. Python chooses the subclass from the error number."""
+    """Convert an exception of obstore into an OSError. Python picks the OSError subclass from the error number."""
     text = str(error)
     for needle, number, text_part in _ERROR_TEXT_ERRNO:
         if needle in text:
@@ -415,13 +416,12 @@ _memory_lock = threading.Lock()
 def open_disk(
     url: str, *, allow_unconditional: bool = False, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> Disk:
-    """Return the disk that a plain path or URL names. An object store is probed before this function returns. A directory is not accessed.
+    """Return the disk for a plain path or a URL. Object stores are probed before the function returns. Directories are not accessed.
 
     Args:
-        url: plain path or URL, in one of the forms that the module docstring lists.
-        allow_unconditional: accept an object store that overwrites objects. Accepting such a store is safe only for a fleet with one
-            coordinator.
-        random_bytes: source of the probe's name.
+        url: a plain path, or a URL in one of the forms that the module docstring lists.
+        allow_unconditional: accept an object store that overwrites objects, which is safe only for a fleet with one coordinator.
+        random_bytes: random generator for the name of the probe object.
 
     Raises:
         UsageError: If the scheme is unknown, the URL is malformed, an optional dependency is missing, or the store overwrites objects.
@@ -453,7 +453,8 @@ def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.ura
     """Determine the capabilities of an object store by a probe. See the module docstring.
 
     Raises:
-        OSError: If the store is unreachable, the key may neither read nor write, or the store does not return the written bytes.
+        OSError: If the store is unreachable, the credentials permit neither reading nor writing, or the store does not return the written
+            bytes.
     """
     path = f"{TEMPORARY}/0-{random_bytes(_ID_BYTES).hex()}"
     try:
@@ -516,7 +517,7 @@ def _reads_ranges_of_identity(store: "ObjectStore") -> bool:
 
 
 def _remove(store: "ObjectStore", path: str) -> None:
-    """Remove the probe object. If the key has no permission to delete, the object remains as garbage for the sweep."""
+    """Remove the probe object. If the credentials do not permit deletion, the object remains until garbage collection removes it."""
     import obstore
 
     with contextlib.suppress(OSError), translating(path):

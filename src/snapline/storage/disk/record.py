@@ -1,18 +1,20 @@
-"""Record format: the envelope of every small file, and of a pack's header and index. Also defines the error for damage to any file.
+"""Record format: the envelope of every small file, and of a pack's header and index. The module also defines the error that reports damage
+to any file.
 
     magic "SNAPLINE" (8) | kind (4) | version (u32) | body length (u64) | body (MessagePack) | BLAKE3 of everything before (32)
 
-Integers are little-endian. The envelope's layout never changes. So a reader can distinguish a damaged file (wrong digest) from an intact
-file of a later version (correct digest, unknown version), and reject the latter with a clear error.
+Integers are little-endian. The envelope's layout never changes. So a reader can tell a damaged file (wrong digest) from an intact file of a
+later version (correct digest, unknown version), and can report the later version clearly.
 
 A damage report names the damaged file, its epoch and its agent (G11).
 
 *Guard*: the interface through which the store uses encryption and signatures. `protection.py` implements the interface. A store without
 keys has no guard.
 
-Digests of plaintext are keyed where blobs are encrypted, so that the digests reveal no content. Digests of stored bytes are not keyed.
+Where blobs are encrypted, plaintext digests are keyed, so that they reveal nothing about the content. Digests of the stored bytes are not
+keyed.
 
-`open_data` decrypts data that has its own key: batches of host logs, and parts of output files.
+`open_data` decrypts data that has its own key, such as batches of host logs and parts of output files.
 """
 
 import struct
@@ -26,14 +28,14 @@ from snapline.storage.disk.layout import CHECKPOINTS, parse_checkpoint_name, par
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A damaged, missing or surplus file.
+    """A damaged, missing or unexpected file in the store.
 
     Attributes:
-        path: path in the store, such as `packs/h1.3/7.ab12…`.
-        epoch: epoch of the file, or None if the epoch is unknown or the file belongs to no epoch.
+        path: path of the file in the store, such as `packs/h1.3/7.ab12…`.
+        epoch: epoch of the file, or None if the file belongs to no known epoch.
         reason: description of the problem.
         agent: agent whose checkpoint is damaged, or "" if the damage is not limited to one checkpoint.
-        number: number of that checkpoint if it is in a checkpoint pack, otherwise None.
+        number: number of the damaged checkpoint if it is in a checkpoint pack, otherwise None.
     """
 
     path: str
@@ -44,15 +46,15 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def plan(self) -> int | None:
-        """Plan of a damaged checkpoint pack, or None for other files."""
+        """Plan of a checkpoint pack, or None for any other file."""
         name = parse_pack_path(self.path, CHECKPOINTS)
         return None if name is None else name.number
 
 
 def damaged(path: str, reason: str, *, epoch: int | None = None, blob: str = "") -> DamagedDataError:
-    """Return (not raise) the error for damage. `finding_of` extracts the finding from this error.
+    """Create the error that reports damage to a file. The caller raises it. `finding_of` returns the `Finding` that the error contains.
 
-    `blob` is the name of the damaged blob, from which the agent is derived. `blob` is "" if the damage is not limited to one blob.
+    `blob` names the damaged blob, and thereby the agent. `blob` is "" if more than one blob may be damaged.
     """
     agent, number = owner_of(path, blob)
     finding = Finding(path=path, epoch=epoch, reason=reason, agent=agent, number=number)
@@ -94,13 +96,13 @@ def check_store(store: str, path: str, store_id: str | None, *, epoch: int | Non
 
 
 def owner_of(path: str, blob: str) -> tuple[str, int | None]:
-    """Return the agent of the checkpoint `blob` in the pack at `path`, and its number if the pack is a checkpoint pack, otherwise None."""
+    """Return the agent and the number of the checkpoint in this blob. The number is None unless the pack is a checkpoint pack."""
     known = parse_checkpoint_name(blob) if parse_pack_path(path, CHECKPOINTS) is not None else None
     return known or (blob, None)
 
 
 def finding_of(error: DamagedDataError) -> Finding | None:
-    """Return the finding of an error that `damaged` created, or None if other code created the error."""
+    """Return the finding in an error created by `damaged`, or None for any other error."""
     finding = error.__dict__.get("finding")
     return finding if isinstance(finding, Finding) else None
 
@@ -128,7 +130,7 @@ def digest_of(data: Buffer) -> bytes:
 
 
 def seal(kind: bytes, body: bytes, *, version: int = RECORD_VERSION) -> bytes:
-    """Return a record of `kind` (4 bytes) that contains `body`."""
+    """Encode `body` as a record of the given kind (4 bytes)."""
     head = _HEAD.pack(MAGIC, kind, version, len(body)) + body
     return head + digest_of(head)
 
@@ -136,13 +138,13 @@ def seal(kind: bytes, body: bytes, *, version: int = RECORD_VERSION) -> bytes:
 def unseal(
     kind: bytes, data: bytes, *, path: str, epoch: int | None, versions: tuple[int, ...] = (RECORD_VERSION,)
 ) -> bytes:
-    """Return the body of `data`, which must be exactly one record.
+    """Check the record in `data`, and return its body. `data` must contain exactly one record.
 
-    `path` and `epoch` are used in error messages. `versions` are the versions that the caller can read.
+    `path` and `epoch` appear in error messages. `versions` lists the record versions that the caller can read.
 
     Raises:
-        DamagedDataError: If the magic, kind, length or digest is incorrect, or bytes are missing or surplus.
-        StoreError: If the record is intact, but has another version.
+        DamagedDataError: If the magic, kind, length or digest is wrong, or there are too few or too many bytes.
+        StoreError: If the record is intact but has an unsupported version.
     """
     if len(data) < OVERHEAD_BYTES:
         raise damaged(path, f"truncated: {len(data)} bytes left, a record has at least {OVERHEAD_BYTES}", epoch=epoch)
@@ -162,12 +164,13 @@ def unseal(
 
 
 def version_of(data: bytes) -> int:
-    """Return the version of a record that `unseal` has accepted."""
+    """Return the version of a record that has passed `unseal`."""
     return int(_HEAD.unpack_from(data)[2])
 
 
 def record_bytes(head: bytes) -> int | None:
-    """Return the length of the record that begins with these `HEAD_BYTES` bytes, or None if no record begins with them."""
+    """Return the total length of a record, given its first `HEAD_BYTES` bytes. Return None if the bytes are not the beginning of a
+    record."""
     if len(head) < HEAD_BYTES:
         return None
     magic, _, _, length = _HEAD.unpack_from(head)
@@ -182,21 +185,21 @@ def _check_length(found: int, expected: int, *, path: str, epoch: int | None) ->
 
 
 class Cipher(Protocol):
-    """Cipher that uses the key of one pack."""
+    """Cipher for the blobs of one pack, which has its own key."""
 
     @property
     def key_id(self) -> str:
-        """Id of the store's key from which the pack's key is derived."""
+        """Id of the store key from which the pack's key is derived."""
 
     def seal(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return the ciphertext of `data`, which is `CIPHER_OVERHEAD_BYTES` longer. `index` is different for each blob of a pack."""
+        """Return the ciphertext of `data`, which is `CIPHER_OVERHEAD_BYTES` longer. `index` must differ for each blob of a pack."""
 
     def open(self, index: int, context: bytes, data: Buffer) -> bytes:
         """Return the plaintext. Raise ValueError if `data` was not encrypted under this key, index and context."""
 
 
 class Guard(Protocol):
-    """Keys of one store, and the operations that need these keys."""
+    """The encryption and signing operations of a store that has keys."""
 
     @property
     def encrypts(self) -> bool:
@@ -220,8 +223,7 @@ class Guard(Protocol):
         """Return the cipher for a pack that was written under `key_id`."""
 
     def check_key_file(self, path: str) -> object:
-        """Check the record of a key as far as the available keys allow. Raise DamagedDataError, which names the problem, if it is
-        invalid."""
+        """Check a key record as thoroughly as the available keys allow. Raise DamagedDataError if the record is invalid."""
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message`."""
@@ -230,23 +232,24 @@ class Guard(Protocol):
         """Return whether `signature` is a valid signature of `message`."""
 
     def log_key(self) -> bytes:
-        """Return the public half of the key with which this process signs batches of host logs."""
+        """Return the public key with which others verify the host-log batches of this process."""
 
     def sign_batch(self, message: bytes) -> bytes:
-        """Return the signature of `message` made with the private half of `log_key`."""
+        """Sign `message` with the private key that belongs to `log_key`, and return the signature."""
 
     def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
-        """Return whether the private half of `public` has signed `message`."""
+        """Return whether `signature` is valid for `message` under the public key `public`."""
 
     def authenticate(self, message: bytes) -> bytes:
-        """Return a tag that only the holder of a key can create. The tag is a signature where refs are signed, otherwise a keyed digest."""
+        """Return an authentication tag for `message`, which only the holder of a key can create. The tag is a signature if refs are signed,
+        otherwise a keyed digest."""
 
     def is_authentic(self, message: bytes, tag: bytes) -> bool:
         """Return whether `tag` is a valid tag of `message`."""
 
 
 def authenticates(guard: Guard | None) -> bool:
-    """Return whether the store accepts only data that the holder of a key has written."""
+    """Return whether the store rejects all data from writers without its keys."""
     return guard is not None and (guard.requires_signatures or guard.encrypts)
 
 
@@ -257,11 +260,12 @@ CIPHER_OVERHEAD_BYTES = 16
 def open_data(
     data: bytes, guard: Guard | None, *, key: str, nonce: str, index: int, context: bytes, path: str
 ) -> bytes:
-    """Return the plaintext of `data`. `key` is "" if `data` is not encrypted, and `path` names the file in error messages.
+    """Decrypt `data` if it is encrypted, and return the plaintext. `key` is "" if `data` is not encrypted. `path` is the file named in
+    error messages.
 
     Raises:
         DamagedDataError: If the bytes cannot be decrypted.
-        StoreError: If the bytes are not encrypted although there is a key, or are encrypted although there is no key.
+        StoreError: If the data is unencrypted although there is a key, or encrypted although there is none.
     """
     if not key:
         if guard is not None and guard.encrypts:

@@ -1,40 +1,42 @@
-"""The small files of a store (identity, probes, fork record, log marks of replicas), and translation of the disk's errors.
+"""The small files of a store: its identity, probes, fork record, and the log marks of coordinator replicas.
 
-When a store is created, its directories are created first. The identity file comes last and completes the store.
+A new store's directories are created first, and its identity file last. A store without an identity file is incomplete.
 
 **The disk of an opened store** (`OpenedDisk`). A file counts as missing only if the store itself is present, which its id proves.
 
-The problem: if a mount is missing, an empty directory remains, a bucket may have been emptied, and another store may be at the path. A
-reader that then finds no pin, log or epoch must not conclude that none exists. Nothing may be created or deleted at such a path either.
+The problem: when a mount is missing, its mount point is an empty directory. A bucket may also have been emptied, or another store may be at
+the path. In such cases a reader finds no pin, log or epoch, but must not conclude that none exists. Nothing may be created or deleted at a
+path where the store is not present.
 
-The model: the identity file is written once and never changed. So a reader that has just read the id has accessed that store.
+The model: the identity file is written once and never changed. So a process that has just read the expected id has reached the right store.
 
-1. After a missing file or an empty listing, the id is read and the call is repeated. Only the second result counts.
-2. A listing counts if the id can be read after it.
-3. The id is read before anything is created, linked or removed.
+1. After a missing file or an empty listing, the disk reads the id and repeats the call. Only the second result counts.
+2. A listing that is not empty is valid if the id can be read after it.
+3. The disk reads the id before it creates, links or removes anything.
 
-If a check fails, the disk raises `StoreUnavailableError`, which means that the store is currently unavailable, never that something is
-missing. The rules do not apply to existing files, because their contents are checked. `StoreReader.confirm_damage` reads the id and the
-file again before damage is reported.
+If a check of the id fails, the disk raises `StoreUnavailableError`, which means that the store is currently unavailable, never that
+something is missing. Reads of existing files need no check of the id, because the contents of every file are verified.
+`StoreReader.confirm_damage` reads the id and the file again before damage is reported.
 
-Limits: the rules do not detect a store that vanishes and returns twice between two calls. The rules also do not detect a store that
-vanishes between rule 3 and the write. On an object store, each write costs one additional small GET.
+Limits: the checks do not detect a store that vanishes and returns twice between two calls. The checks also do not detect a store that
+vanishes between the reading of the id and the following write. On an object store, each write costs one additional small GET.
 
 **The fork record.** A fork is a fleet made from one snapshot of another fleet (`storage/transfer/forking.py`).
 
     fork        record FORK {created, epoch, gone, is_live, name, parent, parent_name, root, signature, store}
 
-The fork record is the first file of a fork's store, and the identity is the last. A record without an identity means an unfinished fork.
-Where refs are signed, the record is signed too: otherwise an attacker could allow a fork to perform effects.
+The fork record is the first file of a fork's store, and the identity is the last. A store with a fork record but no identity is an
+unfinished fork. If refs are signed, the fork record is signed too, because otherwise an attacker could allow a fork to perform effects.
 
-**Log marks.** A log mark records that a replica of the coordinator has had a certain log, and whether the replica may vote with it. A
-replica that lost its disk has forgotten its votes and the entries that it acknowledged. The replica cannot detect the loss alone, since a
-new replica also starts with an empty directory. So the store keeps the marks, and `coordinator/raft/learner.py` decides. The store is the
-right place, because it names the cluster: if somebody empties the store too, another cluster starts.
+**Log marks.** A log mark records that a coordinator replica has used a certain Raft log, and whether the replica may vote with that log. A
+replica that lost its disk has forgotten its votes and the entries that it acknowledged. The replica cannot detect this loss by itself,
+since a new replica also starts with an empty directory. So the store keeps the log marks, and `coordinator/raft/learner.py` decides whether
+the replica may vote. The store is the right place for log marks because it identifies the cluster: if the store is emptied too, a new
+cluster starts.
 
     replicas/<replica>.<number>     numbers 1, 2, 3 …; the highest number is valid
 
-Marks are written once. If two processes write the same number, one of them fails.
+Marks are written once. If two processes write a mark with the same number, one of them fails.
 """
 
 import contextlib
@@ -87,7 +89,7 @@ _probe_decoder = msgspec.msgpack.Decoder(ProbeBody)
 
 @contextlib.contextmanager
 def writing(disk: Disk, what: str) -> Iterator[None]:
-    """Translate an OSError that occurs while `what` is written into StoreError."""
+    """Translate an OSError during a write into StoreError. `what` describes the data in the error message."""
     try:
         yield
     except OSError as error:
@@ -97,10 +99,9 @@ def writing(disk: Disk, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") -> Iterator[None]:
-    """Translate an OSError that occurs while a file that must exist is read. Missing or unreadable bytes count as damage.
+    """Translate an OSError during the reading of a file that must exist. Missing or unreadable bytes count as damage.
 
-    If the store cannot be read at all, the disk or the network has failed, and the bytes may be intact. In that case the error becomes
-    StoreError.
+    If the whole store is unreadable, the disk or the network has failed and the bytes may be intact, so StoreError is raised.
     """
     try:
         yield
@@ -111,8 +112,8 @@ def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") 
 def unreadable(
     error: OSError, disk: Disk, path: str, *, epoch: int | None = None, blob: str = ""
 ) -> DamagedDataError | StoreError:
-    """Return (not raise) the translated error. Small reads use this function instead of `reading`, whose overhead exceeds the cost of the
-    read."""
+    """Return the Snapline error for an OSError. The caller raises it. Small reads call this function directly, because the context manager
+    `reading` costs more than the read."""
     if isinstance(error, FileNotFoundError):
         return damaged(path, "it is missing", epoch=epoch, blob=blob)
     if error.errno == errno.EIO and _is_readable(disk):
@@ -130,7 +131,7 @@ def _is_readable(disk: Disk) -> bool:
 
 
 def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
-    """Return the entries of a directory that is created together with its first file, or an empty list if the directory does not exist yet.
+    """Return the entries of a directory, or an empty list if the directory does not exist yet.
 
     Raises:
         StoreError: If the store is unavailable, or cannot be read.
@@ -156,12 +157,12 @@ def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) 
 def create_or_compare(
     disk: Disk, path: str, data: bytes, *, temporary_name: str, point: str, epoch: int | None = None
 ) -> bool:
-    """Write `data` once, under a name that the content determines. Return whether a file with the same bytes already existed.
+    """Create a file whose name is derived from its content. Return whether the file already existed with the same bytes.
 
-    If the file already existed, its directory is synced too, because the process that linked the file may have died before its sync.
+    If the file already existed, sync its directory too, because the process that created the file may have died before its sync.
 
     Raises:
-        FileExistsError: If a file with other bytes exists.
+        FileExistsError: If a file with different bytes exists.
         DamagedDataError: If the existing file cannot be read.
         OSError: If the disk failed.
     """
@@ -179,7 +180,8 @@ def create_or_compare(
 
 
 def unlink(disk: Disk, paths: Iterable[str]) -> list[str]:
-    """Remove the files in this order, and return those that existed. The removal is durable only after the directory is synced."""
+    """Remove the files in the given order, and return the paths of the files that existed. The removals become durable only when the
+    directory is synced."""
     removed = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -199,7 +201,7 @@ def encode_probe(token: bytes, store_id: str) -> bytes:
 
 
 def read_identity(disk: Disk) -> str:
-    """Return the store's id. Raise DamagedDataError or StoreError as `read_file` does."""
+    """Return the store's id. Raise the errors of `read_file`."""
     data = read_file(disk, IDENTITY, epoch=None, size_bytes_max=SMALL_BYTES_MAX)
     body = unseal(IDENTITY_KIND, data, path=IDENTITY, epoch=None)
     with decoding(IDENTITY):
@@ -217,7 +219,7 @@ def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
 
 @contextlib.contextmanager
 def decoding(path: str, epoch: int | None = None) -> Iterator[None]:
-    """Translate the errors of decoding a body whose digest is correct into DamagedDataError."""
+    """Translate decoding errors into DamagedDataError. The digest of the body has already been verified."""
     try:
         yield
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -229,7 +231,6 @@ def _words(error: OSError) -> str:
 
 
 def exists(disk: Disk, path: str) -> bool:
-    """Return whether a file or directory with this name exists."""
     try:
         disk.size(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -244,7 +245,7 @@ _ID_BYTES = 16
 
 
 def initialize_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
-    """Create a new store durably on the disk, and return its id.
+    """Create a new store durably, and return its id.
 
     Raises:
         UsageError: If the disk already contains a store or other files.
@@ -267,7 +268,6 @@ def initialize_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str
 
 
 def check_no_store(disk: Disk) -> None:
-    """Raise UsageError if the disk already contains a store, an unfinished fork or other files."""
     if exists(disk, layout.IDENTITY):
         raise _already_there(disk)
     if exists(disk, layout.FORK):
@@ -281,7 +281,6 @@ def check_no_store(disk: Disk) -> None:
 
 
 def missing_store_error(disk: Disk) -> StoreMissingError:
-    """Return the error for a missing store. The message names the cause if it is known."""
     if exists(disk, layout.FORK):
         return StoreMissingError(f"there is no store at {disk.location} yet: it {UNFINISHED_FORK}")
     return StoreMissingError(f"there is no store at {disk.location}: check the path and whether it is mounted")
@@ -295,8 +294,8 @@ _Result = TypeVar("_Result")
 
 
 class OpenedDisk:
-    """Disk of an opened store, which implements `Disk` by calling another disk, `below`. Optional members (`abilities`, `lock`) come from
-    `below`."""
+    """Disk of an opened store, which wraps another disk, `below`, and verifies that the store is present. The optional members `abilities`
+    and `lock` are those of `below`."""
 
     def __init__(self, disk: Disk, store_id: str) -> None:
         self.below = disk
@@ -311,7 +310,7 @@ class OpenedDisk:
         return self.below.location
 
     def require_available(self) -> None:
-        """Read the store's id. Raise StoreUnavailableError if the id cannot be read, or is the id of another store."""
+        """Read the store's id. Raise StoreUnavailableError if the id is unreadable or differs from the expected id."""
         try:
             if self.below.read(IDENTITY, 0, SMALL_BYTES_MAX) == self._identity:
                 return
@@ -399,19 +398,20 @@ _PURPOSE = "snapline fork 1"
 
 
 class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Record of a fork, which names the fork's origin.
+    """Record of a fork and its origin.
 
     Attributes:
         name: name of the fork.
         parent: store id of the parent fleet, which is also its cluster id.
         parent_name: name of the parent fleet.
-        epoch: epoch of the snapshot. The epoch has the same number in both fleets.
-        root: root of the snapshot in the parent's store.
+        epoch: epoch of the snapshot, which has the same number in both fleets.
+        root: root hash of the snapshot in the parent's store.
         is_live: whether the fork may perform effects.
-        gone: ids of agents that had left before the snapshot, as far as the snapshot's agents know them. The fork never reuses these ids.
+        gone: ids of agents that had left the fleet before the snapshot, as far as the agents in the snapshot know. The fork never reuses
+            these ids.
         store: store id of the fork.
         created: UTC time of creation in ISO 8601, for display only.
-        signature: signature of the record with this field empty, or b"" if the record is not signed.
+        signature: signature of the record, computed with this field empty, or b"" if the record is unsigned.
     """
 
     name: str
@@ -427,7 +427,7 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def encode_fork(record: ForkRecord, guard: Guard | None) -> bytes:
-    """Return the encoded file of a fork record, signed if the guard has a signing key."""
+    """Encode a fork record, and sign it if the guard has a signing key."""
     if guard is not None and guard.signs:
         record = msgspec.structs.replace(record, signature=guard.sign(_message(record)))
     return seal(FORK_KIND, canonical.encode(record))
@@ -438,7 +438,7 @@ def read_fork(disk: Disk, store_id: str | None, guard: Guard | None = None) -> F
 
     Raises:
         DamagedDataError: If the record is damaged, or belongs to another store.
-        StoreError: If the record is not signed as the guard requires, or cannot be read.
+        StoreError: If the record cannot be read, or lacks a signature that the guard requires.
     """
     with reading(disk, FORK):
         try:
@@ -473,7 +473,7 @@ _PATH = re.compile(rf"{layout.REPLICAS}/([A-Za-z0-9_.-]{{1,128}})\.([1-9][0-9]{{
 
 
 class LogMark(msgspec.Struct, frozen=True, gc=False):
-    """A log of a replica, identified by the log's random id, and whether the replica may vote with it."""
+    """A Raft log of a replica, and whether the replica may vote with that log. `log` is the log's random id."""
 
     log: str
     is_voter: bool
@@ -487,7 +487,7 @@ class _MarkBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 
 def read_marks(disk: Disk, store_id: str) -> dict[str, list[LogMark]]:
-    """Return the log marks of each replica, beginning with the oldest.
+    """Return the log marks of each replica, oldest first.
 
     Raises:
         DamagedDataError: If a mark is damaged or belongs to another store.
@@ -502,7 +502,7 @@ def read_marks(disk: Disk, store_id: str) -> dict[str, list[LogMark]]:
 
 
 def read_mark(disk: Disk, path: str, store_id: str | None) -> LogMark:
-    """Return one log mark, after every check. If `store_id` is None, the store's id is not checked. Raise the errors of `read_marks`."""
+    """Read and check one log mark. If `store_id` is None, the store's id is not checked. Raise the errors of `read_marks`."""
     body = unseal(
         MARK_KIND,
         read_file(disk, path, epoch=None, size_bytes_max=SMALL_BYTES_MAX),
@@ -518,10 +518,10 @@ def read_mark(disk: Disk, path: str, store_id: str | None) -> LogMark:
 
 
 def add_mark(disk: Disk, store_id: str, replica: str, mark: LogMark, *, random_bytes: Callable[[int], bytes]) -> None:
-    """Make `mark` the newest log mark of `replica`, durably.
+    """Store `mark` durably as the newest log mark of `replica`.
 
     Raises:
-        StoreError: If the mark cannot be written, or another process of this replica has just written a mark.
+        StoreError: If the mark cannot be written, or another process has just written a mark for this replica.
     """
     number = (
         max([number for path in _paths(disk) for name, number in [_parsed(path)] if name == replica], default=0) + 1
@@ -540,7 +540,7 @@ def add_mark(disk: Disk, store_id: str, replica: str, mark: LogMark, *, random_b
 
 
 def parse_mark_path(path: str) -> tuple[str, int] | None:
-    """Return the replica and the number in a log mark's path, or None if `path` is not the path of a log mark."""
+    """Parse the path of a log mark into replica and number. Return None if the path is invalid."""
     match = _PATH.fullmatch(path)
     return (match[1], int(match[2])) if match else None
 

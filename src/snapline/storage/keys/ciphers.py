@@ -1,30 +1,29 @@
 """Ciphers and signatures of a store. Both use the optional package `cryptography`, which is imported when first needed.
 
-The cipher is always AES-256-GCM. The cipher has two uses, with separate keys:
+The cipher is always AES-256-GCM. The cipher has two uses, each with its own keys:
 
-- *Wrapping* (`wrap`, `unwrap`): a key-encryption key encrypts the 32 bytes of another key, with 12 random bytes as
-  nonce. One key-encryption key wraps few keys (one per writer), far below the number of 2³² at which random nonces might
-  collide.
-- *Packs* (`PackCipher`): each pack has its own key, derived by HKDF-SHA256 from the writer's data key and the pack's id. So the nonce may
-  simply be the blob's index, which is different for each blob of the pack. All secrecy depends on one rule: **two blobs must never share
-  both key and nonce.** Pack ids are random and used once. Within a pack, a cipher encrypts only in ascending order of indexes, and refuses
-  any other order. A cipher that decrypts a pack never encrypts.
+- *Wrapping* (`wrap`, `unwrap`): a key-encryption key encrypts the 32 bytes of another key, with 12 random bytes as nonce. Each
+  key-encryption key wraps only one key per writer, far fewer than the 2³² at which random nonces might collide.
+- *Packs* (`PackCipher`): each pack has its own key, derived by HKDF-SHA256 from the writer's data key and the pack's id. So the blob's
+  index, which is unique within the pack, can serve as the nonce. All secrecy depends on one rule: **two blobs must never share both key and
+  nonce.** Each pack id is random and used only once. Within a pack, a cipher encrypts blobs only in ascending order of their indexes, and
+  refuses any other order. A cipher that decrypts a pack never encrypts.
 
-A 16-byte tag authenticates the ciphertext together with its *context*. The context is not stored. The caller computes it from
-everything to which the blob or key is bound. If context, index, key or any byte differs, the tag does not match.
+A 16-byte tag authenticates the ciphertext together with its *context*. The context is not stored in the ciphertext. The caller computes the
+context from everything to which the blob or key is bound. If the context, the index, the key or any byte differs, the tag does not match.
 
-GCM alone does not commit to its key: an attacker could create ciphertext that decrypts under two keys. So `key_check_value` identifies a
-key, and is compared after unwrapping.
+GCM alone does not commit to its key: an attacker could create ciphertext that decrypts under two keys. So `key_check_value` computes a
+value that identifies a key. The value is compared after a key is unwrapped.
 
-**Signatures** over refs and host logs are Ed25519 signatures. An epoch counts as a snapshot if a ref points to it, and the ref's root
-covers the whole epoch. So one signature over store, epoch and root authenticates the whole snapshot. Without the private key, nobody can
-create or change a snapshot, or move it to another store or another number. Ed25519 signatures are deterministic, so every leader with the
-same key writes the same ref, as racing leaders must (`Store.publish`).
+**Signatures** of refs and host logs use Ed25519. An epoch counts as a snapshot if a ref points to it, and the ref's root covers the whole
+epoch. So one signature that covers store, epoch and root authenticates the whole snapshot. Without the private key, nobody can create or
+alter a snapshot, or move it to another store or epoch number. Ed25519 signatures are deterministic, so leaders with the same key write
+identical refs, which concurrent leaders must do (`Store.publish`).
 
-Hosts do not have the private key. Each host creates its own key, and the coordinator signs the key's public half for each log that the host
-opens (`log_message`). This signature is the log's certificate, which every batch contains.
+Hosts do not have the private key. Each host generates its own signing key. Whenever a host opens a log, the coordinator signs the key's
+public half (`log_message`). The coordinator's signature is the log's certificate, and every batch of the log contains the certificate.
 
-Limit: a signature cannot show that the newest epoch was not deleted. Only the coordinator's log knows which epochs must exist.
+Limit: signatures cannot reveal that the newest epoch was deleted. Only the coordinator's log knows which epochs must exist.
 """
 
 from typing import TYPE_CHECKING
@@ -56,7 +55,7 @@ _CHECK_CONTEXT = "snapline 1 check of a key"
 
 
 def missing_package_error() -> UsageError:
-    """Return (not raise) the error for a missing package."""
+    """Create the error that reports the missing package."""
     return UsageError(
         "encryption and signatures need the package cryptography, which is not installed: "
         "install snapline[crypto], or unset SNAPLINE_STORE_KEY, SNAPLINE_SIGNING_KEY and SNAPLINE_VERIFY_KEY"
@@ -72,27 +71,28 @@ def require_package() -> None:
 
 
 def key_check_value(key: bytes) -> bytes:
-    """Return 16 bytes that identify this key but reveal nothing about it."""
+    """Return 16 bytes that identify the key without revealing anything about it."""
     return blake3(key, derive_key_context=_CHECK_CONTEXT).digest(CHECK_BYTES)
 
 
 def wrap(wrapping: bytes, key: bytes, *, nonce: bytes, context: bytes) -> bytes:
-    """Return the nonce followed by the encrypted `key`, `WRAPPED_BYTES` bytes in total. `nonce` must be random."""
+    """Encrypt `key` with a key-encryption key. Return the nonce followed by the ciphertext, `WRAPPED_BYTES` bytes in total. `nonce` must be
+    random."""
     return nonce + _aead(wrapping).encrypt(nonce, key, context)
 
 
 def unwrap(wrapping: bytes, wrapped: bytes, *, context: bytes) -> bytes:
-    """Return the unwrapped key. Raise ValueError if another key or context was used, or if the bytes were changed."""
+    """Return the unwrapped key. Raise ValueError if the key or context is wrong, or the bytes were modified."""
     if len(wrapped) != WRAPPED_BYTES:
         raise ValueError(f"{len(wrapped)} bytes are no wrapped key")
     return _decrypt(_aead(wrapping), wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
 
 
 class PackCipher:
-    """Encrypts or decrypts the blobs of one pack. Several threads may decrypt at the same time.
+    """Encrypts or decrypts the blobs of one pack. Several threads may decrypt concurrently.
 
     Attributes:
-        key_id: id of the data key, for the pack's index.
+        key_id: id of the data key that the pack's index records.
     """
 
     OVERHEAD_BYTES = OVERHEAD_BYTES
@@ -104,10 +104,10 @@ class PackCipher:
         self._next_index = 0
 
     def seal(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return the ciphertext of `data`, which is 16 bytes longer. `index` must ascend from call to call.
+        """Return the ciphertext of `data`, which is 16 bytes longer. Each call must pass a larger `index` than the previous call.
 
         Raises:
-            UsageError: If the index does not ascend, the cipher only decrypts, or `data` is larger than 2 GiB.
+            UsageError: If the index is not larger than the previous one, the cipher can only decrypt, or `data` exceeds 2 GiB.
         """
         if not self._seals:
             raise UsageError("this pack was opened to be read: begin another pack to write")
@@ -122,12 +122,12 @@ class PackCipher:
         return self._aead.encrypt(nonce, _flat(data), context)
 
     def open(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return the plaintext. Raise ValueError if key, index or context differ, or if the bytes were changed."""
+        """Return the plaintext. Raise ValueError if the key, the index or the context is wrong, or the bytes were modified."""
         return _decrypt(self._aead, _nonce(index), data, context)
 
 
 def derive_pack_key(data_key: bytes, pack_id: str) -> bytes:
-    """Return the 32-byte key of one pack, derived by HKDF-SHA256 without salt."""
+    """Derive the 32-byte key of one pack by HKDF-SHA256 without salt."""
     try:
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -163,7 +163,7 @@ def _nonce(index: int) -> bytes:
 
 
 def _flat(data: Buffer) -> Buffer:
-    """Return a flat view of the bytes, as the package requires."""
+    """Return a one-dimensional byte view, which the package `cryptography` requires."""
     if isinstance(data, memoryview) and (data.format != "B" or data.ndim != 1):
         return data.cast("B")
     return data
@@ -174,27 +174,28 @@ _LOG_PURPOSE = "snapline host log 1"
 
 
 def epoch_message(store_id: str, epoch: int, root: str) -> bytes:
-    """Return the message to sign for a ref. The message is canonical MessagePack of purpose, store id, epoch and root."""
+    """Return the message to sign for a ref. The message is the canonical MessagePack encoding of purpose, store id, epoch and root."""
     return canonical.encode((_PURPOSE, store_id, epoch, root))
 
 
 def log_message(store_id: str, plan: int, host: str, start: int, public: bytes) -> bytes:
-    """Return the message to sign for a host log. The message states that the private half of `public` signs the log's batches."""
+    """Return the message to sign for a host log. By signing the message, the coordinator certifies that the public key `public` verifies
+    the batches of this log."""
     return canonical.encode((_LOG_PURPOSE, store_id, plan, host, start, public))
 
 
 def public_key_of(secret: bytes) -> bytes:
-    """Return the 32 bytes of a private key's public half."""
+    """Return the 32-byte public key that belongs to a private key."""
     return load_private(secret).public_key().public_bytes_raw()
 
 
 def sign(private: "Ed25519PrivateKey", message: bytes) -> bytes:
-    """Return the 64-byte signature of `message`. The same message always gets the same signature."""
+    """Return the 64-byte signature of `message`. Signatures are deterministic."""
     return private.sign(message)
 
 
 def is_signed(public: "Ed25519PublicKey", message: bytes, signature: bytes) -> bool:
-    """Return whether the private half of `public` signed `message`. Return False for an invalid signature."""
+    """Return whether `signature` is valid for `message` under the public key `public`."""
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -205,7 +206,7 @@ def is_signed(public: "Ed25519PublicKey", message: bytes, signature: bytes) -> b
 
 
 def load_private(secret: bytes) -> "Ed25519PrivateKey":
-    """Return the private key encoded by these 32 bytes. Raise UsageError if the package is missing."""
+    """Decode a 32-byte private key. Raise UsageError if the package `cryptography` is missing."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
@@ -214,7 +215,7 @@ def load_private(secret: bytes) -> "Ed25519PrivateKey":
 
 
 def load_public(public: bytes) -> "Ed25519PublicKey":
-    """Return the public key encoded by these 32 bytes. Raise UsageError if the bytes are invalid, or the package is missing."""
+    """Decode a 32-byte public key. Raise UsageError if the bytes are invalid or the package `cryptography` is missing."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:

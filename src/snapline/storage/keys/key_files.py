@@ -8,13 +8,12 @@ A key file has one line, `<word> <id> <base64 of 32 bytes>`:
 | `snapline-signing-key-v1` | Ed25519 private key: signs refs | secret |
 | `snapline-verify-key-v1` | Ed25519 public key: verifies signatures | public |
 
-The word prevents the use of a key for another purpose, because all three kinds of key are 32 bytes long. The id is a digest: for a
-key-encryption key, of the secret under a separate purpose, and for the other two kinds, of the public key. So a mistyped or damaged file is
-detected, a key has the same id everywhere, and the private and the public half have the same id. The id of a secret of 256 random bits
-reveals nothing about the secret.
+The first word prevents the use of a key for another purpose, since every kind of key is 32 bytes long. The id of a key-encryption key is a
+digest of the secret. The id of any other key is a digest of the public key. A mistyped or damaged key file is therefore detected, and a
+private key has the same id as its public key. Since secrets consist of 256 random bits, their ids reveal nothing about them.
 
-A secret file is refused if its group or other users may access it, since they could copy the key. The mode is read from the opened file, so
-nobody can swap the file between the check and the reading.
+A secret key file is refused if its group or other users have access to it, since they could copy the key. The permissions are read from the
+opened file, so the file cannot be swapped between check and read.
 
 Only `keys_from_environment` and `read_keys` read keys. No message and no `repr` contains a secret.
 """
@@ -89,12 +88,13 @@ class SigningKey:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys that one process has for a store.
+    """Keys that a process uses for one store.
 
     Attributes:
-        wrapping: key-encryption keys. The first wraps new keys, and all unwrap keys. The tuple is empty if nothing is encrypted.
+        wrapping: key-encryption keys, or an empty tuple if the store is not encrypted. The first key wraps new keys, and any of them can
+            unwrap keys.
         signing: key that signs refs, or None if this process cannot sign.
-        verifying: keys of which one, or `signing`, must have signed a ref. If there are none and no `signing`, no signature is required.
+        verifying: additional public keys. A ref must have a signature by one of them or by `signing`, unless both are absent.
     """
 
     wrapping: tuple[WrappingKey, ...] = ()
@@ -102,7 +102,7 @@ class Keys:
     verifying: tuple[VerifyKey, ...] = ()
 
     def find(self, key_id: str) -> WrappingKey | None:
-        """Return the key-encryption key `key_id`, or None if this process was not given that key."""
+        """Return the key-encryption key with this id, or None if this process does not have it."""
         return next((key for key in self.wrapping if key.key_id == key_id), None)
 
     def verify_keys(self) -> tuple[VerifyKey, ...]:
@@ -114,12 +114,12 @@ NO_KEYS = Keys()
 
 
 def keys_from_environment(environment: Mapping[str, str] | None = None) -> Keys:
-    """Return the keys that the environment names (default: the environment of this process).
+    """Read the keys whose file paths are in the environment variables. The default is the environment of this process.
 
-    `SNAPLINE_STORE_KEY` and `SNAPLINE_VERIFY_KEY` may each contain several paths separated by `:`, but `SNAPLINE_SIGNING_KEY` only one.
+    `SNAPLINE_STORE_KEY` and `SNAPLINE_VERIFY_KEY` may each list several paths separated by `:`, but `SNAPLINE_SIGNING_KEY` only one.
 
     Raises:
-        UsageError: If a variable is empty, or a file cannot be used. See `read_keys`.
+        UsageError: If a variable is set but empty, or a file is invalid.
     """
     variables = os.environ if environment is None else environment
     signing = _paths(variables, SIGNING_KEY_VARIABLE)
@@ -135,10 +135,10 @@ def keys_from_environment(environment: Mapping[str, str] | None = None) -> Keys:
 def read_keys(
     *, store_keys: Sequence[Path] = (), signing_key: Path | None = None, verify_keys: Sequence[Path] = ()
 ) -> Keys:
-    """Return the keys in these files. A key that occurs twice counts once.
+    """Return the keys in these files. Duplicate keys are ignored.
 
     Raises:
-        UsageError: If a file is missing, accessible to other users, of another kind, or damaged, or if there are too many files.
+        UsageError: If there are too many files, or a file is missing, damaged, accessible to other users, or contains another kind of key.
     """
     for paths in (store_keys, verify_keys):
         if len(paths) > KEY_FILES_MAX:
@@ -153,20 +153,21 @@ def read_keys(
 
 
 def read_wrapping_key(path: Path) -> WrappingKey:
-    """Return the key-encryption key in the file. Raise UsageError if the file contains none, or other users may access it."""
+    """Return the key-encryption key in the file. Raise UsageError if the file contains no key-encryption key, or other users have access to
+    it."""
     key_id, secret = _read(path, _WRAPPING_WORD, is_secret=True)
     return WrappingKey(_checked(path, key_id, _id_of(secret)), secret)
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Return the private key in the file. Raise UsageError if the file contains none, or other users may access it."""
+    """Return the private key in the file. Raise UsageError if the file contains no private key, or other users have access to it."""
     key_id, secret = _read(path, _SIGNING_WORD, is_secret=True)
     public = public_key_of(secret)
     return SigningKey(_checked(path, key_id, _id_of(public)), secret, public)
 
 
 def read_verify_key(path: Path) -> VerifyKey:
-    """Return the public key in the file. Raise UsageError if the file contains none."""
+    """Return the public key in the file. Raise UsageError if the file contains no public key."""
     key_id, public = _read(path, _VERIFY_WORD, is_secret=False)
     return VerifyKey(_checked(path, key_id, _id_of(public)), public)
 
@@ -194,18 +195,18 @@ def generate_signing_key(
 
 
 def make_wrapping_key(secret: bytes) -> WrappingKey:
-    """Return the key-encryption key that consists of these 32 random bytes."""
+    """Create a key-encryption key from 32 random bytes."""
     return WrappingKey(_id_of(secret), secret)
 
 
 def make_signing_key(secret: bytes) -> SigningKey:
-    """Return the private key that consists of these 32 random bytes."""
+    """Create a private key from 32 random bytes."""
     public = public_key_of(secret)
     return SigningKey(_id_of(public), secret, public)
 
 
 def read_token_file(path: Path) -> str:
-    """Return the token in a file, without surrounding whitespace. Like a key file, the file is refused if other users may access it.
+    """Return the token in a file, without surrounding whitespace. The file must not be accessible to other users.
 
     Raises:
         UsageError: If the file cannot be read, is accessible to other users, or contains no token.
@@ -223,7 +224,8 @@ def read_token_file(path: Path) -> str:
 
 
 def _paths(environment: Mapping[str, str], variable: str) -> list[Path]:
-    """Return the paths in a variable. Refuse an empty variable: a user who meant to set a key must not get an unencrypted store."""
+    """Return the paths listed in an environment variable. An empty variable is an error, because a user who meant to set a key must not get
+    an unencrypted store."""
     if variable not in environment:
         return []
     names = environment[variable].split(":")
@@ -243,7 +245,7 @@ def _checked(path: Path, key_id: str, right_id: str) -> str:
 
 
 def _read(path: Path, word: str, *, is_secret: bool) -> tuple[str, bytes]:
-    """Return the id and the key in a file, which must begin with `word`."""
+    """Read a key file that begins with `word`, and return the id and the key."""
     match = _LINE.fullmatch(_content(path, "key file", is_secret=is_secret))
     if match is None:
         raise UsageError(f"{path} is no key file: `snapline keys generate` makes one")
@@ -271,7 +273,7 @@ def _content(path: Path, what: str, *, is_secret: bool) -> bytes:
 
 
 def _write(path: Path, word: str, key_id: str, key: bytes, *, mode: int) -> None:
-    """Write a new file. An existing file is never overwritten, since it could be the only copy of a key."""
+    """Write a new file. Existing files are never overwritten, since a file could be the only copy of a key."""
     line = f"{word} {key_id} {base64.b64encode(key).decode()}\n".encode()
     with _translating(path, "write"):
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
@@ -291,7 +293,7 @@ def _write(path: Path, word: str, key_id: str, key: bytes, *, mode: int) -> None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file without blocking, because opening a named pipe could otherwise wait for a writer forever."""
+    """Open a file in non-blocking mode, because opening a named pipe could otherwise block forever."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 

@@ -1,37 +1,37 @@
-"""Records in `keys/`: the keys of the store, each wrapped by a key-encryption key that is not in the store.
+"""Records in the directory `keys/`. Each record contains one of the store's keys, wrapped by a key-encryption key that is not in the store.
 
     keys/digest.<generation>     the one key of all digests of plaintext
     keys/<key id>.<generation>   a writer's data key, whose id is 32 random hexadecimal digits
 
-A record (kind `KEYS`) is written once. Rotation wraps the same key again, writes it as the next generation, and removes the old generation
-(`rotate`). So several generations of one key may exist for a while, and reading follows two rules:
+A record (kind `KEYS`) is written once and never changed. Key rotation wraps the same key again, writes the result as the next generation,
+and removes the old generation (`rotate`). So a key may temporarily have several generations, and readers follow two rules:
 
-1. The newest generation that can be unwrapped is used. An older generation is used only if it contains the same key as the newest intact
-   generation, which the same check value shows. Otherwise it is ignored: a process created `digest.0` after a rotation had replaced another
-   `digest.0`.
-2. Listing a directory is not atomic. During a rotation a listing may miss both the new name and the old name. So after a failure, reading
-   is repeated until the listing no longer changes.
+1. Readers use the newest generation that they can unwrap. Readers use an older generation only if its check value equals that of the newest
+   intact generation. An older generation with another check value is ignored: a process created `digest.0` after a rotation had replaced
+   another `digest.0`.
+2. Listing a directory is not atomic. During a rotation, a listing may contain neither the new generation nor the old one. So after a
+   failure, readers list the directory again and retry until the listing no longer changes.
 
-The tag over a wrapped key covers store, key id, generation, writer, wrapping key and check value. So a record under another
-name, or in another store, cannot be unwrapped. The digest of the record (`record.py`) detects damage even without a key.
+The authentication tag of a wrapped key covers store, key id, generation, writer, wrapping key and check value. So a record that was renamed
+or copied to another store cannot be unwrapped. The digest of the record (`record.py`) detects damage even without a key.
 
-**Rotation** wraps every key of a store with another key-encryption key. Packs are not rewritten. Rotation proceeds in rounds, until a round
-finds nothing to do. Each round does three things:
+**Rotation** wraps every key of a store with another key-encryption key. Packs are not rewritten. Rotation repeats three steps until no key
+needs wrapping:
 
-1. open every key with the old or the new keys. If a key needs another key file, stop before changing anything;
-2. write each key that the new key does not wrap yet as the next generation, durably;
+1. unwrap every key with the old or the new keys. If a key needs another key file, stop before changing anything;
+2. wrap each key that is not wrapped by the new key yet, and write it durably as the next generation;
 3. only then remove older generations.
 
-So at each moment, and after a crash at any moment, every key has a generation that the old or the new key unwraps. Running an interrupted
-rotation again completes it. A writer that still has the old key may create new keys meanwhile, and the next round finds them. Operators
-therefore follow this order (docs/protection.md): first give every process both files, with the new one first, then rotate, and then remove
-the old file.
+So at every moment, even after a crash, each key has a generation that the old or the new key can unwrap. Running an interrupted rotation
+again completes it. Writers that still have the old key may create new keys during a rotation, and the next repetition rotates them.
+Operators therefore proceed as follows (docs/protection.md): first give every process both key files, the new one first, then rotate, and
+finally remove the old file.
 
-If all generations of a key are damaged, the key cannot be wrapped again. The key's records are left unchanged, the other keys are rotated,
-and then the damage is reported.
+If all generations of a key are damaged, the key cannot be rotated. The rotation leaves the records of a damaged key unchanged, rotates all
+other keys, and then reports the damage.
 
-An attacker who copied both the old key file and `keys/` can still read everything that was written before the rotation, because rotation
-protects only later data.
+Rotation protects only later data: an attacker who copied both the old key file and `keys/` can still read everything written before the
+rotation.
 """
 
 import contextlib
@@ -73,12 +73,12 @@ class KeyRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     """Body of a key record.
 
     Attributes:
-        check: value that identifies the wrapped key, and is the same in all generations.
+        check: check value of the wrapped key, which is the same in all generations.
         generation: generation in the file name.
         key: key id in the file name: `digest`, or the id of a data key.
         store: the store's id.
-        wrapped: nonce, encrypted key and tag.
-        wrapper: id of the key-encryption key.
+        wrapped: nonce, encrypted key and authentication tag.
+        wrapper: id of the key-encryption key that wraps this key.
         writer: owner of the data key, or "" for `digest`.
     """
 
@@ -96,7 +96,7 @@ class KeyRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
         return key_path(self.key, self.generation)
 
     def context(self) -> bytes:
-        """Return the context to which the wrapped key is bound."""
+        """Return the encryption context, which binds the wrapped key to its record."""
         return canonical.encode(
             (_PURPOSE, self.store, self.key, self.generation, self.writer, self.wrapper, self.check)
         )
@@ -116,18 +116,16 @@ _decoder = msgspec.msgpack.Decoder(KeyRecord)
 
 
 def key_path(key_id: str, generation: int) -> str:
-    """Return the path of one generation of a key."""
     return f"{KEYS}/{key_id}.{generation}"
 
 
 def parse_key_path(path: str) -> tuple[str, int] | None:
-    """Return the key id and the generation in a record's path, or None if `path` is not the path of a key record."""
+    """Parse the path of a key record into key id and generation. Return None if the path is invalid."""
     match = _PATH.fullmatch(path)
     return None if match is None else (match[1], int(match[2]))
 
 
 def is_data_key_id(key_id: str) -> bool:
-    """Return whether `key_id` has the form of a data key's id."""
     return _KEY_ID.fullmatch(key_id) is not None
 
 
@@ -135,8 +133,8 @@ def is_data_key_id(key_id: str) -> bool:
 
 
 def list_keys(disk: Disk) -> dict[str, list[int]]:
-    """Return a map from key id to generations (newest first), sorted by id. The map is empty if nothing was ever encrypted in this
-    store."""
+    """List the stored keys as a map from key id to generations. Ids are sorted, and the newest generation comes first. The map is empty if
+    the store has never encrypted anything."""
     with store_files.reading(disk, KEYS):
         try:
             entries = disk.list_directory(KEYS)
@@ -150,11 +148,11 @@ def list_keys(disk: Disk) -> dict[str, list[int]]:
 
 
 def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
-    """Return the record at `path`, after every check that needs no key. If `store_id` is None, the store's id is not checked.
+    """Read a key record and make every check that needs no key. If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: If the record is missing, damaged, or belongs to another name or store.
-        StoreError: If a later version of Snapline wrote the record.
+        DamagedDataError: If the record is missing or damaged, or was written under another name or in another store.
+        StoreError: If the record was written by a later version of Snapline.
     """
     data = store_files.read_file(disk, path, epoch=None, size_bytes_max=RECORD_BYTES_MAX)
     body = unseal(KEYS_KIND, data, path=path, epoch=None)
@@ -167,8 +165,8 @@ def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
 
 
 def open_record(record: KeyRecord, keys: Keys) -> bytes | None:
-    """Return the key in the record, or None if its wrapping key is not among `keys`. Raise DamagedDataError if the key cannot be
-    unwrapped."""
+    """Unwrap the key in a record. Return None if the necessary key-encryption key is not among `keys`. Raise DamagedDataError if the key
+    cannot be unwrapped."""
     wrapping = keys.find(record.wrapper)
     if wrapping is None:
         return None
@@ -183,7 +181,7 @@ def open_record(record: KeyRecord, keys: Keys) -> bytes | None:
 
 
 def check_key_file(disk: Disk, path: str, *, store_id: str | None, keys: Keys) -> KeyRecord:
-    """Return the record at `path`, after every check that is possible with `keys`. Raise the errors of `read_record` and `open_record`."""
+    """Read a key record and make every check that `keys` permit. Raise the errors of `read_record` and `open_record`."""
     record = read_record(disk, path, store_id)
     open_record(record, keys)
     return record
@@ -192,13 +190,13 @@ def check_key_file(disk: Disk, path: str, *, store_id: str | None, keys: Keys) -
 def open_key(
     disk: Disk, store_id: str, key_id: str, keys: Keys, *, listed: dict[str, list[int]] | None = None
 ) -> OpenedKey:
-    """Return the key `key_id` from the newest generation that can be unwrapped.
+    """Unwrap the key `key_id`, using the newest generation that can be unwrapped.
 
-    `listed` is a recent result of `list_keys`. Callers that open many keys should list them only once.
+    `listed` may contain a recent result of `list_keys`, which avoids listing the directory for each key.
 
     Raises:
-        StoreKeyError: If the key's wrapping key is not among `keys`. The message names the wrapping key.
-        DamagedDataError: If the key is missing, or every generation is damaged.
+        StoreKeyError: If the necessary key-encryption key is not among `keys`. The message names the necessary key.
+        DamagedDataError: If the key has no generation, or all its generations are damaged.
     """
     generations = (list_keys(disk) if listed is None else listed).get(key_id, [])
     for _ in range(LISTINGS_MAX):
@@ -259,7 +257,6 @@ def make_record(
     writer: str,
     random_bytes: Callable[[int], bytes],
 ) -> KeyRecord:
-    """Return a record that contains `secret`, wrapped with `wrapping`."""
     empty = KeyRecord(key_check_value(secret), generation, key_id, store_id, b"", wrapping.key_id, writer)
     nonce = random_bytes(NONCE_BYTES)
     wrapped = wrap(wrapping.secret, secret, nonce=nonce, context=empty.context())
@@ -267,9 +264,10 @@ def make_record(
 
 
 def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int], bytes], point: str) -> bool:
-    """Write a record durably, and return True. Return False if a record with this name exists, which then may not be durable yet.
+    """Write a record durably, and return True. Return False if a record with this name already exists.
+    An existing record may not be durable yet.
 
-    If the result is True, every name that `keys/` has shown before is durable too, even if its writer died before syncing the directory.
+    After a successful write, every name listed earlier in `keys/` is durable too, even if its writer died before syncing the directory.
     """
     data = seal(KEYS_KIND, canonical.encode(record))
     with store_files.writing(disk, f"the key {record.path}"):
@@ -283,7 +281,7 @@ def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int],
 
 
 def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
-    """Remove these records, and return the paths of those that existed. The records that replace them must be durable."""
+    """Remove the given key records, and return the paths of the records that existed. The replacement records must already be durable."""
     with store_files.writing(disk, "the removal of old keys"):
         removed = store_files.unlink(disk, paths)
         if removed:
@@ -292,10 +290,10 @@ def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
 
 
 def remove_unneeded(disk: Disk, store_id: str, *, needed: Collection[str], open_writers: Collection[str]) -> list[str]:
-    """Remove data keys that no pack needs, and return the removed paths.
+    """Remove data keys that are no longer needed, and return the removed paths.
 
-    The caller must determine `open_writers` before `needed`, the key ids that packs name. The next pack of an open writer may need a key
-    that no pack names yet. The digest key, and unreadable records, are kept.
+    `needed` lists the key ids that packs name. The caller must determine `open_writers` before `needed`. An open writer's key is kept,
+    because its next pack may need a key that no pack names yet. The digest key and unreadable records are also kept.
     """
     paths = []
     for key_id, generations in list_keys(disk).items():
@@ -315,12 +313,12 @@ ROUNDS_MAX = 8
 def rotate(
     disk: Disk, store_id: str, old: Keys, new: Keys, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> int:
-    """Wrap every key of the store with the first key of `new`, and return the number of records written. The call may be repeated.
+    """Wrap every key of the store with the first key in `new`, and return the number of records written. Calling `rotate` again is safe.
 
     Raises:
         UsageError: If `new` has no key.
-        StoreError: If a key needs another key file, or the disk failed. Keys that were already rotated remain rotated.
-        DamagedDataError: If a key is lost. All other keys were rotated.
+        StoreError: If a key needs another key file, or the disk failed. Keys rotated before the error remain rotated.
+        DamagedDataError: If all records of a key are damaged. In that case, all other keys have been rotated.
     """
     if not new.wrapping:
         raise UsageError("there is no new key to rotate to: `snapline keys generate FILE` makes one")
@@ -343,7 +341,7 @@ def rotate(
 
 
 class _Round:
-    """One pass over `keys/`. The first key in `keys.wrapping` wraps the keys."""
+    """One pass over `keys/`. The first key in `keys.wrapping` wraps all keys of the store."""
 
     def __init__(self, disk: Disk, store_id: str, keys: Keys, random_bytes: Callable[[int], bytes]) -> None:
         self._disk = disk
@@ -387,7 +385,8 @@ class _Round:
                 self.written += 1
 
     def remove_old(self) -> list[str]:
-        """Remove replaced generations. Sync the directory first, because generations of an interrupted rotation may not be durable yet."""
+        """Remove replaced generations. The directory is synced before the removal, because generations from an interrupted rotation may not
+        be durable yet."""
         old = [
             key_path(key_id, generation)
             for key_id, newest in self._newest.items()

@@ -1,100 +1,99 @@
-"""Reading and writing host logs: listing and reading entries, appending batches, sealing logs, and deleting batches.
+"""Host logs. This module lists logs, reads and appends batches, seals logs, and deletes batches.
 
-**Reading.** An entry counts as durable only after its reader has synced the log's directory. A reader may see an entry before the entry is
-durable, because its writer may die before syncing the directory. If the reader acted on that entry, a power failure could then remove an
-entry on which other processes rely. So after listing a log, the reader syncs its directory if the listing shows new entries. A log with the
-mark `sealed` needs no sync: the log was synced before the mark was created, and no entry is added after the mark.
+**Reading.** A log entry counts as durable only after its reader has synced the log's directory. A reader may see a log entry that is not
+durable yet, because the writer may die before syncing the directory. If a reader acted on such an entry, a power failure could remove an
+entry on which other processes rely. So a reader that finds new entries when it lists a log syncs the log's directory. A log with the mark
+`sealed` needs no such sync: the log was synced before the mark was created, and no entry is added afterwards.
 
-Garbage collection leaves gaps in the numbers, so a missing number alone does not prove that a batch was lost. Where the store is signed or
-encrypted, deletion records list the deleted batches. `missing_batches` then returns the batches that are neither present nor recorded as
+Garbage collection leaves gaps in the batch numbers, so a missing number alone does not prove that a batch was lost. In a signed or
+encrypted store, deletion records list the deleted batches. `missing_batches` finds batches that are neither present nor recorded as
 deleted.
 
-**Writing.** The problem: a host acknowledges an input once it is durable, and a later owner of the agent must find the input. A slow host
-may not know that it has been replaced. Each batch that such a host then writes must either be found by the new owner or never be
-acknowledged.
+**Writing.** The problem: a host acknowledges an input once the input is durable, and every later owner of the agent must find that input. A
+slow host may be unaware that it has been replaced. Each batch that a replaced host writes must either be found by the agent's new owner or
+never be acknowledged.
 
 The model: if several processes create a file with the same name, exactly one succeeds (`local_disk.py`: `link`; `object_disk.py`: a
-conditional PUT). A log has one appender. The appender uses ascending numbers, and uses a number only after the outcome of the previous
-append is known. Any number of sealers may run at any time and at any speed, and each may die at any step. Listing a directory is not
-atomic: the listing contains every entry that existed throughout. An entry that appears or disappears during the listing may or may not be
-in it.
+conditional PUT). Each log has one appender. The appender numbers its batches in ascending order, and uses the next number only after the
+outcome of the previous append is known. Any number of sealers may run concurrently, and each may die at any step. Listing a directory is
+not atomic: the listing contains every entry that existed during the whole listing. An entry that is created or removed during the listing
+may or may not be included.
 
-**Appending** creates the file with the next number. If a file with that number and the same bytes exists, the append succeeded: an earlier
-attempt created the file, and only its last sync is missing. If a file with other bytes exists, the batch was not appended and never will
+**Appending** creates the file with the next number. If a file with the next number exists and has the same bytes, the append succeeded: an
+earlier attempt created the file, and only its last sync is missing. If the file's bytes differ, the batch was not appended and never will
 be, because the log is being sealed.
 
 **Sealing.**
 
 1. Create the mark `sealing`.
 2. List the entries of the log.
-3. Create a seal above the highest number, unless the highest entry is a seal. Try the next number first. If the appender takes that number
-   first, jump by 2, 4, 8 … above the number that failed, so that no appender can outrun the sealer.
-4. Create a seal at each lower number in descending order, until a number holds a batch. Now all numbers between that batch and the highest
-   seal are seals, and the appender has already used all numbers below. So the appender's next number is a seal, and the appender
-   acknowledges nothing more.
-5. Create the mark `sealed`, so that other sealers need not repeat the work.
+3. Unless the highest entry is a seal, create a seal above the highest number. Try the next number first. If the appender has already used
+   that number, jump by 2, 4, 8 … so that no appender can outrun the sealer.
+4. Create a seal at each lower number, in descending order, until reaching a batch. After this step, all numbers between that batch and the
+   highest seal are seals, and the appender has already used all lower numbers. So the appender's next number holds a seal, and the appender
+   acknowledges no further batch.
+5. Create the mark `sealed`, so that other sealers can skip the work.
 
-A sealer never probes upwards for the highest number, since deleted batches leave gaps. In step 4 a sealer does not stop at an existing
-seal: the process that made that seal may have died before it sealed the numbers below. A damaged file does not stop a sealer either. Extra
-seals are harmless.
+A sealer never searches upwards for the highest number, because deleted batches leave gaps. A sealer that descends does not stop at an
+existing seal, because the process that made the seal may have died before sealing the lower numbers. A damaged file does not stop the
+sealer either. Extra seals are harmless.
 
-**Deleting** removes neither seals nor the entry with the highest number. If a log has the mark `sealing` but not `sealed`, the deleter
-deletes nothing from it. Otherwise a listing could miss two batches: the previous highest batch, which was deleted after a higher one was
-appended, and the new highest batch. The seal would then get a number below the newest batch, and the appender would continue above the
-seal. The rule to wait for the mark `sealed` prevents this. The deleter finds a higher number in its listing before it looks for the mark.
-If the mark is absent, the sealer lists the log later and finds that higher number too. So the number that was highest when the sealer began
-to list still exists when the sealer ends, and stops the sealer on its way down.
+**Deleting** never removes seals or the entry with the highest number. While a log has the mark `sealing` but not `sealed`, no process
+deletes batches from the log. If batches were deleted during sealing, a sealer's listing could miss two batches: the previous highest batch,
+deleted after a higher one was appended, and the new highest batch. The sealer would then create its seal below the newest batch, and the
+appender would continue above the seal. Waiting for the mark `sealed` before deleting prevents this. Before the deleter looks for the mark,
+it has found a higher number in its listing. If the mark is absent, the sealer lists the log later and finds the higher number too. So the
+batch that was highest when the sealer began its listing still exists when the sealer finishes, and stops its descent.
 
-Where the store is signed or encrypted, deletions are recorded before the batches are deleted.
+In a signed or encrypted store, deletions are recorded before the batches are deleted.
 
-After a log is sealed, a slow sealer may still create seals at the numbers of deleted batches. Such seals are harmless, because a reader
+After a log is sealed, a slow sealer may still create seals in place of deleted batches. These late seals are harmless, because a reader
 reads *all* numbers and skips seals.
 
-This module carries R1 of inputs for storage: acknowledged inputs are found after the log is sealed, and no input is acknowledged after
-the sealing.
+For storage, this module guarantees R1 of inputs: acknowledged inputs are found after the log is sealed, and no input is acknowledged after
+sealing.
 
-**Deletions**: the rules for deleting batches, and the records that list deleted batches.
+**Deletion records.** The problem: anyone who can write to the store can silently remove a batch. Garbage collection leaves gaps in logs,
+and nothing else records the last entry of a log. The threat model is the same as in `store/protection.py`: the attacker has no key.
 
-**Deletion records.** The problem: anyone who can write to the store can remove a batch without a trace. Garbage collection leaves gaps in
-logs, and nothing else records where logs end. The threat model is the same as in `store/protection.py`: the attacker has no key.
+In a signed or encrypted store, the deleter first writes a record of the batches that it is about to delete (`log/deleted.<random>`, kind
+`LDEL`). A deletion record contains ranges of batch numbers for each log, and is authenticated with a key. Every number up to the log's
+highest batch, or up to the newest number that the coordinator knows if that is higher, must be accounted for. A number is missing if it
+belongs to no batch and to no recorded range.
 
-Where a store is signed or encrypted, the deleter writes a record that lists the batches before it deletes them (`log/deleted.<random>`,
-kind `LDEL`). The record contains ranges of batch numbers for each log and is authenticated with a key. The numbers to account for are those
-up to the highest batch and those up to the newest number that the coordinator knows. A number that is neither a batch nor in a range is
-missing.
+Several processes may delete batches concurrently, so readers combine the ranges of all deletion records. Each process copies the ranges of
+all existing records into its new record, and then removes the old records. So no range is lost, and a deletion record that reappears is
+still correct. A batch in a recorded range may still exist, because the deleter crashed or somebody restored the file. Readers ignore a
+batch that is recorded as deleted.
 
-Several processes may delete at the same time: a reader takes the union of all records. A writer copies all other ranges into its record and
-removes the records that it has read. So a record that reappears is still true, and no range is lost. A batch in a recorded range may still
-exist after a crash, or because somebody has restored the file. Readers ignore such a batch as garbage.
+Deletion records preserve R1 of inputs even if somebody tampers with the store.
 
-This module carries R1 of inputs even if somebody tampers with the store.
+**Which batches may be deleted.** The problem: after a failure, an agent is rolled back to an epoch, and its later inputs are delivered
+again from the logs. The epoch to which an agent will be rolled back is not known in advance, because even the newest epoch may be rejected.
+So an input must be kept as long as any kept epoch could need it.
 
-**Which batches may be deleted.** The problem: after a failure an agent is rolled back to an epoch, and receives its later inputs again
-from the logs. The target epoch is not known in advance, because even the newest epoch may be rejected. So an input must be kept as long as
-a kept epoch could need it.
+The model: a cut contains, for each agent, the number of the last input that the agent had consumed. An epoch *covers* an input if the
+number in its cut is at least the input's number, or if the agent had left the fleet before the epoch. An epoch before an agent's creation
+covers none of its inputs, because after a rollback to that epoch the agent is created again and needs them all. A batch may be deleted when
+every kept epoch covers all inputs and journal entries in the batch. A batch is one file, so the batch is kept while any of its inputs is
+needed.
 
-The model: for each agent in a cut, the cut contains the number of the last input that the agent had consumed. An epoch *covers* an input in
-two cases: the number in the cut is at least the input's number, or the agent had left the fleet before the epoch. An epoch before the
-agent's creation covers none of its inputs: if recovery goes back to that epoch, the agent is created again and needs all its inputs. A
-batch may be deleted when each kept epoch covers each of its inputs and each of its entries. A batch is one file, so it is kept while any of
-its inputs is needed.
-
-The same holds for entries of durable turns: a cut contains the number of durable turns that an agent has finished, and covers the entries
-of those turns. But a turn that a recovery has undone may never run again, and then no epoch would ever cover its entries. If such a turn
-runs again, it does so soon after the recovery. So the entries of earlier plans become garbage once all kept epochs are *settled*, which
-means that they were taken well after the current plan began. A turn that is repeated even later executes its steps again. Inputs have no
-such time limit.
+Journal entries of durable turns are treated similarly. A cut contains the number of durable turns that an agent has finished, and covers
+the entries of those turns. But a turn that a recovery has undone may never run again, so that no epoch would ever cover its journal
+entries. If an undone turn runs again, it does so soon after the recovery. So journal entries of earlier plans become garbage once all kept
+epochs are *settled*, which means that they were taken well after the current plan began. An undone turn that is repeated even later
+executes its steps again. Inputs have no comparable time limit.
 
 The caller's duties:
 
-1. `epochs` contains every epoch to which a recovery may go back: epochs that the coordinator's log keeps, pinned epochs, and the recovery
+1. `epochs` must contain every epoch to which a recovery may go back: epochs kept in the coordinator's log, pinned epochs, and the recovery
    lines of open plans. If `epochs` is empty, nothing is deleted.
-2. `left` names agents that do not exist now. `left` excludes agents that were created again under the same id: an epoch between
-   two incarnations needs the inputs accepted for the second one.
-3. A former leader may delete batches late. Late deletion is safe because a covered batch stays covered: kept epochs are only removed, or
-   added with higher numbers.
+2. `left` must name only agents that do not currently exist. `left` must not name an agent that was created again under the same id, because
+   an epoch between the two incarnations needs the inputs of the second.
+3. A former leader may delete batches late, which is safe. A covered batch stays covered, because kept epochs are only removed, or added
+   with higher numbers.
 
-This module supports R1 of inputs (an acknowledged input takes effect after any rollback), as G7 does for checkpoints.
+Keeping these batches supports R1 of inputs (an acknowledged input takes effect after any rollback), as G7 does for checkpoints.
 """
 
 from bisect import bisect_right
@@ -152,9 +151,9 @@ class DeletionsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of a deletion record.
 
     Attributes:
-        logs: map from the directory of a log to its deleted ranges.
+        logs: map from log directory to the deleted ranges of that log.
         store: id of the store to which the record belongs.
-        tag: authentication tag of the other fields, from `Guard.authenticate`.
+        tag: authentication tag that `Guard.authenticate` computed over the other fields.
     """
 
     logs: dict[str, Spans]
@@ -170,17 +169,16 @@ _decoder = msgspec.msgpack.Decoder(DeletionsBody)
 
 
 def find_deletions(disk: Disk) -> list[str]:
-    """Return the paths of all deletion records."""
     paths = [f"{LOG}/{entry.name}" for entry in store_files.listed(disk, LOG) if not entry.is_directory]
     return [path for path in paths if is_deletions_path(path)]
 
 
 def read_deletions(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None) -> DeletionsBody:
-    """Return the body of one deletion record.
+    """Read and check one deletion record.
 
     Raises:
         DamagedDataError: If the record is missing, damaged, or belongs to another store.
-        StoreError: If the record was written without a key.
+        StoreError: If the record was not written by a holder of the key.
     """
     body = unseal(
         DELETIONS_KIND,
@@ -199,10 +197,10 @@ def read_deletions(disk: Disk, path: str, *, store_id: str | None, guard: Guard 
 
 
 def read_all(disk: Disk, *, store_id: str | None, guard: Guard) -> tuple[dict[str, Spans], list[str]]:
-    """Return the deleted ranges by log directory, and the paths of the records that list them.
+    """Read all deletion records. Return the deleted ranges by log directory, and the paths of the records.
 
     Raises:
-        StoreError: If a record is damaged or was written without a key, or if the store cannot be read.
+        StoreError: If the store is unreadable, or a record is damaged or was not written by a holder of the key.
     """
     for _ in range(TRIES_MAX):
         paths = find_deletions(disk)
@@ -230,7 +228,7 @@ def note_deletions(
     random: str,
     temporary_name: str,
 ) -> None:
-    """Record durably that these batches are deleted. Raise OSError or the errors of `read_deletions` and `Guard.authenticate`."""
+    """Durably record batches as deleted. Raise OSError or the errors of `read_deletions` and `Guard.authenticate`."""
     logs, replaced = read_all(disk, store_id=store_id, guard=guard)
     for log, numbers in wanted.items():
         logs[log.directory] = join(logs.get(log.directory, []) + [(number, number) for number in numbers])
@@ -242,7 +240,7 @@ def note_deletions(
 
 
 def join(spans: Iterable[tuple[int, int]]) -> Spans:
-    """Return ranges that contain the same numbers, merged into as few ranges as possible."""
+    """Merge overlapping and adjacent ranges."""
     joined: Spans = []
     for first, last in sorted(spans):
         if joined and first <= joined[-1][1] + 1:
@@ -253,7 +251,7 @@ def join(spans: Iterable[tuple[int, int]]) -> Spans:
 
 
 def holds(spans: Spans, number: int) -> bool:
-    """Return whether one of the ranges contains the number."""
+    """Return whether any of the ranges contains `number`."""
     place = bisect_right(spans, number, key=lambda span: span[0])
     return place > 0 and number <= spans[place - 1][1]
 
@@ -261,7 +259,7 @@ def holds(spans: Spans, number: int) -> bool:
 def first_missing(batches: Collection[int], spans: Spans, newest: int) -> int:
     """Return the lowest missing number, or 0 if none is missing.
 
-    A number is missing if it is at most `newest` or the highest batch, but is neither a batch nor deleted.
+    A number is missing if it does not exceed `newest` or the highest batch number, but belongs to neither a batch nor a deleted range.
     """
     known = join([*[(number, number) for number in batches], *spans])
     end = known[0][1] if known and known[0][0] <= 1 else 0
@@ -272,12 +270,12 @@ _ALL = float("inf")
 
 
 class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
-    """The numbers that garbage collection needs to decide whether a batch may be deleted.
+    """Summary of a batch, from which garbage collection decides whether to delete the batch.
 
     Attributes:
-        log, number: name of the batch.
-        highest: map from agent to the highest number of its inputs in the batch.
-        turns: map from agent to the highest number of its durable turns in the batch.
+        log, number: log and number of the batch.
+        highest: map from each agent to its highest input number in the batch.
+        turns: map from each agent to its highest durable turn number in the batch.
     """
 
     log: LogName
@@ -287,7 +285,7 @@ class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
 
 
 class SettledEpoch(msgspec.Struct, frozen=True, gc=False):
-    """The epoch from which no turn of a plan before `plan` runs again."""
+    """Epoch from which on no turn of a plan before `plan` runs again."""
 
     plan: int
     epoch: int
@@ -297,7 +295,7 @@ NEVER_SETTLED = SettledEpoch(0, 0)
 
 
 def batch_numbers(log: LogName, number: int, batch: LogBatch) -> BatchNumbers:
-    """Return the numbers that garbage collection needs from this batch. The result is small enough to be kept in memory for every batch."""
+    """Summarize a batch for garbage collection. The summary is small enough to keep one in memory for every batch."""
     highest: dict[str, int] = {}
     for logged in batch.inputs:
         highest[logged.agent] = max(logged.number, highest.get(logged.agent, 0))
@@ -314,13 +312,13 @@ def find_garbage(
     turns: Mapping[int, Mapping[str, int]] | None = None,
     settled: SettledEpoch = NEVER_SETTLED,
 ) -> list[tuple[LogName, int]]:
-    """Return those of `batches` that may be deleted, in the given order. The module docstring lists the caller's duties.
+    """Return the batches that may be deleted, in the given order. The module docstring lists the caller's duties.
 
     Args:
-        batches: any batches, including batches of deleted logs.
+        batches: candidate batches, possibly including batches of deleted logs.
         epochs: map from the number of each kept epoch to its `Metadata.inputs`.
-        left: map from agent to the lowest epoch before which it had left.
-        turns: map from the number of each kept epoch to its `Metadata.durable_turns`, or None if no durable turn has ended.
+        left: map from each agent that has left the fleet to the first epoch after its departure.
+        turns: map from the number of each kept epoch to its `Metadata.durable_turns`, or None if no durable turn has ever ended.
     """
     if not epochs:
         return []
@@ -336,7 +334,7 @@ def find_garbage(
 
 
 class _CoveredNumbers:
-    """Map from agent to the highest number that every kept epoch covers."""
+    """Computes, for each agent, the highest number that every kept epoch covers, and caches the results."""
 
     def __init__(self, epochs: Mapping[int, Mapping[str, int]], left: Mapping[str, int]) -> None:
         self._epochs = epochs
@@ -354,10 +352,9 @@ class _CoveredNumbers:
 
 
 def _lowest_covered(agent: str, epochs: Mapping[int, Mapping[str, int]], left: int | None) -> float:
-    """Return the highest number that every epoch covers for one agent.
+    """Return the agent's highest number that every epoch covers.
 
-    An epoch may contain an agent that is listed in `left` as having left before that epoch. Such an agent was created again (duty 2), and
-    counts as present.
+    If a later epoch contains an agent that is listed in `left`, the agent was created again (duty 2), and counts as present.
     """
     if left is not None and any(agent in inputs for epoch, inputs in epochs.items() if epoch >= left):
         left = None
@@ -371,7 +368,7 @@ replacement."""
 
 
 def unsupported_reason(disk: Disk) -> str:
-    """Return why this disk cannot store host logs, or "" if it can."""
+    """Return why this disk cannot store host logs, or "" if it supports them."""
     return "" if creates_only(disk) else f"the store {disk.location} overwrites objects"
 
 
@@ -387,11 +384,11 @@ class LogReader:
 
     @property
     def unsupported_reason(self) -> str:
-        """Return why this store cannot contain host logs, or "" if it can."""
+        """Return why this store cannot contain host logs, or "" if it supports them."""
         return unsupported_reason(self._disk)
 
     def read_logs(self) -> dict[LogName, list[int]]:
-        """Return the numbers of all entries. See `Store.read_logs`."""
+        """Return the entry numbers of each log. See `Store.read_logs`."""
         logs = {}
         for log in find_logs(self._disk):
             numbers, marks = list_log(self._disk, log)
@@ -403,7 +400,7 @@ class LogReader:
         return logs
 
     def read_batch(self, log: LogName, number: int) -> LogBatch | None:
-        """Return a batch, or None for a seal. See `Store.read_batch`."""
+        """Read an entry of a log. Return the batch, or None for a seal. See `Store.read_batch`."""
         path = entry_path(check_log(log), check_number(number))
         body = read_entry(self._disk, path, store_id=self._store_id)
         if number not in self._durable.get(log, frozenset()):
@@ -411,7 +408,7 @@ class LogReader:
         return open_batch(body, self._guard, path=path) if isinstance(body, BatchBody) else None
 
     def exclude_deleted(self, logs: Mapping[LogName, list[int]]) -> dict[LogName, list[int]]:
-        """Return the entries that were not deleted. See `Store.exclude_deleted`."""
+        """Omit the entries that are recorded as deleted. See `Store.exclude_deleted`."""
         if self._guard is None or not authenticates(self._guard):
             return dict(logs)
         deleted, _ = read_all(self._disk, store_id=self._store_id, guard=self._guard)
@@ -438,7 +435,7 @@ class LogReader:
 
 
 def find_logs(disk: Disk) -> list[LogName]:
-    """Return all logs that have a directory, sorted. A store that never contained a log has no directory for logs."""
+    """Return all logs that have a directory, in sorted order. The result is empty if the store has never contained a log."""
     logs = []
     for plan in _directories(disk, LOG):
         for directory in _directories(disk, plan):
@@ -449,17 +446,17 @@ def find_logs(disk: Disk) -> list[LogName]:
 
 
 def list_numbers(disk: Disk, log: LogName) -> list[int]:
-    """Return the numbers of the log's entries in ascending order, or an empty list if the log has no directory."""
+    """Return the log's entry numbers in ascending order. The result is empty if the log has no directory."""
     return list_log(disk, log)[0]
 
 
 def list_batches(disk: Disk, log: LogName) -> list[int]:
-    """Return the numbers of the log's batches in ascending order. The first bytes of a file show whether it is a batch."""
+    """Return the log's batch numbers in ascending order. The first bytes of each file show whether it is a batch or a seal."""
     return [number for number in list_numbers(disk, log) if holds_batch(disk, entry_path(log, number))]
 
 
 def list_log(disk: Disk, log: LogName) -> tuple[list[int], list[str]]:
-    """Return the entry numbers in ascending order, and the marks. Both lists are empty if the log has no directory."""
+    """Return the log's entry numbers in ascending order, and its marks. Both lists are empty if the log has no directory."""
     entries = store_files.listed(disk, log.directory)
     parsed = [parse_path(f"{log.directory}/{entry.name}") for entry in entries if not entry.is_directory]
     names = [place[1] for place in parsed if place is not None]
@@ -474,7 +471,7 @@ def missing_batches(
     store_id: str | None,
     guard: Guard,
 ) -> dict[LogName, int]:
-    """Return a map from each log to its lowest missing number. Logs without missing numbers are omitted. See `first_missing`."""
+    """Return the lowest missing number of each log. Logs without missing numbers are omitted. See `first_missing`."""
     missing: dict[LogName, int] = {}
     for _ in range(READINGS):
         deleted, _ = read_all(disk, store_id=store_id, guard=guard)
@@ -495,12 +492,12 @@ def find_entries(disk: Disk) -> Iterator[str]:
 
 
 def holds_batches(disk: Disk) -> bool:
-    """Return whether any log contains a batch. Seals do not count."""
+    """Return whether any log contains a batch, not only seals."""
     return any(holds_batch(disk, path) for path in find_entries(disk))
 
 
 def holds_batch(disk: Disk, path: str) -> bool:
-    """Return whether the file at `path` begins like a batch."""
+    """Return whether the beginning of the file identifies a batch."""
     try:
         return is_batch(disk.read(path, 0, HEAD_BYTES))
     except OSError:
@@ -508,24 +505,25 @@ def holds_batch(disk: Disk, path: str) -> bool:
 
 
 def keys_of_batches(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys that encrypt batches. Raise the errors of `check_entry`."""
+    """Return the ids of the keys with which the store's batches are encrypted. Raise the errors of `check_entry`."""
     entries = [_read(disk, path, store_id) for path in find_entries(disk)]
     return {entry.key for entry in entries if isinstance(entry, BatchBody) and entry.key}
 
 
 def check_entry(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None) -> None:
-    """Read a whole log file and check it. Raise the errors of `read_entry`, except that a missing file is reported as damage."""
+    """Read and check a log file, including its encrypted or signed contents. Raise the errors of `read_entry`, except that a missing file
+    is reported as damage."""
     body = _read(disk, path, store_id)
     if isinstance(body, BatchBody):
         open_batch(body, guard, path=path)
 
 
 def read_entry(disk: Disk, path: str, *, store_id: str | None) -> BatchBody | SealBody:
-    """Return the body of the log file at `path`, after every check that needs no key.
+    """Read the log file at `path`, and make every check that needs no key.
 
     Raises:
         NotFoundError: If the file does not exist.
-        DamagedDataError, StoreError: As in `decode_file`, or if the file cannot be read.
+        DamagedDataError, StoreError: As in `decode_file`, or if the file is unreadable.
     """
     try:
         return _read(disk, path, store_id)
@@ -581,7 +579,7 @@ class LogWriter:
         """The log that this writer wrote last, the certificate that the caller passed for it, and the verified certificate."""
 
     def prepare(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
-        """Return the encoded file of this batch. See `Store.prepare_batch`."""
+        """Encode a batch as a file. See `Store.prepare_batch`."""
         check_log(log)
         nonce = self._random_bytes(_ID_BYTES).hex()
         return encode_batch(
@@ -601,7 +599,7 @@ class LogWriter:
         return self._guard.sign(log_message(self._store_id, log.plan, log.host, log.start, public))
 
     def append(self, prepared: PreparedBatch) -> bool:
-        """Create the batch's file, and return whether the batch is durable. See `Store.append_batch`."""
+        """Write the batch to its file, and return whether the batch is durable. See `Store.append_batch`."""
         log, path = prepared.log, prepared.path
         with store_files.writing(self._disk, f"entry {prepared.number} of {log}"):
             self._prepare_directory(log)
@@ -660,10 +658,10 @@ class LogWriter:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _certificate(self, log: LogName, given: bytes) -> bytes:
-        """Return the log's certificate, after checking it. A process with the private key issues the certificate itself if the caller
-        passes none.
+        """Check the log's certificate, and return it. If the caller passes no certificate, a process with the private key issues one
+        itself.
 
-        The check comes before the write because a batch that readers would reject must not be acknowledged.
+        The certificate is checked before anything is written, because a batch that readers would reject must not be acknowledged.
         """
         guard = self._guard
         if guard is None or not guard.requires_signatures:
@@ -680,7 +678,7 @@ class LogWriter:
         return certificate
 
     def _mark(self, log: LogName, mark: str) -> None:
-        """Create a mark. Only the existence of the mark's file counts, so contents that another process wrote are not read."""
+        """Create a mark. Only the existence of the mark matters, so the contents of an existing mark are not read."""
         path, data = entry_path(log, mark), encode_seal(log, mark, store_id=self._store_id)
         try:
             write_once(self._disk, path, (data,), temporary_name=self._temporary_name(log), point="store.log.mark")
@@ -695,7 +693,7 @@ class LogWriter:
         return True
 
     def _seal_above(self, log: LogName, number: int) -> int:
-        """Run step 3 of sealing, and return the number of a seal above all batches."""
+        """Create a seal above all batches (step 3 of sealing), and return its number."""
         for jump in range(JUMPS_MAX):
             number += 2**jump
             if self._create_seal(log, number):
@@ -703,7 +701,7 @@ class LogWriter:
         raise StoreError(f"{log} grows faster than it can be sealed: stop that host, and try again")
 
     def _seal_below(self, log: LogName, top: int) -> None:
-        """Run step 4 of sealing: create seals in descending order down to the first batch."""
+        """Create seals in descending order until reaching a batch (step 4 of sealing)."""
         for number in range(top - 1, max(0, top - 1 - SEALS_MAX), -1):
             path = entry_path(log, number)
             if holds_batch(self._disk, path) or (not self._create_seal(log, number) and holds_batch(self._disk, path)):
@@ -712,7 +710,7 @@ class LogWriter:
             raise StoreError(f"{log} has {SEALS_MAX} seals and no batch below: look at {log.directory} in the store")
 
     def _create_seal(self, log: LogName, number: int) -> bool:
-        """Create a seal. Return whether the number now holds a durable seal, either new or existing."""
+        """Create a seal at `number` unless the number is used. Return whether the number now holds a durable seal."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         name = self._temporary_name(log)
         try:
@@ -722,22 +720,22 @@ class LogWriter:
         return True
 
     def _is_seal(self, log: LogName, number: int) -> bool:
-        """Return whether the file equals a seal byte by byte. For a damaged seal, return False."""
+        """Return whether the file equals the expected seal byte by byte."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         with store_files.reading(self._disk, path):
             return self._disk.size(path) == len(data) and self._disk.read(path, 0, len(data)) == data
 
     def _check_intact(self, path: str) -> None:
-        """Check that the file that already exists at a batch's path is intact. If that file is damaged, it might be the batch itself, so
-        the outcome of the append is unknown."""
+        """Check that the existing file at a batch's path is intact. If the existing file is damaged, it might be the batch itself, so the
+        outcome of the append is unknown."""
         try:
             read_entry(self._disk, path, store_id=self._store_id)
         except NotFoundError as error:
             raise StoreError(f"{path} was deleted just now: try again") from error
 
     def _find_deletable(self, log: LogName, numbers: set[int]) -> list[int]:
-        """Return those of `numbers` that may be deleted. The listing must precede the check for the mark, as the module docstring
-        explains."""
+        """Return the `numbers` whose batches may be deleted. As the module docstring explains, the log must be listed before the mark is
+        checked."""
         listed = list_numbers(self._disk, log)
         highest = max(listed, default=0)
         wanted = [number for number in listed if number in numbers and number < highest]
@@ -747,7 +745,7 @@ class LogWriter:
         return [number for number in wanted if holds_batch(self._disk, entry_path(log, number))]
 
     def _note(self, found: dict[LogName, list[int]]) -> None:
-        """Write a deletion record for batches that are about to be deleted."""
+        """Write a deletion record for the batches that are about to be deleted."""
         if self._guard is None or not authenticates(self._guard) or not found:
             return
         note_deletions(
@@ -771,7 +769,7 @@ class LogWriter:
         )
 
     def _prepare_directory(self, log: LogName) -> None:
-        """Create the log's directory durably, once for each log."""
+        """Create the log's directory durably, unless this writer has already done so."""
         if log in self._known_directories:
             return
         if unsupported_reason(self._disk):

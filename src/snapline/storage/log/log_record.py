@@ -1,13 +1,13 @@
-"""Names and file format of host logs. A log contains batches of the external inputs that a host has accepted, seals, and marks.
+"""Names and file format of host logs. A log contains batches of external inputs that a host has accepted, as well as seals and marks.
 
 Every file is a record (`storage/disk/record.py`): kind `LBAT` for batches, `LSEA` for seals and marks. Each record names its store and
 path, so a file at the wrong path counts as damaged.
 
-A batch contains a random nonce, so no two batches have the same bytes. A writer that finds its own bytes in a file knows that it wrote the
-file. Where the store is encrypted, each batch is encrypted under its own key, which is derived from the nonce. The encryption also binds
-the batch to its log and number. Host, plan, start, number and length remain readable. Where refs are signed, batches are signed too
-(version 2). The host owns the signing key, and the coordinator certifies the key's public half for this log. The bytes of a seal or mark
-depend only on its path, so any number of processes may write the same one.
+A batch contains a random nonce, so no two batches have the same bytes. So a writer that finds its own bytes in a file knows that it wrote
+the file. In an encrypted store, each batch is encrypted under its own key, which is derived from the nonce. The encryption also binds the
+batch to its log and number. Host, plan, start number, batch number and length are not encrypted. If refs are signed, batches are signed too
+(version 2). The host owns the signing key, and the coordinator certifies the corresponding public key for the host's log. The bytes of a
+seal or mark depend only on its path, so several processes may write the same seal or mark.
 
 The names:
 
@@ -56,7 +56,7 @@ _ENTRY = re.compile(r"[1-9][0-9]{0,18}")
 
 
 class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Name of the log that a host process writes between one start and the next, under one plan."""
+    """Name of the log of one host process under one plan. `start` is the number of the host's start."""
 
     plan: int
     host: str
@@ -69,7 +69,7 @@ class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def writer(self) -> str:
-        """Writer id of this start of the host, as used in the names of packs."""
+        """Id under which the host process names its packs."""
         return f"{self.host}.{self.start}"
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def check_log(log: LogName) -> LogName:
-    """Return `log` if it is valid. Raise UsageError otherwise."""
+    """Return `log` if it is a valid log name. Raise UsageError otherwise."""
     check_id(log.host, "host")
     if not (1 <= log.plan <= NUMBER_MAX and 0 <= log.start <= NUMBER_MAX):
         raise UsageError(f"there is no log of plan {log.plan} and start {log.start}: plans count from 1, starts from 0")
@@ -92,22 +92,21 @@ def check_number(number: int) -> int:
 
 
 def entry_path(log: LogName, name: int | str) -> str:
-    """Return the path of the entry with this number or the mark with this name."""
+    """Return the path of a log's entry or mark. `name` is the entry's number or the mark's name."""
     return f"{log.directory}/{name}"
 
 
 def deletions_path(random: str) -> str:
-    """Return the path of a deletion record. `random` consists of 32 hexadecimal digits."""
+    """Return the path of a deletion record. `random` must have 32 hexadecimal digits."""
     return f"{LOG}/deleted.{random}"
 
 
 def is_deletions_path(path: str) -> bool:
-    """Return whether `path` names a deletion record."""
     return _DELETIONS.fullmatch(path) is not None
 
 
 def parse_directory(path: str) -> LogName | None:
-    """Return the log that has this directory, or None if `path` is not a log's directory."""
+    """Parse the path of a log's directory. Return None if the path is invalid."""
     match = _DIRECTORY.fullmatch(path)
     if match is None:
         return None
@@ -116,7 +115,7 @@ def parse_directory(path: str) -> LogName | None:
 
 
 def parse_path(path: str) -> tuple[LogName, int | str] | None:
-    """Return the log at this path, with the entry number or the mark. Return None if `path` cannot be the path of a log file."""
+    """Parse the path of a log file into the log, and the entry's number or the mark's name. Return None if the path is invalid."""
     directory, _, name = path.rpartition("/")
     log = parse_directory(directory)
     if log is not None and name in MARKS:
@@ -144,10 +143,10 @@ class LoggedInput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
     Attributes:
         agent: receiver of the message.
-        number: sequence number of the input, counted from 1 for this agent across all its owners and incarnations.
+        number: sequence number of the input. Each agent's inputs are numbered from 1 across all its owners and incarnations.
         client: sender of the message.
         key: the client's idempotency key.
-        payload: the message as encoded by `encode_message`.
+        payload: message payload as encoded by `encode_message`.
         admitted_ns: wall-clock time at which the input was accepted, in nanoseconds since 1970, for display only.
     """
 
@@ -167,14 +166,14 @@ BEGUN = "begun"
 
 
 class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A completed journal entry of a durable turn. If the turn is repeated, the recorded step does not run again.
+    """A finished journal entry of a durable turn, such as a step. When the turn is replayed, the recorded step does not run again.
 
     Attributes:
         agent: the agent that runs the turn.
-        turn: number of the durable turn, counted from 1 in the agent's history.
-        seed: 16 bytes that distinguish the turn from every other turn with this number, in any history.
-        place: position of the entry in the journal, counted from 0.
-        prefix: 16-byte digest of all earlier entries of the journal.
+        turn: number of the durable turn, counted from 1 over the agent's history.
+        seed: 16 bytes that distinguish this turn from all other turns with the same number, in any history.
+        place: index of the entry in the journal, from 0.
+        prefix: 16-byte digest of all preceding journal entries.
         entry: the journal entry itself.
     """
 
@@ -187,19 +186,19 @@ class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One batch of a log. `saved_entries` is `entries` as stored in the file, where an empty list is omitted."""
+    """Contents of a batch. `saved_entries` contains `entries` in the form stored in the file, which omits an empty list."""
 
     inputs: list[LoggedInput] = []
     saved_entries: list[LoggedEntry] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="entries")
 
     @property
     def entries(self) -> list[LoggedEntry]:
-        """Journal entries of durable turns."""
+        """Journal entries of durable turns in this batch."""
         return self.saved_entries or []
 
 
 class PreparedBatch(msgspec.Struct, frozen=True):
-    """A batch that is ready to be stored. Every attempt to store it writes the same `data` at `path`."""
+    """An encoded batch that is ready to be written. All attempts to write the batch write the same `data` at `path`."""
 
     log: LogName
     number: int
@@ -211,10 +210,10 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     """Body of a batch's record.
 
     Attributes:
-        data: the `LogBatch` in MessagePack, encrypted if there is a key.
+        data: MessagePack encoding of the `LogBatch`, encrypted if there is a key.
         key: id of the key that encrypts `data`, or "" if `data` is not encrypted.
         nonce: 32 random hexadecimal digits.
-        host, number, plan, start, store: identify the store, the log and the number to which the batch belongs.
+        host, number, plan, start, store: store, log and number of the batch.
     """
 
     data: bytes
@@ -228,11 +227,11 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     @property
     def log(self) -> LogName:
-        """The log that contains the batch."""
+        """Log to which the batch belongs."""
         return LogName(self.plan, self.host, self.start)
 
     def context(self) -> bytes:
-        """Return the context to which the encryption binds the data."""
+        """Return the encryption context, which binds the data to the batch's place in the log."""
         return canonical.encode((_PURPOSE, self.store, self.plan, self.host, self.start, self.number, self.nonce))
 
     @property
@@ -245,9 +244,9 @@ class SignedBatchBody(BatchBody, frozen=True, gc=False, forbid_unknown_fields=Tr
     """Body of a signed batch (version 2).
 
     Attributes:
-        signer: public half of the host's signing key.
+        signer: public key that verifies the host's signatures.
         certificate: the coordinator's signature over the log's name and `signer`.
-        signature: the host's signature over the rest of the body.
+        signature: the host's signature over all other fields.
     """
 
     signer: bytes
@@ -255,12 +254,12 @@ class SignedBatchBody(BatchBody, frozen=True, gc=False, forbid_unknown_fields=Tr
     signature: bytes = b""
 
     def message(self) -> bytes:
-        """Return the bytes that the host signs."""
+        """Return the bytes that the host's signature covers."""
         return canonical.encode((_SIGNED_PURPOSE, digest_of(canonical.encode(replace(self, signature=b"")))))
 
 
 class SealBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a seal's or mark's record. `entry` is the file's name: a seal's number in decimal digits, or the name of a mark."""
+    """Body of the record of a seal or mark. `entry` is the file's name: the seal's number as decimal digits, or the mark's name."""
 
     entry: str
     host: str
@@ -290,13 +289,13 @@ def encode_batch(
     guard: Guard | None,
     certificate: bytes = b"",
 ) -> PreparedBatch:
-    """Return the encoded file of the batch. The batch's encryption key is durable when this function returns.
+    """Encode a batch as a file. The function returns only after the batch's encryption key is durable.
 
-    `certificate` is the log's certificate, which signed batches need.
+    `certificate` is the log's certificate, which is required if batches are signed.
 
     Raises:
         UsageError: If an input or entry is invalid, or the batch is too large.
-        StoreError: If the key could not be written.
+        StoreError: If the encryption key cannot be written.
     """
     path = entry_path(log, number)
     reason = _contradiction(batch)
@@ -317,21 +316,21 @@ def encode_batch(
 
 
 def encode_seal(log: LogName, entry: int | str, *, store_id: str) -> bytes:
-    """Return the encoded file of the seal with this number, or of the mark with this name."""
+    """Encode a seal or mark as a file. `name` is the seal's number or the mark's name."""
     return seal(SEAL_KIND, canonical.encode(SealBody(str(entry), log.host, log.plan, log.start, store_id)))
 
 
 def is_batch(data: bytes) -> bool:
-    """Return whether `data` starts like a batch file."""
+    """Return whether the beginning of `data` identifies a batch file."""
     return data[_KIND] == BATCH_KIND
 
 
 def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | SealBody:
-    """Return the body of the file at `path`, after every check that needs no key. If `store_id` is None, the store's id is not checked.
+    """Decode the log file at `path`, and make every check that needs no key. If `store_id` is None, the store's id is not checked.
 
     Raises:
         DamagedDataError: If the file is damaged, or belongs to another path or store.
-        StoreError: If a later version of Snapline wrote the file.
+        StoreError: If the file was written by a later version of Snapline.
     """
     body: BatchBody | SealBody
     if data[_KIND] == SEAL_KIND:
@@ -348,12 +347,12 @@ def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | 
 
 
 def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
-    """Return the batch contained in a body that `decode_file` has checked.
+    """Decrypt and decode the batch in a body that `decode_file` has checked.
 
     Raises:
         DamagedDataError: If the data cannot be decrypted, or its contents are invalid.
-        UnsignedBatchError: If the batch is not signed as the guard requires.
-        StoreError: If the batch is not encrypted although there is a key, or is encrypted although there is no key.
+        UnsignedBatchError: If the batch lacks a signature that the guard requires.
+        StoreError: If the batch is unencrypted although there is a key, or encrypted although there is none.
     """
     _check_signature(body, guard, path)
     context = body.context()
@@ -367,12 +366,12 @@ def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
 
 
 class UnsignedBatchError(StoreError):
-    """A batch lacks a valid signature by a host of the fleet. Such a batch does not count as damaged, so recovery does not fall back to an
-    older epoch."""
+    """A batch lacks a valid signature by a host of the fleet. An unsigned batch does not count as damaged, so recovery does not fall back
+    to an older epoch."""
 
 
 def is_certificate(guard: Guard, store_id: str, log: LogName, public: bytes, certificate: bytes) -> bool:
-    """Return whether the holder of the store's private key has certified the host's `public` key for this log."""
+    """Return whether `certificate` proves that the coordinator has certified the host's `public` key for this log."""
     return guard.verify(log_message(store_id, log.plan, log.host, log.start, public), certificate)
 
 
@@ -393,7 +392,7 @@ def _check_signature(body: BatchBody, guard: Guard | None, path: str) -> None:
 
 
 def _contradiction(batch: LogBatch) -> str:
-    """Return why `batch` is invalid, or "" if it is valid. The check runs before writing and after reading."""
+    """Return why `batch` is invalid, or "" if it is valid. Batches are checked before writing and after reading."""
     numbered = [(logged.agent, logged.number, "an input") for logged in batch.inputs]
     numbered += [(logged.agent, logged.turn, "a durable turn") for logged in batch.entries]
     for agent, number, kind in numbered:

@@ -1,54 +1,54 @@
-"""Storage of released outputs. This module releases outputs with an epoch and delivers each output once to a reader with a cursor. The
-module also deletes outputs that all consumers have read.
+"""Storage of released outputs. The module releases an epoch's outputs and delivers each output once to a reader that has a cursor. The
+module also deletes old outputs, and outputs that all consumers have read.
 
-**Reading.** A reader receives each output once, and a notice when outputs are reverted. The model: files are released in ascending order of
-their epochs, and never change. Each file names the previous epoch *in its history* (`after`), and the newest file at the time of its
-writing (`previous`). A reader reads the files in ascending order. If a file's `after` is lower than the epoch of the last file read, the
-fleet was rolled back. Then all outputs that the reader has received from epochs above `after` are reverted. The reader receives a notice
-(`RevertedEpochs`) before the contents of that file.
+**Reading.** A reader receives each output once, and a notice when outputs are reverted. The model: release files are written in ascending
+order of their epochs, and never change. Each release file names the previous epoch *in its history* (`after`), and the newest release file
+that existed when it was written (`previous`). Readers process release files in ascending order of their epochs. If a release file's `after`
+is lower than the epoch of the file read before, the fleet was rolled back. After a rollback, all outputs that the reader has received from
+epochs above `after` are reverted. Before the contents of that file, the reader receives a notice of the reverted epochs (`RevertedEpochs`).
 
-So the reader's outputs always come from the files of one history: the newest file, the newest file at or below its `after`, and so on. The
-reason is that the newest file at or below `after` belongs to the history of `after`. If a history skips a file, it has a file of its own at
-that place (`OutputWriter`).
+So a reader's outputs always come from the files of one history: the newest file, then the newest file at or below its `after`, and so on.
+The newest file at or below `after` always belongs to the same history as `after`. If a history skips another history's file,
+`OutputWriter` writes a file for the skipping epoch.
 
-The cursor of a returning reader names the file that the reader read last. So a returning reader receives the same outputs as a reader that
-stayed connected. Retention deletes files and leaves gaps, which `previous` reveals. If the previous file is above the cursor or has more
-outputs than the cursor counts, the reader has missed outputs and gets an error.
+A cursor names the last file that its reader has read. So a reader that reconnects with its cursor receives the same outputs as a reader
+that stayed connected. Retention deletes files and thereby leaves gaps, which readers detect by `previous`. If the previous file is newer
+than the cursor or has more outputs than the cursor counts, the reader has missed outputs and gets an error.
 
-A release file counts as durable only after its reader has synced the directory. Entries of host logs follow the same rule.
+A release file counts as durable only after its reader has synced the directory. The same rule applies to entries of host logs.
 
-**Named consumers.** The position of each named consumer is stored, and outputs that the consumer has not read are kept. A position is a
-record of kind `OCUR` that is written once. A new position gets the next number, and the files of older positions are deleted. Several
-processes may acknowledge at the same time. Each process either writes the next number, or reads the position again because another process
-wrote that number or a later one. A consumer never moves backwards.
+**Named consumers.** The store keeps the position of each named consumer, and all outputs that a named consumer has not read yet. Each
+position is a record of kind `OCUR`, which is written once. Each new position gets the next number, and the files of older positions are
+deleted. Several processes may acknowledge outputs for one consumer concurrently. Each process writes the next number, or reads the position
+again if another process has already written that number or a later one. A consumer's position never moves backwards.
 
-**Writing.** The problem: a release must exist once and never be undone, whichever processes release it, however often, and wherever they
-die. A slow leader may not know that it has been replaced. Such a leader writes the same release as its successor.
+**Writing.** The problem: each epoch's outputs must be released exactly once and never be undone, no matter how many processes release them
+or crash meanwhile. A slow leader may be unaware that it has been replaced, and writes the same release as its successor.
 
 The model: if several processes create a file with the same name, exactly one succeeds, as for host logs. *Part 0* of an epoch's release is
-created last and completes the release. The names of the other parts contain a random id of the attempt. So parts of different attempts do
-not collide, and part 0 names only the parts of its own attempt. The epoch determines the outputs, so it does not matter which attempt
-completes first.
+written last and completes the release. The names of all other parts contain a random id that identifies the attempt to release. So parts of
+different attempts do not collide, and part 0 names only the parts of its own attempt. The epoch determines the outputs, so it does not
+matter which attempt finishes first.
 
 The caller's duties:
 
-1. Epochs are released in ascending order: after a release, no lower epoch with outputs is released for the first time.
-2. `after` is the previous epoch of the same history, and the newest file at or below `after` belongs to that history too.
-3. The first epoch after each rollback is released, with or without outputs.
+1. Epochs must be released in ascending order: after a release, no lower epoch with outputs may be released for the first time.
+2. `after` must be the previous epoch of the same history, and the newest file at or below `after` must belong to that history too.
+3. The first epoch after each rollback must be released, with or without outputs.
 
-**Releasing** an epoch again succeeds in two cases. In the first case, part 0 exists with the same root and `after`. In the second case,
-part 0 of a higher epoch exists: by duty 1 the lower epoch was released before, and may have been deleted since. Readers report damage to an
-existing part 0. The writer does not, because the file was intact when it was released.
+**Releasing** an epoch again succeeds if part 0 exists with the same root and `after`, or if part 0 of a higher epoch exists. If a higher
+epoch has been released, duty 1 implies that the lower epoch was released before, and its files may have been deleted since. Readers report
+damage to an existing part 0, but the writer ignores such damage, because the file was intact when it was released.
 
-**No file is written** for an epoch without outputs, with two exceptions. First, if files between `after` and the epoch are skipped, their
-readers need a notice. Second, the caller may have to ensure that nobody writes the file later, for example because the epoch's bytes are
-damaged when a leader is about to release it. So for any file, the newest file at or below its `after` belongs to its history, as
-`OutputReader` requires.
+**No file is written** for an epoch without outputs, with two exceptions. First, if files between `after` and the epoch are skipped, readers
+of the skipped files need a notice. Second, the caller may force a file to be written so that nobody writes it later, for example because
+the epoch's bytes are damaged. So the newest file at or below any file's `after` belongs to that file's history, as `OutputReader` requires.
 
-**Deleting** proceeds in ascending order and never deletes the newest file. That file shows a later leader which outputs were released, and
-shows readers which were deleted (`previous`). Parts that no part 0 names are deleted after a higher epoch is released, because no process
-will complete their release. An extremely slow process may create a part 0 below the remaining files. The outputs in that part are correct.
-Readers that continue from there get the error for a gap, and no other reader notices the file.
+**Deleting** removes release files in ascending order, but never the newest file. The newest file shows later leaders which outputs were
+released, and shows readers which releases were deleted (`previous`). Parts that no part 0 refers to are deleted after a higher epoch is
+released, because no process will complete their release. An extremely slow process may create a part 0 whose epoch is lower than those of
+all remaining files. The outputs in a late part 0 are correct. Readers that continue from a late part 0 get the error for missed outputs,
+and no other reader notices the file.
 """
 
 import contextlib
@@ -89,11 +89,11 @@ from snapline.storage.timestamps import ages_ns
 
 
 class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):
-    """Notice that the fleet was rolled back to an earlier epoch, so that all outputs of epochs above `after` are reverted.
+    """Notice of a rollback, which reverts all outputs of epochs above `after`.
 
     Attributes:
         after: the epoch to which the fleet was rolled back, or a later epoch of the same history.
-        epochs: epochs with reverted outputs, ascending. Epochs whose files no longer exist may be missing.
+        epochs: epochs with reverted outputs, ascending. The list may omit epochs whose files no longer exist.
     """
 
     after: int
@@ -101,14 +101,14 @@ class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutputBatch(msgspec.Struct, frozen=True):
-    """Outputs that are delivered together: one part of a release, or the rest of the part in which the cursor points.
+    """Batch of outputs: one part of a release, or the rest of a part if the cursor points into the part.
 
     Attributes:
         epoch: epoch of the release.
-        first: number of outputs of the release that precede this batch.
+        first: number of outputs in the release that precede this batch.
         outputs: the outputs, sorted by agent and number.
-        undone: notice of the epochs that are reverted before these outputs apply, or None if no epochs are reverted.
-        created_ns: wall-clock time at which the release was written, in nanoseconds since 1970.
+        undone: notice of epochs that were reverted before this batch, or None if no epochs were reverted.
+        created_ns: wall-clock time at which the release was created, in nanoseconds since 1970.
     """
 
     epoch: int
@@ -119,11 +119,12 @@ class OutputBatch(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> Cursor:
-        """Cursor of a reader that has read this batch."""
+        """Cursor of a reader that has read the whole batch."""
         return Cursor(self.epoch, self.first + len(self.outputs))
 
     def cursor(self, index: int) -> Cursor:
-        """Return the cursor after the first `index` outputs of the batch. If `index` is 0, only the reverts have been read."""
+        """Return the cursor after the first `index` outputs of the batch. If `index` is 0, the cursor covers only the reverts before the
+        batch."""
         return Cursor(self.epoch, self.first + index)
 
 
@@ -138,7 +139,7 @@ class OutputReader:
         """Newest epoch that this reader has listed and made durable by syncing the directory."""
 
     def epochs(self) -> list[int]:
-        """Return the epochs that have a durable released file, in ascending order. See `Store.output_epochs`."""
+        """Return the epochs that have a complete and durable release, in ascending order. See `Store.output_epochs`."""
         epochs = released_epochs(list_parts(self._disk))
         if epochs and epochs[-1] > self._durable:
             failpoint("store.outputs.read.found")
@@ -160,7 +161,7 @@ class OutputReader:
         return Release(epoch, head.after, head.root, head.created_ns, outputs)
 
     def batches(self, after: str, epochs: Sequence[int] | None = None) -> Iterator[OutputBatch]:
-        """Yield the outputs after this cursor that have already been released. See `Store.read_outputs`."""
+        """Yield the outputs that have been released after this cursor. See `Store.read_outputs`."""
         position = parse_cursor(after)
         if epochs is None:
             epochs = self.epochs()
@@ -184,7 +185,7 @@ class OutputReader:
             raise damage
 
     def _rest_of(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> Iterator[OutputBatch]:
-        """Yield the outputs of this release after `position`, which is in this release or an earlier one."""
+        """Yield the outputs of the release after `position`, which is a cursor into this release or an earlier one."""
         undone = None
         if head.epoch == position.epoch:
             if position > head.end:
@@ -210,7 +211,8 @@ class OutputReader:
         )
 
     def _undone(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> RevertedEpochs | None:
-        """Return the reverted epochs whose outputs a reader at `position` has received, or None if there are none."""
+        """Return the epochs that this release reverts and from which a reader at `position` has received outputs, or None if there are
+        none."""
         if position.epoch <= head.after:
             return None
         undone, epoch = [position.epoch], position.epoch
@@ -240,40 +242,39 @@ class OutputReader:
 
 
 def check_same_release(body: OutputBody, head: OutputBody) -> None:
-    """Check that a part belongs to the release of the part 0 in `head`. Raise DamagedDataError if it does not."""
+    """Check that a part belongs to the same release as the part 0 in `head`. Raise DamagedDataError if it does not."""
     if msgspec.structs.replace(head, part=body.part, data=body.data, key=body.key) != body:
         raise damaged(body.path, f"its release data differs from that of {head.path}")
 
 
 def list_parts(disk: Disk) -> list[PartName]:
-    """Return all parts, sorted by epoch and part number. A store without outputs has no directory for them."""
+    """Return the parts of all releases, sorted by epoch and part number. The result is empty if the store has never contained outputs."""
     entries = store_files.listed(disk, OUTPUTS)
     names = [parse_part_path(f"{OUTPUTS}/{entry.name}") for entry in entries if not entry.is_directory]
     return sorted([name for name in names if name is not None], key=lambda name: (name.epoch, name.part, name.release))
 
 
 def released_epochs(parts: list[PartName]) -> list[int]:
-    """Return the epochs that have a part 0, in ascending order."""
+    """Return the epochs that have a part 0, and thus a complete release, in ascending order."""
     return [name.epoch for name in parts if name.part == 0]
 
 
 def read_part(disk: Disk, path: str, *, store_id: str | None) -> OutputBody:
-    """Return the body of a part, after every check that needs no key.
+    """Read a part, and make every check that needs no key.
 
     Raises:
-        DamagedDataError, StoreError: As in `decode_part`, or if the file is missing or cannot be read.
+        DamagedDataError, StoreError: As in `decode_part`, or if the file is missing or unreadable.
     """
     data = store_files.read_file(disk, path, epoch=None, size_bytes_max=FILE_BYTES_MAX)
     return decode_part(data, path=path, store_id=store_id)
 
 
 def holds_outputs(disk: Disk) -> bool:
-    """Return whether the store contains any part of a release."""
     return bool(list_parts(disk))
 
 
 def keys_of_outputs(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys that encrypt outputs. Raise the errors of `read_part`."""
+    """Return the ids of the keys with which the store's outputs are encrypted. Raise the errors of `read_part`."""
     keys = {read_part(disk, name.path, store_id=store_id).key for name in list_parts(disk)}
     return keys - {""}
 
@@ -296,7 +297,7 @@ _ID_BYTES = 16
 
 
 class ConsumerPosition(msgspec.Struct, frozen=True, gc=False):
-    """A consumer's cursor as text, and the wall-clock time at which the consumer acknowledged it, in nanoseconds since 1970."""
+    """Position of a named consumer: its cursor as text, and the wall-clock time of its last acknowledgement in nanoseconds since 1970."""
 
     cursor: str
     acknowledged_ns: int
@@ -325,11 +326,11 @@ def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPosition]:
 def acknowledge(
     disk: Disk, store_id: str, name: str, cursor: str, *, now_ns: int, random_bytes: Callable[[int], bytes]
 ) -> ConsumerPosition:
-    """Move a consumer forward to `cursor` durably, and return the consumer's position. The first call creates the consumer.
+    """Durably move a consumer forward to `cursor`, and return the consumer's position. The first call creates the consumer.
 
     Raises:
         UsageError: If the consumer's name or the cursor is invalid.
-        StoreError: If the position could not be written. Repeat the call.
+        StoreError: If the position cannot be written. The caller should then repeat the call.
     """
     wanted = parse_cursor(cursor)
     consumer_path(name, 1)
@@ -343,7 +344,7 @@ def acknowledge(
 
 
 def forget(disk: Disk, name: str) -> bool:
-    """Remove a consumer, so that outputs are no longer kept for that consumer. Return whether the consumer existed."""
+    """Remove a consumer, so that outputs are no longer kept for it. Return whether the consumer existed."""
     consumer_path(name, 1)
     with store_files.writing(disk, f"the removal of consumer {name!r}"):
         paths = [consumer_path(name, number) for number in _list(disk).get(name, [])]
@@ -354,13 +355,13 @@ def forget(disk: Disk, name: str) -> bool:
 
 
 def check_place(disk: Disk, path: str, *, store_id: str | None) -> None:
-    """Read a consumer's position file completely and check it. Raise DamagedDataError or StoreError."""
+    """Read and check a consumer's position file. Raise DamagedDataError or StoreError."""
     name, _ = parse_consumer_path(path) or ("", 0)
     _decode(disk, path, name, store_id)
 
 
 class _ChangedError(Exception):
-    """Raised if the position files have changed since they were listed."""
+    """The position files have changed since they were listed."""
 
 
 def _advance(
@@ -419,7 +420,7 @@ def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerP
 
 
 def _list(disk: Disk) -> dict[str, list[int]]:
-    """Return the numbers of each consumer's position files, in ascending order."""
+    """Return the numbers of each consumer's position files in ascending order."""
     entries = store_files.listed(disk, CONSUMERS)
     places = [parse_consumer_path(f"{CONSUMERS}/{entry.name}") for entry in entries if not entry.is_directory]
     numbers: dict[str, list[int]] = {}
@@ -429,7 +430,7 @@ def _list(disk: Disk) -> dict[str, list[int]]:
 
 
 def lowest_cursor(places: dict[str, ConsumerPosition]) -> Cursor | None:
-    """Return the position that every consumer has reached, or None if there are no consumers."""
+    """Return the lowest cursor of all consumers, or None if there are no consumers."""
     return min([parse_cursor(place.cursor) for place in places.values()], default=None)
 
 
@@ -462,7 +463,8 @@ class OutputWriter:
         random_bytes: Callable[[int], bytes],
         watchers: Sequence[Callable[[int], None]] = (),
     ) -> None:
-        """Create the writer. Each watcher is called with the epoch after each release, and with 0 after a deletion, from any thread."""
+        """Create the writer. After each release, each watcher is called with the epoch, and after each deletion with 0. The call may come
+        from any thread."""
         self._watchers = watchers
         self._disk = disk
         self._store_id = store_id
@@ -511,7 +513,7 @@ class OutputWriter:
             )
 
     def forget(self, consumer: str) -> bool:
-        """Remove a consumer, and return whether the consumer existed."""
+        """Remove a consumer, and return whether it existed."""
         return forget(self._disk, consumer)
 
     def delete(self, *, now_ns: int, age_ns_max: int, age_ns_min: int) -> list[str]:
@@ -538,7 +540,7 @@ class OutputWriter:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _check_reached(self, cursor: Cursor) -> None:
-        """Reject a cursor beyond all releases, because such a cursor would allow the deletion of all releases up to it."""
+        """Reject a cursor beyond all releases, because accepting it would allow the deletion of all releases up to the cursor."""
         if self._newest is not None and self._newest.epoch >= cursor.epoch:
             return
         if cursor.epoch > max(released_epochs(list_parts(self._disk)), default=0):
@@ -549,7 +551,7 @@ class OutputWriter:
         return self._head_of(epochs[-1]) if epochs else None
 
     def _head_of(self, epoch: int) -> OutputBody:
-        """Return part 0 of a release without its outputs. If part 0 is damaged, return a body in which only the epoch is valid."""
+        """Return part 0 of a release without its outputs. If part 0 is damaged, only the epoch of the returned body is valid."""
         try:
             return msgspec.structs.replace(self._read(epoch), data=b"")
         except DamagedDataError:
@@ -559,7 +561,7 @@ class OutputWriter:
         return read_part(self._disk, first_path(epoch), store_id=self._store_id)
 
     def _check_same(self, path: str, root: str, after: int) -> None:
-        """Check that this epoch was released with the same root and `after`, and make that release durable."""
+        """Check that the epoch was released with the same root and `after`, and make that release durable."""
         try:
             self._disk.size(path)
             head = read_part(self._disk, path, store_id=self._store_id)
@@ -610,7 +612,8 @@ class OutputWriter:
         self._newest = head
 
     def _deletable_epochs(self, epochs: list[int], now_ns: int, age_ns_max: int, age_ns_min: int) -> set[int]:
-        """Return the epochs that may be deleted: all up to the last deletable sampled release, but never the newest."""
+        """Return the epochs whose releases may be deleted, which are all epochs up to the last deletable release in the sample, but never
+        the newest."""
         passed = lowest_cursor(read_consumers(self._disk, self._store_id))
         heads = self._sample_heads(epochs)
         times = [head.created_ns for head in heads] + [now_ns]
@@ -624,8 +627,8 @@ class OutputWriter:
         return {epoch for epoch in epochs[:-1] if epoch <= last}
 
     def _sample_heads(self, epochs: list[int]) -> list[OutputBody]:
-        """Return part 0 of the newest release and of an even sample of the other releases. The next call uses the same sample. Damaged
-        parts are omitted."""
+        """Return part 0 of the newest release and of evenly sampled older releases. Consecutive calls use the same sample. Damaged parts
+        are omitted."""
         apart = 1 << max(0, len(epochs) // LOOKED_AT).bit_length()
         sampled = [epoch for epoch in epochs[:-1] if epoch % apart == 0] + epochs[-1:]
         heads = [self._heads.get(epoch) or self._head_of(epoch) for epoch in sampled]
@@ -633,14 +636,14 @@ class OutputWriter:
         return list(self._heads.values())
 
     def _unlink(self, heads: list[str], others: list[str]) -> list[str]:
-        """Unlink releases. The removal of a release's part 0 is made durable before the release's other parts are removed."""
+        """Unlink releases. The removal of each release's part 0 is durable before the release's other parts are removed."""
         removed = store_files.unlink(self._disk, heads)
         if removed and others:
             self._disk.sync_directory(OUTPUTS)
         return removed + store_files.unlink(self._disk, others)
 
     def _abandoned(self, parts: list[PartName], epochs: list[int], due: set[int]) -> list[str]:
-        """Return the parts, up to the newest released epoch, that belong to no complete release."""
+        """Return the parts that belong to no complete release, up to the newest released epoch."""
         lower = [name for name in parts if name.part and name.epoch <= epochs[-1] and name.epoch not in due]
         releases: dict[int, str] = {}
         for epoch in {name.epoch for name in lower} & set(epochs):
@@ -650,7 +653,7 @@ class OutputWriter:
         return [x.path for x in lower if x.epoch not in unread and x.release != releases.get(x.epoch)]
 
     def _sweep_temporary(self, epoch: int) -> list[str]:
-        """Remove temporary files of releases up to this epoch. The lock ensures that this process is not using any of them."""
+        """Remove temporary files of releases up to this epoch. While this process holds the lock, none of its threads uses these files."""
         with self._lock:
             try:
                 entries = self._disk.list_directory(TEMPORARY)
@@ -674,13 +677,13 @@ class OutputWriter:
 
 
 def order_of_parts(count: int) -> list[int]:
-    """Return the numbers of the parts in the order of creation. Part 0 comes last, because it completes the release."""
+    """Return the part numbers in the order in which the parts are written. Part 0 comes last, because it completes the release."""
     return [*range(1, count), 0]
 
 
 def _previous(newest: OutputBody | None) -> Cursor:
-    """Return the cursor that a reader must have reached before the next release. Releases that neither contain nor revert outputs do not
-    count."""
+    """Return the cursor that a reader must have reached before the next release, or else the reader has missed outputs. Releases that
+    neither contain nor revert outputs are ignored."""
     if newest is None:
         return START
     before = Cursor(*newest.previous)

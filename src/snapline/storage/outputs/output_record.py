@@ -1,15 +1,15 @@
 """Names and file format of released outputs.
 
-Every file is a record (`storage/disk/record.py`) of kind `OUTP`. A release is one file, or several parts if it is large. Part 0 lists the
-number of outputs of each part. The names of the other parts contain their release's random id, which part 0 also contains. So parts of
-interrupted attempts are never read, and no attempt can complete another attempt's release. Every part contains its path. A part at any
-other path counts as damaged.
+Every file is a record (`storage/disk/record.py`) of kind `OUTP`. A small release is one file, and a large release has several parts. Part 0
+lists the number of outputs of each part. The names of all other parts contain the random id of their release, which part 0 also contains.
+So parts of interrupted release attempts are never read, and no attempt can complete another attempt's release. Every part contains its
+path. A part that is found at any other path counts as damaged.
 
-The epoch determines the outputs and their order. So the outputs and every reader's cursor are the same in every attempt. Only the division
-into parts may differ.
+The epoch determines the outputs and their order. So outputs and cursors are the same in every attempt to release an epoch. Only the
+division into parts may differ between attempts.
 
-Where the store is encrypted, the outputs are encrypted under their own key, derived from the id of the release. The encryption also binds
-the outputs to all other fields of the part. Epoch, root, lengths and counts remain readable.
+In an encrypted store, the outputs are encrypted under a separate key, which is derived from the id of the release. The encryption also
+binds the outputs to all other fields of the part. Epoch, root, lengths and counts are not encrypted.
 
 The names of output files, and of the consumers' position files:
 
@@ -41,7 +41,7 @@ _CURSOR = re.compile(rf"({_NUMBER})\.({_COUNT})")
 
 
 class Cursor(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Position of a reader that has read all releases before `epoch` and the first `taken` outputs of that epoch's release."""
+    """Cursor of a reader that has read all releases before `epoch` and the first `taken` outputs of that epoch's release."""
 
     epoch: int = 0
     taken: int = 0
@@ -55,7 +55,7 @@ START = Cursor()
 
 
 class PartName(msgspec.Struct, frozen=True, gc=False):
-    """Name of a part, as parsed from its path. `release` is empty for part 0."""
+    """Name of a part, parsed from its path. `release` is empty for part 0."""
 
     epoch: int
     part: int
@@ -68,14 +68,14 @@ class PartName(msgspec.Struct, frozen=True, gc=False):
 
 
 def first_path(epoch: int) -> str:
-    """Return the path of part 0 of this epoch's release. Raise UsageError if the epoch is invalid."""
+    """Return the path of part 0 of an epoch's release. Raise UsageError if the epoch is invalid."""
     if not 1 <= epoch <= EPOCH_MAX:
         raise UsageError(f"{epoch} is no epoch that outputs are released with: they count from 1")
     return PartName(epoch, 0, "").path
 
 
 def parse_part_path(path: str) -> PartName | None:
-    """Return the name of the part at this path, or None if no part can have this path."""
+    """Parse the path of a part. Return None if the path is invalid."""
     match = _PART.fullmatch(path)
     if match is None or int(match[1]) > EPOCH_MAX:
         return None
@@ -83,7 +83,7 @@ def parse_part_path(path: str) -> PartName | None:
 
 
 def parse_cursor(text: str) -> Cursor:
-    """Return the cursor that `text` denotes. Raise UsageError if `text` is invalid."""
+    """Parse a cursor. Raise UsageError if `text` is invalid."""
     if not text:
         return START
     match = _CURSOR.fullmatch(text)
@@ -93,12 +93,12 @@ def parse_cursor(text: str) -> Cursor:
 
 
 def consumer_path(name: str, number: int) -> str:
-    """Return the path of the `number`-th position of a consumer. Raise UsageError if the name is invalid."""
+    """Return the path of a consumer's position with this number. Raise UsageError if the name is invalid."""
     return f"{CONSUMERS}/{check_id(name, 'consumer')}.{number}"
 
 
 def parse_consumer_path(path: str) -> tuple[str, int] | None:
-    """Return the consumer's name and the position's number, or None if `path` is not the path of a position."""
+    """Parse the path of a position into the consumer's name and the position's number. Return None if the path is invalid."""
     match = _CONSUMER.fullmatch(path)
     return None if match is None or int(match[2]) > EPOCH_MAX else (match[1], int(match[2]))
 
@@ -124,19 +124,19 @@ RESERVED_TOPIC_PREFIX = "@"
 
 
 def matches_topic(topic: str, wanted: str) -> bool:
-    """Return whether a consumer of the topic `wanted` receives outputs with this topic. If `wanted` is "", it receives all topics of
-    agents."""
+    """Return whether outputs with the topic `topic` match a consumer's filter `wanted`. An empty filter matches all topics that agents
+    use."""
     return topic == wanted if wanted else not topic.startswith(RESERVED_TOPIC_PREFIX)
 
 
 class EmittedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An output that an agent has emitted.
+    """An output emitted by an agent.
 
     Attributes:
         agent: sender of the output.
-        number: sequence number of the output, counted from 1 in the agent's history.
-        topic: topic chosen by the agent.
-        payload: the message as encoded by `encode_message`.
+        number: sequence number of the output, counted from 1 over the agent's history.
+        topic: topic that the agent chose.
+        payload: message payload as encoded by `encode_message`.
         emitted_ns: wall-clock time of emission in nanoseconds since 1970, for display only.
     """
 
@@ -151,17 +151,17 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
     """Body of a part's record.
 
     Attributes:
-        after: the epoch before this one in its history. Outputs released between the two epochs are reverted.
+        after: previous epoch in this epoch's history. The release reverts all outputs that were released between the two epochs.
         counts: number of outputs in each part, beginning with part 0.
-        created_ns: wall-clock time of writing in nanoseconds since 1970.
-        data: the list of `EmittedOutput` in MessagePack, encrypted if there is a key.
+        created_ns: wall-clock time at which the release was created, in nanoseconds since 1970.
+        data: MessagePack encoding of the list of `EmittedOutput`, encrypted if there is a key.
         epoch, store: epoch and store of the release.
         key: id of the key that encrypts `data`, or "" if `data` is not encrypted.
         part: number of this part.
-        previous: epoch and number of outputs of the previous release in the store, or (0, 0) if there was none. A release of any history
-            counts if it contains or reverts outputs. The field shows a reader that a release between `previous` and this one was deleted.
+        previous: epoch and number of outputs of the newest earlier release in the store that contains or reverts outputs, or (0, 0) if
+            there is none. The earlier release may belong to another history. A reader that has not read that release has missed outputs.
         release: random id of the release, 32 hexadecimal digits.
-        root: root of the epoch.
+        root: root hash of the epoch.
     """
 
     after: int
@@ -177,7 +177,7 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
     store: str
 
     def context(self) -> bytes:
-        """Return the context to which the encryption binds the data: all other fields."""
+        """Return the encryption context, which binds the data to all other fields."""
         return canonical.encode((_PURPOSE, msgspec.structs.replace(self, data=b"")))
 
     @property
@@ -196,7 +196,7 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class Release(msgspec.Struct, frozen=True):
-    """All outputs released with one epoch. The fields mean the same as in `OutputBody`."""
+    """All outputs that were released with one epoch. The fields mean the same as in `OutputBody`."""
 
     epoch: int
     after: int
@@ -210,7 +210,7 @@ _outputs_decoder = msgspec.msgpack.Decoder(list[EmittedOutput])
 
 
 def check_outputs(outputs: Sequence[EmittedOutput]) -> list[EmittedOutput]:
-    """Return the outputs sorted by agent and number. Raise UsageError if an output is invalid or a duplicate."""
+    """Sort the outputs by agent and number. Raise UsageError if an output is invalid or duplicate."""
     ordered = sorted(outputs, key=_place)
     reason = _contradiction(ordered)
     if reason:
@@ -233,11 +233,11 @@ def split_into_parts(outputs: Sequence[EmittedOutput]) -> list[list[EmittedOutpu
 
 
 def encode_parts(head: OutputBody, parts: Sequence[Sequence[EmittedOutput]], guard: Guard | None) -> list[bytes]:
-    """Return the encoded files of the parts. The parts' encryption key is durable when this function returns.
+    """Encode the parts of a release as files. The function returns only after the parts' encryption key is durable.
 
     Raises:
         UsageError: If a part is too large.
-        StoreError: If the key could not be written.
+        StoreError: If the encryption key cannot be written.
     """
     cipher = guard.begin_pack(WRITER, head.release) if guard is not None and guard.encrypts else None
     encoded = []
@@ -253,11 +253,11 @@ def encode_parts(head: OutputBody, parts: Sequence[Sequence[EmittedOutput]], gua
 
 
 def decode_part(data: bytes, *, path: str, store_id: str | None) -> OutputBody:
-    """Return the body of the file at `path`, after every check that needs no key. If `store_id` is None, the store's id is not checked.
+    """Decode the part at `path`, and make every check that needs no key. If `store_id` is None, the store's id is not checked.
 
     Raises:
         DamagedDataError: If the file is damaged, or belongs to another path or store.
-        StoreError: If a later version of Snapline wrote the file.
+        StoreError: If the file was written by a later version of Snapline.
     """
     raw = unseal(OUTPUT_KIND, data, path=path, epoch=None)
     with store_files.decoding(path):
@@ -270,11 +270,11 @@ def decode_part(data: bytes, *, path: str, store_id: str | None) -> OutputBody:
 
 
 def open_outputs(body: OutputBody, guard: Guard | None) -> list[EmittedOutput]:
-    """Return the outputs contained in a part that `decode_part` has checked.
+    """Decrypt and decode the outputs in a part that `decode_part` has checked.
 
     Raises:
         DamagedDataError: If the data cannot be decrypted, or its contents are invalid.
-        StoreError: If the part is not encrypted although there is a key, or is encrypted although there is no key.
+        StoreError: If the part is unencrypted although there is a key, or encrypted although there is none.
     """
     data = open_data(
         body.data,
@@ -300,7 +300,7 @@ def _place(output: EmittedOutput) -> tuple[str, int]:
 
 
 def _contradiction(outputs: Sequence[EmittedOutput]) -> str:
-    """Return why the sorted outputs are invalid, or "" if they are valid. The check runs before writing and after reading."""
+    """Return why the sorted outputs are invalid, or "" if they are valid. Outputs are checked before writing and after reading."""
     for index, output in enumerate(outputs):
         if not 1 <= output.number <= EPOCH_MAX:
             return f"{output.number} is no number of an output: they count from 1"

@@ -1,9 +1,9 @@
-"""Contents of the checkpoint of one agent, and their encoding as bytes.
+"""Contents of an agent's checkpoint, and their encoding.
 
-A checkpoint is one blob of a pack: the MessagePack array `[version, fields]`. `docs/snapshot-format.md` lists the fields for readers
-without this code. Code in `storage/` treats the agent's state as opaque bytes, which `agent_runtime` encodes.
+A checkpoint is one blob of a pack: the MessagePack array `[version, fields]`. `docs/snapshot-format.md` describes the fields for programs
+that read checkpoints without Snapline. The `storage` package treats the agent's state as opaque bytes, which `agent_runtime` encodes.
 
-All channel numbers count from 1. A channel number of 0 means that nothing was sent or consumed on that channel.
+Messages on each channel are numbered from 1. The number 0 means that no message was sent or consumed on the channel.
 
 A checkpoint also contains records of the agent's external effects (`agent_runtime/host/host_effects.py`).
 """
@@ -17,21 +17,22 @@ from snapline.storage.disk.record import DIGEST_BYTES, Buffer, canonical
 
 
 class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A finished effect of the agent, kept under its key so that repeated requests can be answered.
+    """A finished external effect, stored under its key so that repeated requests get the recorded result.
 
     Attributes:
-        key: key, unique within the agent. A key that begins with `@` was generated for the effect's turn and is forgotten with that turn.
-        generation: number of real executions, not counting retries. The generation is 1 at first, and increases by one after each
-            compensation.
-        digest: 8-byte digest of name and arguments.
+        key: key of the effect, unique within the agent. A key that begins with `@` was generated for the effect's turn, and is discarded
+            with that turn.
+        generation: number of times that the effect was executed, not counting retries. The first execution is generation 1, and each
+            compensation increases the generation by one.
+        digest: 8-byte digest of the effect's name and arguments.
         outcome: "done", "failed" or "compensated".
         result: encoded result of a successful effect.
         arguments: arguments as text, for display.
         ended_ns: wall-clock time on the agent's host at which the effect ended, in nanoseconds since 1970.
-        is_orphan: the effect's turn has failed permanently and no later turn has adopted the effect, so it may be compensated.
-        name, undo, undo_arguments: same as in `MadeEffect`, but empty if the effect cannot be compensated.
-        dead_letter: number of the dead letter of the failed turn that left this orphan, or 0 if unknown.
-        late_s: time in seconds for which the last call of a failed effect may have continued after the effect ended.
+        is_orphan: whether the effect's turn has failed permanently and no later turn has adopted the effect, so that it may be compensated.
+        name, undo, undo_arguments: as in `MadeEffect`, or empty if the effect cannot be compensated.
+        dead_letter: number of the dead letter that the failed turn left, or 0 if unknown.
+        late_s: how many seconds the last call of a failed effect may have continued after the effect ended.
     """
 
     key: str
@@ -50,17 +51,19 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """The effect for whose outcome the agent's current turn waits.
+    """An external effect whose outcome the agent's current turn is waiting for.
 
     Attributes:
-        key, generation, digest, arguments: same as in `KnownEffect`.
-        number: number of the agent's output that announces the effect. The effect may run after that output is released.
-        name, undo, undo_arguments: same as in `MadeEffect`.
-        undoes, undoes_generation: key and generation of the effect that this effect compensates, if it is a compensation.
-        is_marked: a mark is written to the host log before each call, so without a mark the effect was never called.
-        is_begun: such a mark exists or existed. The log may drop the mark while the effect is still open.
-        is_repeated: a call under this key has failed, or was made in a reverted history. That call may have taken effect.
-        timeout_s: time limit of a call in seconds.
+        key, generation, digest, arguments: as in `KnownEffect`.
+        number: sequence number of the output that announces the effect. The effect may run after that output has been released.
+        name, undo, undo_arguments: as in `MadeEffect`.
+        undoes, undoes_generation: key and generation of the effect that this effect compensates, or empty if this effect is not a
+            compensation.
+        is_marked: whether a mark is written to the host log before each call. If so, an effect without a mark was never called.
+        is_begun: whether the host log contains, or has contained, a mark for this effect. The log may drop the mark before the effect has
+            finished.
+        is_repeated: whether a call under this key has failed, or was made in a reverted history. The earlier call may have taken effect.
+        timeout_s: time limit of each call in seconds.
     """
 
     key: str
@@ -80,11 +83,11 @@ class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An effect that the agent's current durable turn has executed or tried. If the turn fails, the effect is compensated.
+    """An external effect that the agent's current durable turn has executed or attempted. If the turn fails, the effect is compensated.
 
     Attributes:
         undo: compensation as `"module:function"`, or "" if there is none.
-        undo_arguments: arguments of the compensation, each of them encoded.
+        undo_arguments: encoded arguments of the compensation.
     """
 
     key: str
@@ -95,7 +98,7 @@ class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class SavedEffects(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Effects of an agent: the latest finished effects and the current turn's effects, both from oldest to newest, and the open effect."""
+    """External effects of an agent: the latest finished effects and the current turn's effects, both oldest first, and the open effect."""
 
     keys: list[KnownEffect] = []
     made: list[MadeEffect] = []
@@ -109,7 +112,7 @@ _READABLE = (1, CHECKPOINT_VERSION)
 
 
 class InTransitMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message that is in transit in the cut: it was sent before the cut, but not consumed before the cut."""
+    """A message in transit, which was sent but not consumed before the cut."""
 
     number: int
     stamp: int
@@ -118,14 +121,14 @@ class InTransitMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, f
 
 
 class ParkedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message that a finished turn has sent and that waits for channel credit. The message has no channel number yet."""
+    """A message sent by a finished turn that is waiting for channel credit. The message has not been assigned a channel number yet."""
 
     receiver: str
     payload: bytes
 
 
 class SavedTimer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A timer that had not fired by the time of the checkpoint. `remaining_ns` is the time that was left then."""
+    """A timer that was pending when the checkpoint was taken. `remaining_ns` is the time until it would have fired, in nanoseconds."""
 
     name: str
     remaining_ns: int
@@ -133,20 +136,20 @@ class SavedTimer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class BootClock(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Reading of a machine's monotonic clock, which keeps running during sleep and while no process of ours runs. `boot` identifies the
-    boot of the machine."""
+    """Reading of a machine's monotonic clock, which keeps running while the machine sleeps and while no Snapline process runs. `boot`
+    identifies the current boot of the machine."""
 
     boot: str
     now_ns: int
 
     def since(self, earlier: "BootClock") -> int:
-        """Return the nanoseconds since another reading, or 0 if that reading is from another machine or boot."""
+        """Return the nanoseconds elapsed since `earlier`, or 0 if the two readings come from different boots."""
         return max(0, self.now_ns - earlier.now_ns) if self.boot == earlier.boot else 0
 
 
 class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message whose handler failed `attempts` times. `time_ns` is wall-clock time in nanoseconds since 1970. `key` is an input's
-    idempotency key."""
+    """Dead letter: a message whose handler failed `attempts` times. `time_ns` is wall-clock time in nanoseconds since 1970. `key` is the
+    idempotency key if the message is an input."""
 
     sender: str
     payload: bytes
@@ -157,21 +160,21 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, f
 
 
 class DeadLetterNumbers(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Numbers of an agent's dead letters: the numbers of all that are kept, in order, and the highest number ever assigned."""
+    """Numbers of the dead letters that an agent keeps, in ascending order, and the highest number ever assigned."""
 
     last: int
     numbers: list[int]
 
 
 def consecutive_dead_letter_numbers(count: int, kept: int) -> DeadLetterNumbers:
-    """Return the numbers of the dead letters if none was ever removed. `count` counts all dead letters, and the newest `kept` of them are
-    kept."""
+    """Number dead letters consecutively, which is correct if none was ever removed. `count` is the number of dead letters ever created, of
+    which the newest `kept` are still stored."""
     last = max(count, kept)
     return DeadLetterNumbers(last, list(range(last - kept + 1, last + 1)))
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A spawn that a finished turn has requested. The coordinator has not reserved an agent for it yet."""
+    """A spawn request of a finished turn, for which the coordinator has not reserved an agent yet."""
 
     agent: str
     kind: str
@@ -184,18 +187,18 @@ empty."""
 
 
 class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Record of a consumed input, stored under its client's key. With this record the agent detects duplicates of the input.
+    """Record of a consumed input, stored under the client's idempotency key. The record allows the agent to detect duplicates of the input.
 
     Attributes:
         number: sequence number of the consumed input.
         digest: 16-byte digest of the input's payload.
-        admitted_ns: wall-clock time on the host at which the input was accepted, in nanoseconds since 1970.
-        is_dead_lettered: the input became a dead letter.
-        reply: reply of the input's turn, or b"" if there was none or it has been forgotten. `DROPPED_REPLY` means that the input had no
-            turn and counts as a dead letter.
-        is_open: the input is consumed, but its turn has not ended: the turn is durable, or the input waits in the stash.
-        retried_by: key of the operator command that retried the input's dead letter. The input and the command both get the reply of that
-            retry.
+        admitted_ns: wall-clock time at which the host accepted the input, in nanoseconds since 1970.
+        is_dead_lettered: whether the input became a dead letter.
+        reply: reply of the input's turn, or b"" if the turn gave no reply or the reply has been discarded. `DROPPED_REPLY` means that the
+            input had no turn and counts as a dead letter.
+        is_open: whether the input is consumed but its turn has not ended, because the turn is durable or the input waits in the stash.
+        retried_by: key of the operator command that retried the input's dead letter. The input and the command both receive the reply of
+            the retried turn.
     """
 
     key: str
@@ -209,20 +212,20 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
 
     @property
     def is_dropped(self) -> bool:
-        """Return whether the input never had a turn because a rollback dropped it."""
+        """Return whether the input never got a turn because a rollback dropped it."""
         return self.reply == DROPPED_REPLY
 
 
 class SavedInputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """External inputs that an agent has consumed. `number` is the number of the last input, and `keys` lists the latest keys, oldest
-    first."""
+    """Record of the external inputs that an agent has consumed. `number` is the sequence number of the last input, and `keys` lists the
+    latest `KnownKey` records, oldest first."""
 
     number: int = 0
     keys: list[KnownKey] = []
 
     @property
     def settled(self) -> int:
-        """Highest input number up to which all turns have ended."""
+        """Highest input number such that the turns of all inputs up to it have ended."""
         return min([known.number - 1 for known in self.keys if known.is_open], default=self.number)
 
 
@@ -230,11 +233,11 @@ NO_INPUTS = SavedInputs()
 
 
 class SavedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An output that has not been released yet, as far as the agent's host knows.
+    """An emitted output that has not been released yet, as far as the agent's host knows.
 
     Attributes:
-        number: sequence number of the output, counted from 1 in the agent's history across all its owners and incarnations.
-        payload: the message as encoded by `encode_message`.
+        number: sequence number of the output, counted from 1 over the agent's history, across all owners and incarnations.
+        payload: message payload as encoded by `encode_message`.
         emitted_ns: wall-clock time of emission in nanoseconds since 1970, for display only.
     """
 
@@ -245,8 +248,8 @@ class SavedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class SavedOutputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An agent's outputs. `number` is the number of the last output, and `pending` lists the pending outputs up to it in order, without a
-    gap."""
+    """An agent's outputs. `number` is the sequence number of the last output, and `pending` lists the unreleased outputs up to that number
+    without gaps."""
 
     number: int = 0
     pending: list[SavedOutput] = []
@@ -260,16 +263,16 @@ TURN_TIMER = "\0waited"
 
 
 class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One entry in the journal of a durable turn: a request by the turn's handler, and its outcome.
+    """Journal entry of a durable turn, which records a request by the turn's handler and its outcome.
 
     Attributes:
         kind: "step", "effect", "call", "sleep", "receive" or "now".
-        name: name of the step or effect, the called agent, or the type of message to receive.
+        name: name of the step or effect, name of the called agent, or type of the message to receive.
         digest: 8-byte digest of the arguments, or b"" if there are none.
-        outcome: "done", "failed", or "late" after a timeout. The outcome is "" while the turn waits for it. Effects may also be "adopted"
-            (an earlier turn has executed the effect) or "refused" (an earlier turn used other arguments).
-        result: the encoded result. For "receive" it is the message, and for a failed step it is the error.
-        sender: sender of a received message, or key and generation of an effect that was called.
+        outcome: "done", "failed", or "late" after a timeout. The outcome is "" while the turn is waiting. An effect may also be "adopted"
+            (executed by an earlier turn) or "refused" (requested by an earlier turn with other arguments).
+        result: the encoded result. The result of "receive" is the message, and the result of a failed step is the error.
+        sender: sender of a received message, or key and generation of an external effect.
     """
 
     kind: str
@@ -281,13 +284,13 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
 
 
 class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A durable turn that has begun but not ended. The turn is saved with the agent's state as it was when the turn began.
+    """A durable turn that has begun but has not ended. The turn is saved together with the agent's state from the beginning of the turn.
 
     Attributes:
         what, sender, payload, key: the message that caused the turn. `key` is set only for inputs.
         seed: 16-byte seed of the turn's random numbers.
-        journal: finished entries. In a file, these are only the entries that are not in chunks yet (`AgentCheckpoint.journal_part`).
-        waits: the entry for which the turn waits, or None if the last entry is finished and the turn has not resumed yet.
+        journal: finished entries. A file contains only the entries that are not stored in chunks (`AgentCheckpoint.journal_part`).
+        waits: entry that the turn is waiting for, or None if the last entry is finished and the turn has not resumed yet.
     """
 
     what: str
@@ -300,10 +303,10 @@ class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
 
 class StashedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message that counts as received but has not had its turn, because a durable turn received a later message first.
+    """A received message whose turn is postponed, because a durable turn received a later message first.
 
     Attributes:
-        key: idempotency key, if the message is an input.
+        key: idempotency key if the message is an input, otherwise "".
     """
 
     sender: str
@@ -312,20 +315,20 @@ class StashedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, for
 
 
 class ChunkReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Reference to a chunk of a state part: BLAKE3 digest and length of the chunk's plaintext."""
+    """Reference to a chunk of a state part, consisting of the BLAKE3 digest and the length of the chunk's plaintext."""
 
     digest: bytes
     size_bytes: int
 
 
 class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A part of a state that is stored separately from the state's own bytes: an array, a history or a blob.
+    """A part of an agent's state that is stored separately: an array, a history or a blob.
 
     Attributes:
-        kind: `PART_…` of `storage/capture/image.py`.
-        head: information that this kind of part needs to rebuild the object.
+        kind: one of the constants `PART_…` in `storage/capture/image.py`.
+        head: information needed to rebuild the object from its chunks.
         size_bytes: total length of all chunks, in bytes.
-        chunk_bytes: size in bytes of every chunk except the last, or 0 if `sizes` lists the sizes.
+        chunk_bytes: size of every chunk except the last, in bytes, or 0 if `sizes` lists the sizes.
         sizes: size of each chunk in bytes, if `chunk_bytes` is 0.
         digests: concatenated 32-byte digests of the chunks, in order.
     """
@@ -347,7 +350,7 @@ class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
         ]
 
     def contradiction(self) -> str:
-        """Return why the part is invalid, or "" if it is valid. The check runs before anything is allocated."""
+        """Return why the part is invalid, or "" if it is valid. Parts are checked before anything is allocated."""
         count, rest = divmod(len(self.digests), DIGEST_BYTES)
         if rest or self.size_bytes < 0 or self.chunk_bytes < 0 or any(size <= 0 for size in self.sizes):
             return "a part has an impossible length"
@@ -364,44 +367,44 @@ class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Checkpoint of one agent in one cut: state, channel numbers, channel state, outbox, timers and dead letters.
 
-    In a checkpoint pack, the checkpoint is one that the agent took independently. Then `epoch` is 0 and `in_transit` is empty, since the
-    checkpoint is in no cut yet, and `sender_log` contains messages that a later cut may need.
+    A checkpoint in a checkpoint pack was taken independently by its agent. Such a checkpoint belongs to no cut yet, so `epoch` is 0,
+    `in_transit` is empty, and `sender_log` contains messages that a later cut may need.
 
-    Files of earlier releases lack `basis`, `sender_log`, `round`, `turns` and `inputs`, which then have their default values. Files omit
-    `outputs`, `turn`, `journal`, `stash` and `effects` if they are empty. Files omit `dead_letter_numbers` if no dead letter was ever
-    removed, `durable_turns` if no durable turn has begun, and `clock` if no timer is set.
+    Files written by earlier releases lack `basis`, `sender_log`, `round`, `turns` and `inputs`, which then have their default values. Files
+    omit `outputs`, `turn`, `journal`, `stash` and `effects` where they are empty. Files omit `dead_letter_numbers` if no dead letter was
+    ever removed, `durable_turns` if no durable turn has begun, and `clock` if no timer is set.
 
     Attributes:
-        agent: id of the agent.
-        kind: class of the agent, as `"module:Class"`.
-        incarnation: incarnation of the agent that recorded the checkpoint.
+        kind: agent class, as `"module:Class"`.
+        incarnation: incarnation of the agent that took the checkpoint.
         number: number of earlier checkpoints of this agent, across all incarnations.
-        epoch: the epoch of this checkpoint, or 0 if the checkpoint belongs to no epoch yet.
+        epoch: epoch to which the checkpoint belongs, or 0 if it belongs to no epoch yet.
         basis: reason for the checkpoint: "coordinated" (for an epoch), "initial", "basic", "forced" or "tentative".
         round: for a tentative checkpoint, the epoch of its koo-toueg round.
         turns: number of turns that the agent has finished since the previous checkpoint.
-        parts: parts of the state, in the order in which the state names them.
-        is_unborn: the message that creates the agent is in transit in this cut, so there is no state yet.
+        parts: state parts, in the order in which the state refers to them.
+        is_unborn: whether the message that creates the agent is still in transit in this cut. If so, there is no state yet.
         is_started: `on_start` has run.
         is_leaving: `ctx.stop()` was called.
-        state: state as encoded by `agent_runtime`. Code in `storage/` does not interpret it.
-        state_type: declared type of the state, used to show readable differences.
+        state: agent state as encoded by `agent_runtime`, opaque to `storage`.
+        state_type: declared type of the state, which allows readable comparisons of states.
         state_version: schema version of the state.
         state_fields: map from each field of the state to its declared type.
         sent: map from receiver to the number of the last message sent before the checkpoint.
         received: map from sender to the number of the last message consumed before the checkpoint.
         protocol_state: encoded state of the checkpointing protocol's core.
-        in_transit: map from sender to the messages in transit on the channel, sorted by number.
-        sender_log: map from receiver to all messages sent since the previous checkpoint, sorted by number.
-        outbox: messages of finished turns that wait for channel credit, in order.
-        dead_letters: the latest dead letters. `dead_letter_count` counts all dead letters in the agent's history, except those that were
-            handled successfully later.
-        saved_numbers: `dead_letter_numbers`, as stored in the file.
+        in_transit: map from sender to the messages in transit from that sender, sorted by number.
+        sender_log: map from receiver to all messages sent to it since the previous checkpoint, sorted by number.
+        outbox: messages of finished turns that are waiting for channel credit, in order.
+        dead_letters: the latest dead letters. `dead_letter_count` is the number of dead letters in the agent's history, excluding those
+            that were handled successfully later.
+        saved_numbers: `dead_letter_numbers` in the form stored in the file.
         recorded_ns: wall-clock time in nanoseconds since 1970, used only in diagrams and never for decisions.
-        inputs: consumed external inputs. The host log delivers later inputs again.
-        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects`, as
-            stored in the file.
-        saved_clock: reading of the machine's clock at the checkpoint. The time that elapses after it counts for the timers.
+        inputs: consumed external inputs. The host log redelivers later inputs.
+        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects` in the
+            form stored in the file.
+        saved_clock: reading of the machine's clock when the checkpoint was taken. Time that elapses after the checkpoint counts towards the
+            timers.
         saved_journal: `journal_part`, stored in the file as `journal`.
     """
 
@@ -444,40 +447,40 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def dead_letter_numbers(self) -> DeadLetterNumbers:
-        """Numbers of the agent's dead letters, which are consecutive until a dead letter is removed."""
+        """Numbers of the agent's dead letters, which are consecutive if none was ever removed."""
         return self.saved_numbers or consecutive_dead_letter_numbers(self.dead_letter_count, len(self.dead_letters))
 
     @property
     def outputs(self) -> SavedOutputs:
-        """Outputs of the agent. No output file of an earlier epoch contains the pending outputs."""
+        """Outputs of the agent. The pending outputs are in no output file of an earlier epoch."""
         return self.saved_outputs or NO_OUTPUTS
 
     @property
     def turn(self) -> SavedTurn | None:
-        """The durable turn that has not ended, or None. The saved state is the state as it was when that turn began."""
+        """The durable turn in progress, or None. During a durable turn, the saved state is the state at the beginning of the turn."""
         return self.saved_turn or None
 
     @property
     def journal_part(self) -> StatePart | None:
-        """The beginning of the turn's journal, stored in chunks, or None. `storage/capture/chunking.py` combines it with the rest of the
+        """First part of the turn's journal, which is stored in chunks, or None. `storage/capture/chunking.py` appends the rest of the
         journal."""
         return self.saved_journal or None
 
     @property
     def journal_entries(self) -> int:
-        """Number of finished entries in the turn's journal."""
+        """Number of finished entries in the journal of the durable turn."""
         open_entries = 0 if self.turn is None else len(self.turn.journal)
         part = self.journal_part
         return open_entries if part is None else open_entries + _head_decoder.decode(part.head)[0]
 
     @property
     def chunked(self) -> list[StatePart]:
-        """All parts that are stored in chunks: the parts of the state, and the part of the journal."""
+        """All parts that are stored in chunks, which are the state parts and the journal part."""
         return self.parts if self.journal_part is None else [*self.parts, self.journal_part]
 
     @property
     def durable_turns(self) -> int:
-        """Number of durable turns that have begun in the agent's history. The last of them may not have ended."""
+        """Number of durable turns that have begun in the agent's history. The last of these turns may not have ended."""
         return max(self.saved_turns or 0, 1 if self.saved_turn else 0)
 
     @property
@@ -487,7 +490,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def own_timers(self) -> list[SavedTimer]:
-        """Timers that the agent has set: all of `timers` except the timer of the agent's durable turn."""
+        """Timers that the agent has set, excluding the timer of its durable turn."""
         return [timer for timer in self.timers if timer.name != TURN_TIMER]
 
     @property
@@ -502,11 +505,12 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def state_bytes(self) -> int:
-        """Size of the state in bytes, which includes the state's own bytes and its parts."""
+        """Total size of the state in bytes, including its parts."""
         return len(self.state) + sum([part.size_bytes for part in self.parts])
 
     def digests(self) -> dict[bytes, None]:
-        """Return the digests of the chunks of the state and the journal, without duplicates, in order. The values of the dict are None."""
+        """Return the digests of all chunks of the state and the journal, in order and without duplicates. The result is a dict used as an
+        ordered set, with None as every value."""
         return {chunk.digest: None for part in self.chunked for chunk in part.chunks()}
 
 
@@ -516,7 +520,7 @@ _head_decoder = msgspec.msgpack.Decoder(tuple[int])
 
 
 def encode_checkpoint(checkpoint: AgentCheckpoint) -> bytes:
-    """Return the encoded blob of `checkpoint`. Equal checkpoints have equal encodings.
+    """Encode a checkpoint as a blob. Equal checkpoints have equal encodings.
 
     Raises:
         EncodingError: If MessagePack cannot encode a field's value, such as an integer above 64 bits.
@@ -528,7 +532,7 @@ def encode_checkpoint(checkpoint: AgentCheckpoint) -> bytes:
 
 
 def size_of(messages: Iterable[list[InTransitMessage]]) -> tuple[int, int]:
-    """Return the number of messages in these channels, and the total bytes of their payloads and piggybacked data."""
+    """Return the number of messages in these channels, and the total size of their payloads and piggybacked data in bytes."""
     count = size_bytes = 0
     for channel in messages:
         count += len(channel)
@@ -537,11 +541,11 @@ def size_of(messages: Iterable[list[InTransitMessage]]) -> tuple[int, int]:
 
 
 def decode_checkpoint(blob: Buffer) -> AgentCheckpoint:
-    """Return the checkpoint encoded in `blob`, whose digest the caller has checked.
+    """Decode a checkpoint from a blob whose digest the caller has checked.
 
     Raises:
-        StoreError: If this release of Snapline cannot read the version of the checkpoint.
-        DamagedDataError: If `blob` is not a checkpoint.
+        StoreError: If this release of Snapline does not support the checkpoint's version.
+        DamagedDataError: If the blob does not contain a checkpoint.
     """
     try:
         version, fields = _envelope_decoder.decode(blob)

@@ -1,22 +1,24 @@
-"""Reading of packs: packs of checkpoints that agents take independently, and packs that hosts report for a manifest.
+"""Read two kinds of packs: packs of independently taken checkpoints, and packs that hosts report for a manifest.
 
-Recovery lines that are not epochs yet consist of checkpoints that agents take independently.
+A recovery line that is not an epoch yet consists of checkpoints that agents took independently.
 
-The files `checkpoints/<writer>/<plan>.<random>` have the same format as an epoch's packs. No file of the store names them. Hosts report
-them to the coordinator, which knows which packs a recovery may need. After a restart the coordinator finds the packs in this directory. An
-agent may have several checkpoints in one pack, in the order in which it took them. No file names a checkpoint pack, so a deleted pack that
-reappears after a crash is harmless. Therefore deletions are not synced.
+The checkpoint packs `checkpoints/<writer>/<plan>.<random>` have the same format as an epoch's packs. No other file of the store refers to a
+checkpoint pack. Hosts report checkpoint packs to the coordinator, which knows which packs a recovery may need. After a restart, the
+coordinator finds the checkpoint packs by listing their directory. A checkpoint pack may contain several checkpoints of an agent, in the
+order in which the agent took them. Since nothing refers to a checkpoint pack, a deleted pack that reappears after a crash is harmless, so
+deletions are not synced.
 
 Empty directories are kept, because a host may be about to link a file into one of them.
 
-Reported indexes and blobs are checked against their digests (G11).
+The indexes and blobs of reported packs are checked against their digests (G11).
 
-**Gathering.** `gather` finds the contents of a manifest in the packs that hosts report: all packs that an epoch needs, and the location of
-each chunk. The index of a reported pack names the data in other files that the pack's checkpoints need: packs written with it, and chunks
-of a base epoch. `gather` resolves both into a list of every pack and every chunk. So the manifest refers to no other manifest.
+**Gathering.** `gather` collects the contents of a manifest from the reported packs: all packs that an epoch needs, and the location of each
+chunk. A reported pack's index lists the other data that its checkpoints need, which are packs written with it and chunks of a base epoch.
+`gather` resolves these references into a complete list of packs and chunks, so that the manifest refers to no other manifest.
 
-A host reuses only chunks of its base epoch, and the base epoch must still exist. Deletion keeps every pack that any manifest names
-(`epoch_retention.py`). So deletion cannot race with reuse if the caller deletes no epoch between gathering and writing the manifest.
+A host may reuse only chunks of its base epoch, and the base epoch must still exist. Garbage collection keeps every pack that any manifest
+names (`epoch_retention.py`). So garbage collection cannot interfere with reuse, provided that the caller deletes no epoch between gathering
+and writing the manifest.
 """
 
 import contextlib
@@ -46,14 +48,14 @@ from snapline.storage.packs.pack import (
 
 
 def difference_in_size(found: int, expected: int) -> str:
-    """Return a description of a wrong length, or "" if the length is correct."""
+    """Return an error message if the length is wrong, otherwise ""."""
     if found < expected:
         return f"truncated: {found} of {expected} bytes"
     return f"{found - expected} surplus bytes after the end" if found > expected else ""
 
 
 def keyring_of(guard: Guard | None, *, store_id: str, path: str, key_id: str) -> Keyring:
-    """Return the keyring that decrypts the blobs of the pack at `path`, which was written under the key `key_id`.
+    """Return the keyring for the blobs of the pack at `path`, which were encrypted with the key `key_id`.
 
     Raises:
         StoreError: If the store has no key with this id.
@@ -66,10 +68,10 @@ def keyring_of(guard: Guard | None, *, store_id: str, path: str, key_id: str) ->
 
 
 def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, epoch: int | None) -> PackIndex:
-    """Return the index of a pack that a host reported.
+    """Read and check the index of a pack that a host reported.
 
     Raises:
-        DamagedDataError: If the file is missing, or differs from the reported file.
+        DamagedDataError: If the file is missing or does not match the report.
     """
     with store_files.reading(disk, reference.path, epoch=epoch):
         size_bytes = disk.size(reference.path)
@@ -83,7 +85,8 @@ def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, 
 
 
 def key_of_pack(disk: Disk, path: str, store_id: str) -> str:
-    """Return the id of the key that encrypts the pack's blobs, or "". Raise DamagedDataError or StoreError if the pack is unreadable."""
+    """Return the id of the key that encrypts the pack's blobs, or "" if they are not encrypted. Raise DamagedDataError or StoreError if the
+    pack is unreadable."""
     with store_files.reading(disk, path):
         return read_index(disk, path, size_bytes=disk.size(path), store_id=store_id)[0].key
 
@@ -91,10 +94,10 @@ def key_of_pack(disk: Disk, path: str, store_id: str) -> str:
 def read_blob(
     disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
 ) -> Buffer:
-    """Return the plaintext of the blob that `entry` describes. `entry` must come from an index or manifest whose digest has been checked.
+    """Read the plaintext of a blob. `entry` must come from an index or manifest whose digest has been checked.
 
     Raises:
-        DamagedDataError: If the blob is damaged. The message names file, epoch and agent.
+        DamagedDataError: If the blob is damaged. The message names the file, the epoch and the agent.
     """
     try:
         data = disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
@@ -106,9 +109,9 @@ def read_blob(
 def read_checkpoint(
     disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
 ) -> AgentCheckpoint:
-    """Return the checkpoint that `entry` describes. See `read_blob`.
+    """Read the checkpoint in a blob. See `read_blob`.
 
-    The checkpoint contains its agent's id and its number. The id, and in a checkpoint pack also the number, must match the blob's name.
+    The agent's id in the checkpoint must match the blob's name. In a checkpoint pack, the checkpoint's number must match too.
     """
     plain = read_blob(disk, path, entry, epoch=epoch, keyring=keyring)
     try:
@@ -127,12 +130,12 @@ def read_checkpoint(
 
 
 def find(disk: Disk, plan: int | None = None) -> list[str]:
-    """Return the sorted paths of all checkpoint packs, or only of the packs of one plan."""
+    """Return the paths of all checkpoint packs, or of one plan's checkpoint packs, in sorted order."""
     return sorted([path for path, name in _packs(disk) if plan is None or name.number == plan])
 
 
 def make_reference(disk: Disk, path: str, *, store_id: str) -> PackReference:
-    """Return the reference that the pack's writer reported. See `Store.reference_checkpoint_pack`."""
+    """Return the reference to a pack, as its writer reported it. See `Store.reference_checkpoint_pack`."""
     return _read_index(disk, path, store_id)[1]
 
 
@@ -144,7 +147,7 @@ def read(
     store_id: str,
     guard: Guard | None = None,
 ) -> list[AgentCheckpoint]:
-    """Return the checkpoints in the order of the pack. See `Store.read_checkpoint_pack`."""
+    """Return the pack's checkpoints, in the order in which the pack contains them. See `Store.read_checkpoint_pack`."""
     if isinstance(pack, str):
         index, reference = _read_index(disk, pack, store_id)
     else:
@@ -164,7 +167,7 @@ def read(
 def read_chunks(
     disk: Disk, path: str, digests: Collection[bytes], *, store_id: str, guard: Guard | None
 ) -> Iterator[PackBlob]:
-    """Yield chunks of the pack, with only one in memory at a time. See `Store.read_chunks`."""
+    """Yield chunks of the pack, keeping only one in memory at a time. See `Store.read_chunks`."""
     index, _ = _read_index(disk, path, store_id)
     entries = {entry.digest: entry for entry in index.chunks()}
     keyring = keyring_of(guard, store_id=store_id, path=path, key_id=index.key)
@@ -187,7 +190,7 @@ def _choose(entries: list[BlobEntry], wanted: Mapping[str, Collection[int]], pat
 
 
 def delete(disk: Disk, paths: Collection[str]) -> list[str]:
-    """Delete checkpoint packs, and return the paths of those that existed."""
+    """Delete these checkpoint packs, and return the paths of the packs that existed."""
     for path in paths:
         _check_path(path)
     removed = store_files.unlink(disk, paths)
@@ -196,7 +199,7 @@ def delete(disk: Disk, paths: Collection[str]) -> list[str]:
 
 
 def sweep(disk: Disk, *, plans_below: int, kept: Collection[str]) -> list[str]:
-    """Delete checkpoint packs of earlier plans. See `Store.sweep_checkpoints`."""
+    """Delete the checkpoint packs of earlier plans. See `Store.sweep_checkpoints`."""
     removed = delete(disk, [path for path, name in _packs(disk) if name.number < plans_below and path not in kept])
     with contextlib.suppress(FileNotFoundError):
         for entry in disk.list_directory(layout.TEMPORARY):
@@ -221,7 +224,8 @@ def _read_index(disk: Disk, path: str, store_id: str) -> tuple[PackIndex, PackRe
 
 
 def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
-    """Return the checkpoint packs. A store without any has no directory for them, and a directory vanishes only if the store does."""
+    """Return the checkpoint packs. A store without checkpoint packs has no directory for them, and an existing directory vanishes only
+    together with the store."""
     packs = []
     with contextlib.suppress(FileNotFoundError):
         for writer in disk.list_directory(layout.CHECKPOINTS):
@@ -236,12 +240,12 @@ def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
 
 
 class Gathered(msgspec.Struct, frozen=True):
-    """Contents of the packs of one epoch.
+    """Packs, checkpoints and chunks of one epoch.
 
     Attributes:
-        packs: the reported packs in their order, followed by all other packs that the epoch needs.
+        packs: reported packs in their order, followed by all other packs that the epoch needs.
         checkpoints: for each reported pack, a map from agent to the blob of its checkpoint.
-        chunks: locations of all chunks that a checkpoint may name.
+        chunks: locations of all chunks that the checkpoints may refer to.
     """
 
     packs: list[PackReference]
@@ -257,18 +261,18 @@ def gather(
     epoch: int,
     read_base: Callable[[int], Manifest],
 ) -> Gathered:
-    """Read the indexes of all packs of `epoch`, and find the packs and chunks that they reuse. `read_base` returns the manifest of a base
-    epoch.
+    """Read the indexes of all reported packs of `epoch`, and find the packs and chunks that their checkpoints need. `read_base` returns the
+    manifest of a base epoch.
 
     Raises:
-        DamagedDataError: If a pack is missing, or differs from the reported pack.
+        DamagedDataError: If a pack is missing or does not match the report.
         StoreError: If a reused chunk is not in the base epoch.
     """
     return _Gathering(disk, store_id, epoch, read_base).run(references)
 
 
 class _Gathering:
-    """One run of `gather`. `_places` maps a digest to its chunk's location, and `_numbers` maps the path of a pack to its index in
+    """One run of `gather`. `_places` maps each chunk's digest to its location, and `_numbers` maps each pack's path to its index in
     `_packs`."""
 
     def __init__(self, disk: Disk, store_id: str, epoch: int, read_base: Callable[[int], Manifest]) -> None:

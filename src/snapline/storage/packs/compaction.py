@@ -1,52 +1,52 @@
 """Compaction moves live blobs out of packs that are mostly dead, and merges small packs.
 
-The problem: a pack is deleted only when no manifest names it. If one chunk of a pack is reused for weeks, the pack and all its dead chunks
-are kept. If an epoch's chunks were written during many epochs, they are spread over as many files.
+The problem: a pack is deleted only when no manifest names it. If a single chunk of a pack is reused for weeks, the pack and all its dead
+chunks are kept. If the chunks of an epoch were written during many epochs, they are spread over equally many files.
 
-The model: files are written once. A manifest `<root>.<g>` lists the contents of the epoch with this root, and their locations. Each later
-generation `g` of the manifest lists the same contents at other locations. A blob is *live* if the newest generation of a published epoch
-names it.
+The model: files are written once and never changed. The manifest `<root>.<g>` lists the contents of the epoch with this root, and the
+location of each item. Each later generation `g` of a manifest lists the same contents at other locations. A blob is *live* if the newest
+manifest generation of a published epoch names it.
 
-Each call of `compact` has three steps, each bounded:
+Each call of `compact` takes three bounded steps:
 
-1. **retire**: remove generations that were replaced at least `GRACE_S` ago, if the newest generation is intact;
-2. **plan**: choose packs whose live share is below `LIVE_SHARE_MIN`, and the small packs of an epoch that is spread over too many packs;
-3. **move**: copy the live blobs of these packs into new packs, without changing their plaintext digests. Encrypted blobs are encrypted
-   again, since they are bound to their location. Then write the next generation of each manifest that names a moved blob, beginning with
-   the newest epoch.
+1. **retire**: remove each generation that was replaced at least `GRACE_S` ago, if its newest generation is intact.
+2. **plan**: choose packs whose live share is below `LIVE_SHARE_MIN`, and the small packs of an epoch that is spread over too many packs.
+3. **move**: copy the live blobs of the chosen packs into new packs, without changing their plaintext digests. Encrypted blobs are
+   re-encrypted, since their encryption is bound to their location. Finally write the next generation of each manifest that names a moved
+   blob, starting with the newest epoch.
 
-Packs that no manifest names any more are deleted later, by `Store.delete_unreferenced`.
+`Store.delete_unreferenced` later deletes the packs that no manifest names any more.
 
 Invariants:
 
-- **I1** Each published root has, at every moment, an intact generation: all its packs exist and agree with the generation. Only `retire`
-  removes generations of epochs that are kept, and it first reads the indexes of all packs of the newest generation.
-- **I2** A pack that any generation names is kept (`epoch_retention.py`). So a pack also has a grace period while a replaced generation
-  names it. A reader of that generation, or a commit that found reused chunks through it, has an hour before anything is deleted.
-- **I3** A manifest names packs of its own or earlier epochs. A new pack gets the number of the oldest epoch that needs one of the pack's
-  blobs. Checkpoints of different epochs go into different packs, since a pack contains at most one checkpoint of an agent.
-- **I4** The root does not cover locations. The root is computed again before a generation is written, and must be unchanged.
+- **I1** At every moment, each published root has an intact generation, whose packs all exist and agree with it. Only the step `retire`
+  removes generations of kept epochs, and it first reads the indexes of all packs of the newest generation.
+- **I2** A pack is kept as long as any manifest generation names it (`epoch_retention.py`). So a pack is also kept during the grace period
+  of a replaced generation that names it. A reader of a replaced generation, or a commit that reuses chunks through it, has one hour before
+  anything is deleted.
+- **I3** A manifest names only packs of its own or earlier epochs. So a new pack is numbered after the oldest epoch that needs one of its
+  blobs. Checkpoints of different epochs go into different packs, since a pack contains at most one checkpoint per agent.
+- **I4** The root hash does not cover locations. Before a generation is written, its root is recomputed and must be unchanged.
 
-Crashes. New packs are durable before a generation names them, and a generation is durable before an older one is removed. So after a crash
-at any step each ref can be restored. A pack that no generation names, or an extra generation, may remain.
+Crashes. New packs are durable before a generation names them, and a generation is durable before an older one is removed. So every ref can
+be restored after a crash at any step. A crash may leave behind a pack that no generation names, or an extra generation.
 
-Two processes. Only the leader compacts, but a deposed leader may not know that it was deposed, and may execute any step late:
+Two processes. Only the leader compacts. But a deposed leader may not know that it was deposed, and may execute any step late.
 
-- the packs of each process have random names, so they never collide with the packs of another process;
-- a generation is created, never overwritten: if two processes write the same number, one of them stops. A generation that is written late
-  with an old number is older than the newest, and is retired like any other. If the epoch was deleted meanwhile, the process that wrote the
-  generation finds no ref and removes the generation;
-- a process removes a generation only if a newer one was intact, and after a grace period that the process measured itself. The newest
-  intact generation of a root is never removed;
-- another process's sweep may read the manifests before a generation names a new pack, and delete the pack afterwards. Therefore sweeps skip
-  packs of the writer `WRITER` (`open_writers`). Compaction itself removes such a pack if no manifest has named it for `GRACE_S`. If a pack
-  is missing nevertheless, the generation that names it is not intact: the next call removes this generation, and the older one is valid
-  again. Meanwhile readers try the other generations (`other_generations`).
+- The packs of each process have random names, so they never collide with packs of another process.
+- A generation is created, never overwritten. If two processes write the same number, one of them stops. A generation that is written late
+  is older than the newest one, and is retired like any other. If the epoch was deleted meanwhile, the process that wrote the generation
+  finds no ref and removes the generation.
+- A process removes a generation only if a newer one was intact, and after a grace period that the process measured itself. No process
+  removes the newest intact generation of a root.
+- Another process's garbage collection may read the manifests before a generation names a new pack, and delete the pack afterwards.
+  Therefore garbage collection skips packs of the writer `WRITER` (`open_writers`). Compaction itself removes its packs that no manifest has
+  named for `GRACE_S`. If a pack is missing nevertheless, the generation that names it is not intact. The next call removes it, and the
+  older generation is valid again. Readers of a generation with a missing pack try the other generations (`other_generations`).
 
-All these rules assume that no process stops for longer than `GRACE_S` between reading and acting.
+Safety assumes that no process pauses for longer than `GRACE_S` between reading and acting.
 
-This module carries G4 (each published root keeps an intact generation), G7, which compaction must not break, and G11 (every copied byte is
-checked).
+This module preserves G4 (each published root keeps an intact generation), G7, and G11 (every copied byte is checked).
 """
 
 import contextlib
@@ -81,15 +81,15 @@ seconds that it was deposed."""
 
 
 class Notes(msgspec.Struct):
-    """State that one process keeps between calls. Losing this state costs only time.
+    """State that a process keeps between calls of `compact`. If this state is lost, the next call only takes longer.
 
     Attributes:
-        replaced: map from the path of a replaced generation to the time at which the replacement was first seen.
-        unnamed: map from the path of a compaction pack that no manifest names to the time at which this was first seen.
-        whole: paths of the newest generations that have been verified as intact.
+        replaced: map from the path of each replaced generation to the time at which this process first saw that it was replaced.
+        unnamed: map from the path of each compaction pack that no manifest names to the time at which this process first saw that.
+        whole: paths of those newest generations that have been verified as intact.
         unreadable_packs: paths of packs that could not be read. Compaction skips them.
-        packs_of: map from the path of a manifest to the packs that it names.
-        idle_listing: names of all refs and manifests at the last call, if that call found nothing to do.
+        packs_of: map from the path of each manifest to the packs that it names.
+        idle_listing: names of all refs and manifests at the last call, if that call had nothing to do.
     """
 
     replaced: dict[str, float] = {}
@@ -101,8 +101,8 @@ class Notes(msgspec.Struct):
 
 
 def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:
-    """Return the newest generation of a manifest. The packs of that generation are kept, so a new manifest may name them. Raise the errors
-    of `read_manifest`."""
+    """Read the newest generation of a manifest. Garbage collection keeps the packs of the newest generation, so a new manifest may name
+    them. Raise the errors of `read_manifest`."""
     generation = max(list_generations(disk).get(root, [0]))
     return read_manifest(disk, root, epoch=epoch, generation=generation)
 
@@ -110,7 +110,7 @@ def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:
 def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
     """Yield the generations that list other locations for the blobs of `manifest`, newest first.
 
-    A reader uses this function if a pack is missing, because the generation that it read was replaced an hour ago or never became intact.
+    Readers use this function when a pack is missing because the generation they read was replaced an hour ago or was never intact.
     """
     root, _ = encode_manifest(manifest)
     numbers: list[int] = []
@@ -124,7 +124,7 @@ def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
 
 
 def published_roots(disk: Disk, store_id: str) -> dict[str, int]:
-    """Return a map from root to epoch for all readable refs."""
+    """Return the epoch of each published root whose ref is readable."""
     epochs = {}
     for entry in disk.list_directory(layout.EPOCH_REFS):
         epoch = layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}")
@@ -142,7 +142,7 @@ def entries_of(manifest: Manifest) -> Iterator[tuple[PackReference, BlobEntry]]:
 
 
 class Retirement:
-    """Removal of replaced generations. A generation is removed `grace_s` seconds after this process first saw that it was replaced."""
+    """Removal of replaced generations. Each generation is removed `grace_s` seconds after this process first saw that it was replaced."""
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes, *, now_s: float, grace_s: float) -> None:
         self._disk = disk
@@ -183,7 +183,7 @@ class Retirement:
         return self._now_s - since.get(path, self._now_s) >= self._grace_s
 
     def _is_whole(self, root: str, epoch: int, generation: int) -> bool:
-        """Return whether every pack of this generation exists and has an index that agrees with the manifest."""
+        """Return whether every pack of this generation exists and its index agrees with the manifest."""
         try:
             manifest = read_manifest(self._disk, root, epoch=epoch, generation=generation)
         except DamagedDataError:
@@ -204,7 +204,7 @@ class Retirement:
         return {entry.name or entry.digest: entry for entry in index.entries}
 
     def _remove_unnamed(self, generations: Mapping[str, Sequence[int]]) -> list[str]:
-        """Remove packs of interrupted compactions that no manifest has named for the grace period."""
+        """Remove packs of interrupted compactions that no manifest has named since the beginning of the grace period."""
         directory = f"{layout.PACKS}/{WRITER}"
         with contextlib.suppress(FileNotFoundError):
             paths = [f"{directory}/{entry.name}" for entry in self._disk.list_directory(directory)]
@@ -218,7 +218,7 @@ class Retirement:
         return []
 
     def _named(self, generations: Mapping[str, Sequence[int]]) -> set[str] | None:
-        """Return the paths of all packs that any manifest names, or None if a manifest cannot be read."""
+        """Return the paths of all packs that any manifest names, or None if a manifest is unreadable."""
         known = self._notes.packs_of
         packs_by_manifest: dict[str, frozenset[str]] = {}
         for root, numbers in generations.items():
@@ -236,7 +236,8 @@ class Retirement:
         return frozenset([pack.path for pack in manifest.packs])
 
     def _remove(self, paths: Sequence[str]) -> list[str]:
-        """Remove generations. First sync the directory: the writers of the remaining generations may have died before they synced it."""
+        """Remove generations. The directory is synced first, because the writers of the remaining generations may have died before syncing
+        it."""
         if not paths:
             return []
         self._disk.sync_directory(layout.MANIFESTS)
@@ -293,9 +294,9 @@ class Compacted(msgspec.Struct, frozen=True):
     """Result of one call of `compact`.
 
     Attributes:
-        copied_bytes: stored size of the moved blobs, in bytes.
-        packs, generations: paths of the packs and generations that were written.
-        removed: paths of the generations and packs that were removed.
+        copied_bytes: stored size of all moved blobs in bytes.
+        packs, generations: paths of the packs and generations written.
+        removed: paths of the generations and packs removed.
     """
 
     copied_bytes: int
@@ -316,7 +317,6 @@ def compact(
     bytes_max: int,
     grace_s: float,
 ) -> Compacted:
-    """Retire generations, plan moves and move blobs. See `Store.compact`."""
     removed = Retirement(disk, store_id, notes, now_s=now_s, grace_s=grace_s).run()
     survey = Survey(disk, store_id, notes.unreadable_packs)
     if survey.listing == notes.idle_listing or survey.generations_max() >= GENERATIONS_MAX:
@@ -339,7 +339,7 @@ class Survey:
 
     Attributes:
         listing: names of all refs and manifests.
-        epochs: map from root to epoch for the published epochs with a readable ref, newest first.
+        epochs: map from root to epoch for all published epochs whose ref is readable, newest first.
     """
 
     def __init__(self, disk: Disk, store_id: str, unreadable_packs: Collection[str]) -> None:
@@ -360,22 +360,22 @@ class Survey:
         """Newest epoch with an unreadable manifest. That manifest may need any pack of its epoch or an earlier one."""
 
     def generations_max(self) -> int:
-        """Return the largest number of generations that any manifest has."""
+        """Return the number of generations of the manifest that has the most."""
         return max(map(len, self._generations.values()), default=0)
 
     def newest(self, root: str) -> tuple[int, Manifest]:
-        """Return the number and the contents of a root's newest generation. Raise DamagedDataError if that generation is missing or
+        """Return the number and contents of the newest generation of a root's manifest. Raise DamagedDataError if it is missing or
         damaged."""
         generation = max(self._generations.get(root, [0]))
         return generation, read_manifest(self.disk, root, epoch=self.epochs[root], generation=generation)
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every manifest could be read."""
+        """Return whether all manifests were readable."""
         return self._unreadable_epoch_max < 0
 
     def choose(self, bytes_max: int) -> list[str]:
-        """Return the packs whose blobs should be moved, beginning with the most profitable."""
+        """Return the packs from which blobs should be moved, most profitable first."""
         self._look()
         chosen = self._sparse()
         rest = bytes_max - sum(map(self._live_bytes, chosen))
@@ -386,7 +386,8 @@ class Survey:
         return chosen
 
     def blobs_of(self, paths: Sequence[str], bytes_max: int) -> list[LiveBlob]:
-        """Return live blobs of these packs, in order, until their size reaches `bytes_max`. Return at least one if there are any."""
+        """Return live blobs of these packs, in order, until their total size reaches `bytes_max`. Return at least one blob if any blob is
+        live."""
         ranks = {path: rank for rank, path in enumerate(paths)}
         live_blobs: dict[tuple[int, int], LiveBlob] = {}
         if not paths:
@@ -420,8 +421,8 @@ class Survey:
         self._exclude_unpublished()
 
     def _exclude_unpublished(self) -> None:
-        """Skip packs that manifests of unpublished epochs name. These epochs may be about to be published, so their packs must be kept
-        anyway."""
+        """Exclude packs that manifests of unpublished epochs name, because such an epoch may be about to be published and then needs the
+        packs."""
         for root, numbers in sorted(self._generations.items()):
             for number in numbers if root not in self.epochs else ():
                 with contextlib.suppress(DamagedDataError):
@@ -436,7 +437,8 @@ class Survey:
         return sum(self._live.get(path, {}).values())
 
     def _sparse(self) -> list[str]:
-        """Return the packs that are mostly dead, beginning with the lowest live share."""
+        """Return the packs in which less than `LIVE_SHARE_MIN` is live, lowest live share first. Return an empty list if too few bytes are
+        dead in total."""
         sparse = []
         dead_bytes = 0
         for path in sorted(self._live):
@@ -447,10 +449,11 @@ class Survey:
         return [path for _, path in sorted(sparse)] if dead_bytes >= DEAD_BYTES_MIN else []
 
     def _blob_bytes(self, path: str) -> int:
-        """Return the total bytes of a pack's blobs, including dead blobs. Return 0 if the pack must be skipped or is certainly not sparse.
+        """Return the total size of a pack's blobs in bytes, including dead blobs. Return 0 if the pack must be skipped or is clearly not
+        sparse.
 
-        For most packs, the file's length shows that they are not sparse. For other packs, the index is read: in a pack of tiny blobs,
-        headers and index take most of the space, and moving the blobs gains nothing.
+        For most packs, the file's length alone shows that they are not sparse. If the file's length is inconclusive, the index is read. In
+        a pack of tiny blobs, headers and index take most of the space, so moving the blobs gains nothing.
         """
         pack = self._packs[path]
         if not self._is_free(path) or self._live_bytes(path) >= LIVE_SHARE_MIN * pack.size_bytes:
@@ -463,7 +466,7 @@ class Survey:
         return sum(map(_stored, index.entries))
 
     def _scattered(self, epoch: int, chosen: Collection[str], bytes_max: int) -> list[str]:
-        """Return the small packs of an epoch that is spread over too many packs, beginning with the smallest. Otherwise return an empty
+        """Return the small packs of an epoch that is spread over too many packs, smallest first. For any other epoch, return an empty
         list."""
         hosts, paths = self._of_epoch[epoch]
         small = [path for path in paths if self._is_free(path) and self._live_bytes(path) < SMALL_BYTES_MAX]
@@ -476,7 +479,7 @@ class Survey:
 
 
 def _stored(entry: BlobEntry) -> int:
-    """Return the stored size of a blob in bytes, including its header."""
+    """Return the stored size of a blob including its header, in bytes."""
     return end_of(entry) - entry.offset
 
 
@@ -486,9 +489,10 @@ _Place = tuple[PackReference, BlobEntry]
 
 
 def _batches(blobs: Iterable[LiveBlob]) -> Iterator[tuple[int, list[list[LiveBlob]]]]:
-    """Yield the contents of each new pack: the pack's epoch number, and for each new blob all old blobs that it replaces.
+    """Group the blobs into new packs. For each pack, yield its epoch number, and for each new blob the old blobs that it replaces.
 
-    Chunks that become dead at the same time are placed together. Otherwise the previous order is kept, so that reading stays fast.
+    Chunks that will become dead at the same time are stored together. Within a pack, the previous order is kept, so that reading stays
+    fast.
     """
     chunks: dict[bytes, list[LiveBlob]] = {}
     checkpoints: dict[int, list[list[LiveBlob]]] = {}
@@ -518,7 +522,7 @@ def _split(group: Iterable[list[LiveBlob]]) -> Iterator[list[list[LiveBlob]]]:
 
 
 class _BlobMover:
-    """Copies blobs into new packs. `places` maps the old location of a blob (path, offset) to the location of its copy."""
+    """Copies blobs into new packs. `places` maps the old location (path and offset) of each moved blob to the location of its copy."""
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes, guard: Guard | None, write_pack: WritePack) -> None:
         self._disk = disk
@@ -548,7 +552,7 @@ class _BlobMover:
         self.copied_bytes += sum(map(_stored, index.entries))
 
     def _read(self, same: list[LiveBlob]) -> PackBlob | None:
-        """Return the contents of the first undamaged blob among these copies, or None if all are damaged."""
+        """Return the contents of the first undamaged copy of a blob, or None if all copies are damaged."""
         for blob in same:
             pack, entry = blob.pack, blob.entry
             keyring = keyring_of(self._guard, store_id=self._store_id, path=pack.path, key_id=pack.key_id)
@@ -562,7 +566,7 @@ class _BlobMover:
 
 
 def _write_generations(survey: Survey, places: Mapping[tuple[str, int], _Place], create: Create) -> list[str]:
-    """Write the next generation of each manifest that names a moved blob. Return the paths of the generations written."""
+    """Write the next generation of each manifest that names a moved blob. Return the paths of these generations."""
     written = []
     for root, epoch in survey.epochs.items() if places else ():
         try:
@@ -589,7 +593,7 @@ def _write_generations(survey: Survey, places: Mapping[tuple[str, int], _Place],
 
 
 def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> Manifest | None:
-    """Return the manifest with the new locations of its blobs, or None if none of its blobs moved."""
+    """Return a manifest that lists the new locations, or None if none of its blobs moved."""
     packs: dict[str, PackReference] = {}
     numbers: dict[str, int] = {}
     is_moved = False
@@ -623,8 +627,8 @@ def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> M
 
 
 def _is_published(disk: Disk, store_id: str, epoch: int, root: str) -> bool:
-    """Return whether the ref names this root. An unreadable ref counts as published. If the epoch is not, the sweep removes the
-    generation."""
+    """Return whether the ref of `epoch` names this root. If the ref is unreadable, assume that it does. If the ref in fact names another
+    root, garbage collection removes the generation."""
     try:
         return read_ref(disk, epoch, store_id) == root
     except DamagedDataError:

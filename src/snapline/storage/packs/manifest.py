@@ -1,20 +1,20 @@
-r"""A manifest lists the contents of one epoch and their locations. An epoch counts as a snapshot if a ref points to it.
+r"""Manifests. A manifest lists the contents of one epoch, and their locations. An epoch counts as a snapshot if a ref points to it.
 
 The manifest file is a record (kind `MANI`) whose body is the MessagePack array `[metadata, content, locations]`:
 
 - metadata: a map, the fields of `Metadata`;
 - content: one array for each agent, sorted by agent: `[agent, kind, host, incarnation, is_unborn, digest, size]`;
-- locations: `[packs, places, chunks]`. A pack is `[path, size, index digest, key id]`. A place is `[pack, offset, stored size, codec,
-  stored digest]`, and there is one for each agent in the same order. A chunk is `[digest, pack, offset, stored size, size, codec, stored
-  digest]`. Chunks are sorted by digest, and the stored digest is empty if it is equal to the digest.
+- locations: `[packs, places, chunks]`. A pack is `[path, size, index digest, key id]`. A place is the location of one agent's checkpoint,
+  `[pack, offset, stored size, codec, stored digest]`. Places have the same order as the agents. A chunk is `[digest, pack, offset, stored
+  size, size, codec, stored digest]`. Chunks are sorted by digest. The stored digest is empty if it equals the digest.
 
-The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as in the file. The root does not cover locations. So
-`compaction.py` may move blobs and write a new generation under the same root, and the root in the coordinator's log stays valid. The digest
-of the record covers everything.
+The **root** is the BLAKE3 digest of `"snapline root 1\0"`, metadata and content, as encoded in the file. The root does not cover locations.
+So `compaction.py` may move blobs and write a new generation of the manifest, and the root in the coordinator's log stays valid. The digest
+of the manifest's record covers everything.
 
-An agent's checkpoint lists its chunks, and the root covers this list because it covers the checkpoint's digest. The manifest contains the
-location of *every* chunk. So the manifest refers to no other manifest, and a restore follows no chain. A manifest may name packs of earlier
-epochs, but no packs of later epochs. Files of version 1 have no chunks, and name only packs of their own epoch.
+The root also covers the chunk lists, because each agent's checkpoint lists its chunks and the root covers the checkpoint's digest. The
+manifest contains the location of *every* chunk. So it refers to no other manifest, and a restore follows no chain of manifests. A manifest
+may name packs of earlier epochs, but not of later ones. Manifest files of version 1 have no chunks, and name only packs of their own epoch.
 
 The ref `refs/epochs/<epoch>` is a record (kind `EREF`) that names the root of a complete epoch.
 """
@@ -70,28 +70,28 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Metadata of an epoch, excluding its agents. The root covers the metadata.
 
     Attributes:
-        epoch: number of the epoch.
-        created: UTC time in ISO 8601. Only retention uses it (`epoch_retention.py`).
+        created: creation time in UTC and ISO 8601, which only retention uses (`epoch_retention.py`).
         trigger: cause of the epoch, such as `"periodic"`.
         fleet: the fleet's name.
         cluster: random id of the fleet's run.
-        plan: the current recovery plan.
+        plan: recovery plan in force.
         protocol: the checkpointing protocol.
-        raft_index: position in the coordinator's log of the entry that begins the epoch.
-        hosts: map from each participating host to the number of its start.
-        kinds: map from each agent class to the version of its state's schema, or "" if unknown.
+        raft_index: position of the log entry that begins the epoch in the coordinator's log.
+        hosts: map from each participating host to its start number.
+        kinds: map from each agent class to the schema version of its state, or "" if unknown.
         dependencies: map from each installed distribution to its version.
-        topology_fingerprint: digest of agents, classes and channels.
+        topology_fingerprint: digest over agents, classes and channels.
         config_hash: digest of the fleet's definition.
-        state_bytes, channel_state_bytes, channel_state_messages: sizes, from the hosts' reports.
-        inputs: map from each agent that has consumed an input in the cut to the number of the last one. Files omit an empty map, as older
-            files do, so that their roots stay the same.
-        outputs: map from each agent that has emitted an output in the cut to the number of the last one. Files omit an empty map.
-        durable_turns: map from each agent to the number of its durable turns that have ended in the cut, if at least one has. Files omit an
-            empty map.
-        ordinals: map from each agent to its index in the vectors of its protocol. Only agents that checkpoint independently have one. Files
-            omit an empty map.
-        next_ordinal: lowest index above all indexes that an agent of the fleet has ever used. Files omit 0.
+        state_bytes, channel_state_bytes, channel_state_messages: sizes as reported by the hosts.
+        inputs: map from each agent that has consumed an input in the cut to the sequence number of its last consumed input. Files omit the
+            map if it is empty, as in older files, so that roots stay the same.
+        outputs: map from each agent that has emitted an output in the cut to the sequence number of its last output. Files omit an empty
+            map.
+        durable_turns: map from each agent with finished durable turns to the number of the last durable turn that has ended in the cut.
+            Files omit an empty map.
+        ordinals: map from each agent to its index in the vectors of its protocol. Only agents that take checkpoints independently have an
+            ordinal. Files omit an empty map.
+        next_ordinal: lowest index that is above every index ever used by an agent of the fleet. Files omit 0.
         validity: properties that were proven when the epoch was committed. Later findings are not recorded in the manifest.
     """
 
@@ -120,14 +120,14 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent of an epoch. The root covers the digest of the agent's checkpoint, but not the location of the blob.
+    """Entry of one agent in a manifest. The root covers the digest of the agent's checkpoint, but not the location of the blob.
 
     Attributes:
-        agent, kind, host, incarnation, is_unborn: facts as reported by the host.
+        agent, kind, host, incarnation, is_unborn: values that the host reported.
         digest: digest of the checkpoint's plaintext, which is `size_bytes` bytes long.
-        pack: index into the manifest's `packs`.
+        pack: index of the pack in the manifest's `packs`.
         offset: offset of the blob's header in the pack.
-        stored_bytes: length of the blob excluding its header, as stored with `codec` (0 plain, 1 lz4 block, plus 2 if encrypted).
+        stored_bytes: length of the blob as stored with `codec` (0 plain, 1 lz4 block, plus 2 if encrypted), excluding its header.
         stored_digest: BLAKE3 of the stored bytes.
     """
 
@@ -145,7 +145,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
     stored_digest: bytes
 
     def entry(self) -> BlobEntry:
-        """Return the blob's entry, which must equal the entry in the pack's index."""
+        """Return the expected entry for the blob in the pack's index."""
         return BlobEntry(
             name=self.agent,
             kind=KIND_CHECKPOINT,
@@ -161,7 +161,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
 def agent_line(
     entry: BlobEntry, *, pack: int, kind: str, host: str, incarnation: int, is_unborn: bool = False
 ) -> AgentLine:
-    """Return the line for a blob of the pack with index `pack`. The blob's name is the agent's id."""
+    """Return the manifest entry for a blob in the pack with this index. The blob's name is the agent's id."""
     return AgentLine(
         agent=entry.name,
         kind=kind,
@@ -179,7 +179,8 @@ def agent_line(
 
 
 class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Location of one chunk. `pack` is the index into the manifest's `packs`. The other fields mean the same as in `BlobEntry`."""
+    """Location of one chunk. `pack` is the index of the pack in the manifest's `packs`. The other fields have the same meaning as in
+    `BlobEntry`."""
 
     digest: bytes
     pack: int
@@ -190,7 +191,7 @@ class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
     stored_digest: bytes
 
     def entry(self) -> BlobEntry:
-        """Return the chunk's entry, which must equal the entry in the pack's index."""
+        """Return the expected entry for the chunk in the pack's index."""
         return BlobEntry(
             name="",
             kind=KIND_CHUNK,
@@ -204,7 +205,7 @@ class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 def chunk_place(entry: BlobEntry, *, pack: int) -> ChunkPlace:
-    """Return the location of a chunk in the pack with index `pack`."""
+    """Return the location of a chunk in the pack with this index."""
     return ChunkPlace(
         digest=entry.digest,
         pack=pack,
@@ -217,7 +218,7 @@ def chunk_place(entry: BlobEntry, *, pack: int) -> ChunkPlace:
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Contents of an epoch and their locations. Encoding sorts `agents` and `chunks`."""
+    """Contents of an epoch, and the location of each item. Encoding sorts `agents` and `chunks`."""
 
     metadata: Metadata
     agents: list[AgentLine]
@@ -225,7 +226,7 @@ class Manifest(msgspec.Struct, frozen=True):
     chunks: list[ChunkPlace] = []
 
     def line_of(self, agent: str) -> AgentLine:
-        """Return the agent's line. Raise NotFoundError if the agent is not in this epoch."""
+        """Return the entry of an agent. Raise NotFoundError if the epoch does not contain the agent."""
         place = bisect_left(self.agents, agent, key=_agent_of)
         if place < len(self.agents) and self.agents[place].agent == agent:
             return self.agents[place]
@@ -248,7 +249,7 @@ _locations_1_decoder = msgspec.msgpack.Decoder(tuple[list[PackReference], list[_
 
 
 def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
-    """Return the hexadecimal root and the encoded file of `manifest`.
+    """Encode a manifest. Return the manifest's root in hexadecimal, and the encoded file.
 
     Raises:
         UsageError: If the manifest is inconsistent, for example because a blob extends beyond its pack.
@@ -281,11 +282,11 @@ def _encode_metadata(metadata: Metadata) -> bytes:
 
 
 def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest:
-    """Return the manifest contained in the file `data`.
+    """Decode the manifest in the file `data`.
 
     Raises:
-        DamagedDataError: If a digest does not match, or the root or a line is invalid.
-        StoreError: If the file has another version.
+        DamagedDataError: If a digest does not match, or the root or an entry is invalid.
+        StoreError: If the file has an unsupported version.
     """
     body = unseal(_KIND, data, path=path, epoch=epoch, versions=(1, MANIFEST_VERSION))
     try:
@@ -307,7 +308,7 @@ def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> 
 
 
 def _read_locations(locations: msgspec.Raw) -> _Locations:
-    """Decode the locations. A file of version 1 has no chunks. The length of the array shows the version."""
+    """Decode the locations. A manifest of version 1 has no chunks, and its shorter array shows the version."""
     try:
         decoded: _Locations = _locations_decoder.decode(locations)
         return decoded
@@ -341,7 +342,7 @@ def _join_lines(lines: list[_Content], places: list[_Place]) -> list[AgentLine]:
 
 
 def _contradiction(manifest: Manifest) -> str:
-    """Return why the manifest is invalid, or "" if it is valid. The check runs before writing and after reading."""
+    """Return why the manifest is invalid, or "" if it is valid. Manifests are checked before writing and after reading."""
     epoch = manifest.metadata.epoch
     if not 0 <= epoch <= layout.EPOCH_MAX:
         return f"{epoch} is no epoch number"
@@ -423,9 +424,9 @@ def _contradiction_in_place(what: str, blob: AgentLine | ChunkPlace, sizes: list
 
 
 def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation: int | None = None) -> Manifest:
-    """Return the manifest that has this root, after every check. `epoch` is the manifest's expected epoch, or None if unknown.
+    """Read and check the manifest with this root. `epoch` is the expected epoch of the manifest, or None if unknown.
 
-    If `generation` is None, the first generation is read, or the latest generation if the first has been removed.
+    If `generation` is None, read the first generation, or the latest one if the first has been removed.
     """
     if generation is None:
         generation = find_generation(disk, root)
@@ -435,7 +436,8 @@ def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation
 
 
 def find_generation(disk: Disk, root: str) -> int:
-    """Return the generation of a manifest to read. The result is 0 while generation 0 exists, so that most readers need no listing."""
+    """Return which generation of a manifest to read. The result is 0 as long as generation 0 exists, so that most readers need not list the
+    directory."""
     with contextlib.suppress(OSError):
         disk.size(manifest_path(root))
         return 0
@@ -445,7 +447,7 @@ def find_generation(disk: Disk, root: str) -> int:
 
 
 def list_generations(disk: Disk) -> dict[str, list[int]]:
-    """Return a map from each root to the numbers of all generations of its manifest."""
+    """List all manifests. Return a map from each root to the numbers of its generations."""
     generations: dict[str, list[int]] = {}
     for entry in disk.list_directory(MANIFESTS):
         parsed = parse_manifest_path(f"{MANIFESTS}/{entry.name}")
@@ -459,7 +461,7 @@ _SIGNED_REF_VERSION = 2
 
 
 class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a ref. The coordinator's log determines the contents, so every leader writes the same bytes."""
+    """Body of a ref. The coordinator's log determines these values, so every leader writes the same bytes."""
 
     epoch: int
     root: str
@@ -477,7 +479,7 @@ class SignedRefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields
 
 
 class UnsignedRefError(StoreError):
-    """A ref has no valid signature by any of the given keys."""
+    """A ref lacks a valid signature by any of the given keys."""
 
 
 _ref_decoder = msgspec.msgpack.Decoder(RefBody)
@@ -485,7 +487,7 @@ _signed_ref_decoder = msgspec.msgpack.Decoder(SignedRefBody)
 
 
 def encode_ref(epoch: int, root: str, store_id: str, guard: Guard | None = None) -> bytes:
-    """Return the encoded file of a ref, signed if the guard has a signing key."""
+    """Encode a ref as a file, and sign it if the guard has a signing key."""
     if guard is None or not guard.signs:
         return seal(REF_KIND, canonical.encode(RefBody(epoch=epoch, root=root, store=store_id)))
     signature = guard.sign(epoch_message(store_id, epoch, root))
@@ -494,11 +496,11 @@ def encode_ref(epoch: int, root: str, store_id: str, guard: Guard | None = None)
 
 
 def read_ref(disk: Disk, epoch: int, store_id: str | None, guard: Guard | None = None) -> str:
-    """Return the root that the ref of `epoch` names. If `store_id` is None, the store's id is not checked.
+    """Read and check the ref of `epoch`, and return the root that it names. If `store_id` is None, the store's id is not checked.
 
     Raises:
         DamagedDataError: If the ref is missing, damaged, or belongs to another store or epoch.
-        UnsignedRefError: If the ref is not signed as the guard requires.
+        UnsignedRefError: If the ref lacks a signature that the guard requires.
     """
     path = ref_path(epoch)
     data = read_file(disk, path, epoch=epoch, size_bytes_max=SMALL_BYTES_MAX)

@@ -1,34 +1,36 @@
-"""A pack is one file of blobs. A pack contains the checkpoints of one host for one epoch, or checkpoints that agents took between epochs.
+"""Packs. A pack is a single file that contains blobs. A pack contains the checkpoints of one host for one epoch, or checkpoints that agents
+took between epochs (a checkpoint pack).
 
     header record (kind `PACK`) | blob | blob | … | index record (kind `INDX`) | footer
 
     footer: index offset (u64) | index length (u64) | index digest (32) | check (16) | magic "SNAPFOOT" (8)
 
-The header's body is the map `{epoch, store, writer, pack}`. The index's body contains the same fields, so header and index each bind the
-file to its store, epoch and name. In a checkpoint pack, `epoch` is the plan. The blob of a checkpoint is named after its agent. In a
-checkpoint pack, an agent may have several checkpoints, so the name consists of number and id (`layout.checkpoint_name`). Chunks have no
-name. The blobs fill the space between header and index without a gap. So the digests of header, blobs, index and footer cover every byte of
-the file. The host reports the index digest (the last 32 bytes of the index record) to the coordinator, which reads the index again before
-it commits the epoch.
+The header's body is the map `{epoch, store, writer, pack}`. The index's body contains the same fields as the header's, so both bind the
+file to its store, epoch and name. In a checkpoint pack, `epoch` is the plan. A checkpoint's blob is named after the agent. A checkpoint
+pack may contain several checkpoints of one agent, so the name of each blob contains number and agent id (`layout.checkpoint_name`). Chunks
+have no name. The blobs fill the space between header and index without gaps. So the digests of header, blobs, index and footer cover every
+byte of the file. The host reports the index digest (the last 32 bytes of the index record) to the coordinator, which rereads the index
+before it commits the epoch.
 
-The index also lists the data in other files that the pack's checkpoints need. The data consists of chunks of the base epoch (`base`,
-`reused`), and other packs of the same writer and epoch (`others`), which exist because one pack would be too large. The manifest is built
-from these lists (`checkpoint_packs.gather`).
+The index also lists the data that the pack's checkpoints need from other files. The data from other files are chunks of the base epoch
+(`base`, `reused`), and packs that were written together with this pack (`others`) because one pack would be too large. The coordinator
+builds the manifest from these lists (`checkpoint_packs.gather`).
 
 **A blob** is a self-contained header followed by the stored bytes.
 
     magic "SNAPBLOB" (8) | kind (u8) | codec (u8) | name length (u16) | 0 (u32) | stored size (u64) | plaintext size (u64)
     | digest of the plaintext (32) | BLAKE3 of the stored bytes (32) | name | check (16) | stored bytes
 
-Integers are little-endian. The check is the first 16 bytes of BLAKE3 over the preceding part of the header. So a scan for the magic finds
-every blob of a pack that lost its footer, and distinguishes an intact blob from a damaged one. There are two digests because compressed
-bytes with a flipped bit may still decompress to the right plaintext. For uncompressed, unencrypted bytes the two digests are equal and
-computed once.
+Integers are little-endian. The check consists of the first 16 bytes of BLAKE3 over the preceding part of the header. So a scan for the
+magic finds every blob of a pack that has lost its footer, and can tell intact blobs from damaged ones. There are two digests, because
+compressed bytes with a flipped bit may still decompress to the right plaintext. For uncompressed, unencrypted blobs, both digests are equal
+and computed only once.
 
-The digest of the plaintext is BLAKE3, keyed where the blob is encrypted. Encryption binds a blob to its location (`Keyring.context`): a
-blob that was moved within its pack, or to another pack, cannot be decrypted.
+The plaintext digest uses BLAKE3, which is keyed if the blob is encrypted. Encryption binds each blob to its location (`Keyring.context`),
+so a blob that was moved within its pack or to another pack cannot be decrypted.
 
-Bytes are used only after they match their digest, and a length is used only after the header that contains it matches its check (G11).
+Bytes are used only after their digest has been verified, and a length only after the check of the header that contains it has been verified
+(G11).
 """
 
 import struct
@@ -93,7 +95,7 @@ class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
     """A blob as listed in a pack's index.
 
     Attributes:
-        name: id of the agent, or `<number>.<agent>` in a checkpoint pack, or "" for a chunk.
+        name: id of the agent, `<number>.<agent>` in a checkpoint pack, or "" for a chunk.
         kind: `KIND_…`.
         codec: `CODEC_…`.
         offset: offset of the blob's header in the pack.
@@ -114,13 +116,13 @@ class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
     @property
     def label(self) -> str:
-        """Label for error messages, unique among the blobs of the pack."""
+        """Label of the blob in error messages, unique within the pack."""
         return self.name or f"chunk {self.digest.hex()[:12]}"
 
 
 class PackBlob(msgspec.Struct, gc=False):
-    """A blob to be written. `digest` is the digest of the plaintext, or b"" if it is not known yet. If `compress` is None, a sample decides
-    whether to compress the blob."""
+    """Blob to be written. `digest` is the digest of the plaintext, or b"" if it is not known yet. `compress` says whether to compress, or
+    is None to decide by a sample."""
 
     name: str
     kind: int
@@ -130,7 +132,7 @@ class PackBlob(msgspec.Struct, gc=False):
 
 
 def group_blobs(blobs: Iterable[PackBlob], size_bytes: int) -> Iterator[list[PackBlob]]:
-    """Yield the blobs in groups, one group per pack. Every group except the last has at least `size_bytes` bytes."""
+    """Group the blobs by the pack into which they will be written. Every group except the last contains at least `size_bytes` bytes."""
     group: list[PackBlob] = []
     found_bytes = 0
     for blob in blobs:
@@ -152,13 +154,13 @@ class Keyring(msgspec.Struct, frozen=True):
     cipher: Cipher | None = None
 
     def context(self, kind: int, codec: int, *, offset: int, size_bytes: int, digest: bytes) -> bytes:
-        """Return the context to which encryption binds a blob: store, pack, and the blob's offset, kind, codec, size and digest."""
+        """Return the encryption context, which binds a blob to its store, pack, offset, kind, codec, size and digest."""
         return canonical.encode(
             ("snapline blob 2", self.store_id, self.pack_id, offset, kind, codec, size_bytes, digest)
         )
 
     def digest(self, plain: Buffer) -> bytes:
-        """Return the digest of `plain`, which is keyed if the guard encrypts."""
+        """Return the digest of `plain`, keyed if the store is encrypted."""
         guard = self.guard
         return guard.digest(plain) if guard is not None and guard.encrypts else digest_of(plain)
 
@@ -168,17 +170,17 @@ PLAIN_KEYRING = Keyring("", "")
 
 
 def header_bytes(name: str) -> int:
-    """Return the length of the header of a blob with this ASCII name."""
+    """Return the length of a blob's header, which contains this ASCII name."""
     return _BLOB_HEADER.size + len(name) + _CHECK_BYTES
 
 
 def end_of(entry: BlobEntry) -> int:
-    """Return the offset of the first byte after the blob `entry`."""
+    """Return the offset directly after the blob `entry`."""
     return entry.offset + header_bytes(entry.name) + entry.stored_bytes
 
 
 def encode_blob(blob: PackBlob, *, offset: int, keyring: Keyring = PLAIN_KEYRING) -> tuple[BlobEntry, bytes, Buffer]:
-    """Return the entry, header and stored bytes of a blob that will be written at `offset`."""
+    """Encode a blob to be written at `offset`. Return its index entry, its header and its stored bytes."""
     size_bytes = len(blob.data)
     if size_bytes > BLOB_BYTES_MAX:
         raise UsageError(f"the blob {blob.name!r} has {size_bytes} bytes, at most {BLOB_BYTES_MAX} fit a pack")
@@ -194,7 +196,7 @@ def encode_blob(blob: PackBlob, *, offset: int, keyring: Keyring = PLAIN_KEYRING
 
 
 def encode_header(entry: BlobEntry) -> bytes:
-    """Return the header of the blob that `entry` describes. The header does not contain the offset."""
+    """Return the header of the blob that `entry` describes. The header does not contain the blob's offset."""
     name = entry.name.encode("ascii")
     head = (
         _BLOB_HEADER.pack(
@@ -214,7 +216,7 @@ def encode_header(entry: BlobEntry) -> bytes:
 
 
 def contradiction_of(entry: BlobEntry) -> str:
-    """Return why `entry` is invalid, or "" if it is valid. The check runs before anything is allocated."""
+    """Return why `entry` is invalid, or "" if it is valid. Entries are checked before anything is allocated."""
     if entry.kind not in KINDS or entry.codec not in CODECS:
         return f"kind {entry.kind} or codec {entry.codec} is unknown to this snapline: use a newer one"
     if not entry.name.isascii() or min(entry.offset, entry.stored_bytes, entry.size_bytes) < 0:
@@ -235,13 +237,13 @@ def contradiction_of(entry: BlobEntry) -> str:
 def decode_blob(
     data: Buffer, entry: BlobEntry, *, path: str, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
 ) -> Buffer:
-    """Return the plaintext of the blob whose header and stored bytes are `data`, after every check.
+    """Check a blob and return its plaintext. `data` contains the blob's header and its stored bytes.
 
-    Uncompressed, unencrypted blobs are not copied. `entry` must come from a manifest or an index whose digest has been checked.
+    Uncompressed, unencrypted contents are not copied. `entry` must come from a manifest or an index whose digest has been checked.
 
     Raises:
-        DamagedDataError: If the blob is damaged. The message names `path`, `epoch` and the agent.
-        StoreError: If the blob is not encrypted although there is a key, or is encrypted although there is no key.
+        DamagedDataError: If the blob is damaged. The message names the path, the epoch and the agent.
+        StoreError: If the blob is unencrypted although there is a key, or encrypted although there is none.
     """
     reason = contradiction_of(entry) or _find_damage(data, entry)
     if reason:
@@ -252,7 +254,7 @@ def decode_blob(
 def open_stored(
     stored: memoryview, entry: BlobEntry, *, path: str, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
 ) -> Buffer:
-    """Return the plaintext of a blob whose stored bytes match their digest. See `decode_blob`."""
+    """Return the plaintext of a blob. The digest of its stored bytes has already been verified. See `decode_blob`."""
     check_encryption(entry, keyring, path)
     if entry.codec == CODEC_PLAIN:
         return stored
@@ -271,7 +273,7 @@ def open_stored(
 
 
 def check_encryption(entry: BlobEntry, keyring: Keyring, path: str) -> None:
-    """Reject an unencrypted blob where there is a key, and an encrypted blob where there is none."""
+    """Reject an unencrypted blob if there is a key, and an encrypted blob if there is none."""
     if entry.codec & CODEC_ENCRYPTED:
         if keyring.cipher is None:
             raise StoreKeyError(f"{path} is encrypted: give the key file of the store in SNAPLINE_STORE_KEY")
@@ -302,8 +304,8 @@ def _find_damage(data: Buffer, entry: BlobEntry) -> str:
 
 
 def compress(plain: Buffer, wanted: bool | None) -> tuple[int, Buffer]:
-    """Return the codec and the stored bytes. With `wanted` None, a sample must show that lz4 saves enough. With False, lz4 is never
-    used."""
+    """Choose the codec for a blob. Return the codec and the stored bytes. If `wanted` is None, lz4 is used if a sample shows that it saves
+    enough. If `wanted` is False, lz4 is not used."""
     if not plain or wanted is False or len(plain) > LZ4_BYTES_MAX:
         return CODEC_PLAIN, plain
     if wanted is None and not compresses(plain):
@@ -313,14 +315,14 @@ def compress(plain: Buffer, wanted: bool | None) -> tuple[int, Buffer]:
 
 
 def compresses(plain: Buffer) -> bool:
-    """Return whether lz4 saves enough on a sample of `plain`. A blob that is no larger than a sample always passes."""
+    """Return whether lz4 compresses a sample of `plain` enough. For a blob that is no larger than a sample, return True."""
     if len(plain) <= PROBE_BYTES:
         return True  # The sample would be the whole blob.
     return sample_compresses(_sample(plain))
 
 
 def sample_compresses(sample: bytes) -> bool:
-    """Return whether lz4 saves enough on this sample."""
+    """Return whether lz4 compresses this sample enough."""
     return _pays(len(lz4.block.compress(sample, store_size=False)), len(sample))
 
 
@@ -329,7 +331,7 @@ def _pays(stored_bytes: int, plain_bytes: int) -> bool:
 
 
 def _sample(plain: Buffer) -> bytes:
-    """Return 64 KiB of `plain` from four places, because a state often begins with text and continues with arrays."""
+    """Return 64 KiB sampled from four places of `plain`, because a state often begins with text and continues with arrays."""
     part = PROBE_BYTES // PROBE_PARTS
     step = (len(plain) - part) // (PROBE_PARTS - 1)
     return b"".join(plain[i * step : i * step + part] for i in range(PROBE_PARTS))
@@ -351,10 +353,9 @@ _TAIL_BYTES = 2**16
 
 
 class PackReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Reference to a pack, as reported by the host that wrote it. The reference contains enough data to recognize the same file later.
+    """Reference to a pack, reported by the host that wrote it. The reference contains enough data to recognize the file later.
 
-    `key_id` names the key that encrypts the pack's blobs. `key_id` is "" if the blobs are not encrypted, or if the key has not been looked
-    up yet.
+    `key_id` is the id of the key that encrypts the pack's blobs, or "" if they are not encrypted or the key has not been looked up yet.
     """
 
     path: str
@@ -373,12 +374,12 @@ class PackHeader(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class PackNeeds(msgspec.Struct, frozen=True, gc=False):
-    """Chunks and packs that a pack's checkpoints need from other files.
+    """Data in other files that a pack's checkpoints need.
 
     Attributes:
         base: epoch that contains the chunks in `reused`, or 0 if no chunk is reused.
         reused: digests of the reused chunks of the base epoch.
-        others: packs of the same writer and epoch.
+        others: other packs of the same writer and epoch.
     """
 
     base: int = 0
@@ -387,7 +388,8 @@ class PackNeeds(msgspec.Struct, frozen=True, gc=False):
 
 
 class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of the index record. `reused` contains concatenated digests (see `PackNeeds`). `key` is the id of the encryption key."""
+    """Body of the index record. `reused` contains the digests in `PackNeeds.reused`, concatenated. `key` is the id of the encryption
+    key."""
 
     entries: list[BlobEntry]
     epoch: int
@@ -400,15 +402,15 @@ class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     others: list[PackReference] = []
 
     def header(self) -> bytes:
-        """Return the header record with which the file must begin."""
+        """Return the expected header record of the file."""
         return encode_pack_header(PackHeader(epoch=self.epoch, pack=self.pack, store=self.store, writer=self.writer))
 
     def checkpoints(self) -> list[BlobEntry]:
-        """Return the entries of the pack's checkpoints, in order."""
+        """Return the index entries of the pack's checkpoints, in order."""
         return [entry for entry in self.entries if entry.kind == KIND_CHECKPOINT]
 
     def chunks(self) -> list[BlobEntry]:
-        """Return the entries of the pack's chunks, in order."""
+        """Return the index entries of the pack's chunks, in order."""
         return [entry for entry in self.entries if entry.kind == KIND_CHUNK]
 
     def reused_digests(self) -> list[bytes]:
@@ -425,11 +427,11 @@ def encode_pack_header(header: PackHeader) -> bytes:
 
 
 class PackWriter:
-    """Encoder that yields the bytes of one pack, one piece at a time.
+    """Encoder of one pack, which yields the file piece by piece.
 
     Attributes:
-        size_bytes: total size of the pack, known after `pieces` has ended.
-        index_digest: digest of the index, known after `pieces` has ended.
+        size_bytes: total size of the pack, known once `pieces` has finished.
+        index_digest: digest of the index, known once `pieces` has finished.
     """
 
     def __init__(
@@ -452,7 +454,7 @@ class PackWriter:
         """Yield the file's bytes in order.
 
         Raises:
-            UsageError: If a name is invalid, or a name or chunk is a duplicate. In a checkpoint pack, a valid name consists of number and
+            UsageError: If a name is invalid, or a name or chunk occurs twice. In a checkpoint pack, a valid name contains number and agent
                 id.
         """
         header = encode_pack_header(self._header)
@@ -513,11 +515,12 @@ class PackWriter:
 def read_index(disk: Disk, path: str, *, size_bytes: int, store_id: str | None) -> tuple[PackIndex, PackReference]:
     """Read and check the footer and index of the pack at `path`, which is `size_bytes` bytes long.
 
-    The blobs are not read, but they must fill the file without a gap. If `store_id` is None, the store's id is not checked.
+    The blobs themselves are not read, but the index must show that they fill the file without gaps. If `store_id` is None, the store's id
+    is not checked.
 
     Raises:
-        DamagedDataError: If some bytes differ from the bytes that were written.
-        StoreError: If the pack has another version.
+        DamagedDataError: If any bytes differ from those originally written.
+        StoreError: If the pack has an unsupported version.
     """
     name = layout.parse_any_pack_path(path)
     epoch = None if name is None else name.epoch

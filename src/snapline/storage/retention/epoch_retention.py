@@ -1,44 +1,46 @@
 """Retention of epochs: the rules for which snapshots to keep, and the deletion of epochs and unreferenced files.
 
-**Deletion.** Files are deleted in the order ref, manifest, packs. After deleting the ref and after deleting the manifest, the directory is
-synced. So after a crash every ref still has its manifest, and every manifest has its packs. All other files are garbage, which the next
-sweep finds.
+**Deletion.** An epoch's files are deleted in the order ref, manifest, packs. The directory is synced after the ref is deleted, and again
+after the manifest is deleted. So after a crash every ref still has its manifest, and every manifest has its packs. All other files are
+garbage, which the next garbage collection removes.
 
-Epochs share packs: the manifest of an epoch may name packs of earlier epochs. So a pack is deleted only if no remaining manifest names it.
-Manifests without a ref count too, because their epoch may be complete and about to be published. A damaged manifest that a ref names
-may need any pack of its epoch or an earlier epoch, so none of those packs is deleted. Manifests are written once, so their contents are
-cached (`Notes`).
+Epochs share packs, because the manifest of an epoch may name packs of earlier epochs. So a pack is deleted only if no remaining manifest
+names it. A manifest without a ref also keeps its packs, because its epoch may be complete and about to be published. If a manifest with a
+ref is damaged, it may need any pack of its epoch or an earlier epoch, so none of those packs is deleted. Manifests are written once, so
+their contents are cached (`Notes`).
 
-The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs. The sweep also keeps all files of an epoch whose ref or
-manifest cannot be read, and all files of epochs and writers that the caller lists as possibly in use. Only one process may delete, and only
-that process may publish. Otherwise another process could create a ref during the sweep.
+Garbage collection (`delete_unreferenced`) keeps every pack and manifest that a ref needs. Garbage collection also keeps all files of epochs
+with an unreadable ref or manifest, and of epochs and writers that the caller lists as possibly in use. Only one process may delete epochs,
+and only the same process may publish them. If another process could publish an epoch, it might create a ref during garbage collection.
 
 **The policy.** The policy also keeps snapshots that no recovery needs: the newest snapshots, one per hour, one per day, manual snapshots,
-and held snapshots. The problem: a fleet writes a snapshot every few seconds. Keeping all snapshots fills any disk. Keeping only the newest
-snapshot does not help somebody who finds out on Tuesday what went wrong on Sunday.
+and held snapshots. The problem: a fleet writes a snapshot every few seconds. Keeping all snapshots would fill any disk. Keeping only the
+newest snapshot does not help a user who finds out on Tuesday what went wrong on Sunday.
 
-The model: `retained` is a pure function of the existing snapshots, the policy and the time. A snapshot is kept if
+The model: `retained` is a pure function of the existing snapshots, the policy and the time. A snapshot is kept if any of these conditions
+holds:
 
-1. the snapshot is held by a pin, a tag or a recovery. The caller passes held snapshots with the reason for holding them;
-2. the snapshot is one of the last `keep_last` undamaged snapshots, by epoch number, or is damaged and newer than the oldest of these.
-   Damaged snapshots are kept as evidence, and so that a reader that looks for the newest snapshot finds them;
-3. the snapshot is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). The hours and days are counted
-back from the newest snapshot rather than from the clock. So a store that nobody uses for a month loses nothing;
-4. the snapshot is one of the last `manual` snapshots that somebody took manually;
-5. the snapshot is at most `within_s` older than the newest snapshot. The time between two consecutive snapshots counts as at most one hour,
-   so a clock correction cannot make a snapshot look old;
-6. the snapshot's time is unknown, or later than the clock. Then a clock is wrong, so a snapshot with an uncertain age is not deleted. Such
-   a snapshot never counts as the newest of an hour or a day, so it displaces no other snapshot.
+1. The snapshot is held by a pin, a tag or a recovery. The caller passes each held snapshot together with the reason.
+2. The snapshot is one of the last `keep_last` undamaged snapshots by epoch number, or is damaged and newer than the oldest of these.
+   Damaged snapshots are kept as evidence, and so that readers that look for the newest snapshot find them.
+3. The snapshot is the newest within one of the last `hourly` hours, or within one of the last `daily` days (UTC). The hours and days are
+   counted
+back from the newest snapshot rather than from the clock. So a store that is unused for a month loses nothing.
+4. The snapshot is one of the last `manual` manually taken snapshots.
+5. The snapshot is at most `within_s` older than the newest snapshot. The time between two consecutive snapshots is counted as at most one
+   hour, so a clock correction cannot make a snapshot look old.
+6. The snapshot's creation time is unknown or in the future. In this case a clock was wrong, and a snapshot of uncertain age is not deleted.
+   A snapshot of uncertain age never counts as the newest of an hour or day, so it displaces no other snapshot.
 
-Snapshots are ordered by epoch number rather than by clock. Of two snapshots in one hour, the one with the higher number is newer, even if
-the clock was set back.
+Snapshots are ordered by epoch number rather than by clock. Of two snapshots in the same hour, the one with the higher epoch number counts
+as newer, even if the clock was set back.
 
 Invariants (tested as properties):
 
-- the newest snapshot is kept;
-- rules 2 to 4 keep at most `keep_last + hourly + daily + manual` undamaged snapshots;
-- as long as clocks move forward, rules 1 to 4 never keep a snapshot that they dropped earlier: the newest snapshot of a day is also the
-  newest of an hour. So it makes no difference to the kept snapshots whether deletion runs early or late.
+- The newest snapshot is kept.
+- Rules 2 to 4 keep at most `keep_last + hourly + daily + manual` undamaged snapshots.
+- As long as clocks move forward, rules 1 to 4 never keep a snapshot that they have dropped before, because the newest snapshot of a day is
+  also the newest of an hour. So the kept snapshots do not depend on whether deletion runs early or late.
 
 This module supports G7. The policy only decides which snapshots to *keep*. The coordinator decides which snapshots may be deleted.
 """
@@ -103,9 +105,9 @@ def delete_unreferenced(
 
 
 def _files_of_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> tuple[list[str], list[str]]:
-    """Return the paths of an epoch's manifest in all its generations, and of all packs that any generation names, without duplicates.
+    """Return the paths of all generations of an epoch's manifest, and of all packs that any generation names, without duplicates.
 
-    If the ref or the manifest is damaged, return the packs whose names contain the epoch's number.
+    If the ref or the manifest is damaged, return the packs named after the epoch.
     """
     manifests: list[str] = []
     try:
@@ -132,13 +134,13 @@ def _packs_of(disk: Disk, path: str, root: str, epoch: int, notes: Notes) -> Seq
 
 
 class _NamedPacks:
-    """The packs that the existing manifests name.
+    """Packs that the existing manifests name.
 
-    A damaged manifest without a ref can no longer become a snapshot, so it is ignored.
+    A damaged manifest without a ref is ignored, because it can never become a snapshot.
 
     Attributes:
-        kept_up_to: highest epoch with a ref whose manifest is damaged, or -1 if there is none. Packs of that epoch and of all earlier
-            epochs are kept.
+        kept_up_to: highest epoch with a ref whose manifest is damaged, or -1 if there is none. Packs of that epoch and of all earlier ones
+            are kept.
     """
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes) -> None:
@@ -170,19 +172,19 @@ class _NamedPacks:
 
 
 def _note(disk: Disk, path: str, root: str, generation: int, notes: Notes) -> tuple[int, frozenset[str]]:
-    """Read a manifest, and cache its epoch and packs. If the store is currently unreadable, raise StoreError, so that nothing is
+    """Read a manifest, and cache its epoch and packs. If the store is currently unreadable, StoreError is raised, so that nothing is
     deleted."""
     return note(notes, path, read_manifest(disk, root, generation=generation))
 
 
 def note(notes: Notes, path: str, manifest: Manifest) -> tuple[int, frozenset[str]]:
-    """Cache and return the epoch and packs of a manifest that was just read or written."""
+    """Cache and return the epoch and packs of a manifest that this process has just read or written."""
     known = notes[path] = manifest.metadata.epoch, frozenset(pack.path for pack in manifest.packs)
     return known
 
 
 def _roots(disk: Disk, store_id: str) -> dict[str, int]:
-    """Return a map from root to epoch for all readable refs."""
+    """Return the epoch of each root whose ref is readable."""
     epochs = {}
     for path in _list_files(disk, layout.EPOCH_REFS):
         epoch = layout.parse_ref_path(path)
@@ -193,7 +195,7 @@ def _roots(disk: Disk, store_id: str) -> dict[str, int]:
 
 
 class _Sweep:
-    """One search for garbage. The refs or manifests of epochs in `_kept_epochs` are unreadable, so none of their files is deleted."""
+    """One search for garbage. `_kept_epochs` lists epochs with an unreadable ref or manifest. None of their files is deleted."""
 
     def __init__(
         self, disk: Disk, store_id: str, begun_below: int, open_epochs: frozenset[int], open_writers: frozenset[str]
@@ -220,7 +222,6 @@ class _Sweep:
                 self._kept_epochs.add(epoch)
 
     def manifests_to_delete(self) -> list[str]:
-        """Return the manifests to delete. Unreadable manifests are kept, because their epoch is unknown. `verify` reports them."""
         unreferenced = []
         for path in _list_files(self._disk, layout.MANIFESTS):
             root, generation = layout.parse_manifest_path(path) or ("", 0)
@@ -233,7 +234,7 @@ class _Sweep:
         return unreferenced
 
     def find_named(self, notes: Notes) -> None:
-        """Collect the packs that the remaining manifests name."""
+        """Find the packs that the remaining manifests name."""
         self._named = _NamedPacks(self._disk, self._store_id, notes)
 
     def packs_to_delete(self) -> list[str]:
@@ -257,7 +258,7 @@ class _Sweep:
         return old_files
 
     def remove_empty_directories(self) -> None:
-        """Remove empty pack directories, except the directories of writers that may be in use."""
+        """Remove empty pack directories, except those of writers that may be in use."""
         for entry in self._disk.list_directory(layout.PACKS):
             if entry.is_directory and entry.name not in self._open_writers:
                 with contextlib.suppress(OSError):
@@ -314,10 +315,10 @@ class Policy(msgspec.Struct, frozen=True):
 
     Attributes:
         keep_last: number of newest snapshots to keep, at least 1.
-        hourly: number of last hours of which to keep the newest snapshot, or 0 to keep none.
-        daily: number of last days of which to keep the newest snapshot, or 0 to keep none.
-        manual: number of newest manual snapshots to keep, or 0 to keep none.
-        within_s: maximum age in seconds, relative to the newest snapshot, at which every snapshot is kept. 0 disables this rule.
+        hourly: number of past hours for each of which the newest snapshot is kept, or 0 to disable this rule.
+        daily: number of past days for each of which the newest snapshot is kept, or 0 to disable this rule.
+        manual: number of newest manual snapshots to keep, or 0 to disable this rule.
+        within_s: age in seconds, relative to the newest snapshot, up to which every snapshot is kept. 0 disables this rule.
     """
 
     keep_last: int = 10
@@ -341,14 +342,14 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class SnapshotTime(msgspec.Struct, frozen=True):
-    """The facts about a snapshot that the policy needs.
+    """Properties of a snapshot on which the policy depends.
 
     Attributes:
         epoch: epoch number.
-        created_ns: creation time in nanoseconds since 1970, or None if unknown. The time is an integer because rounding could move it into
-            another hour.
-        is_damaged: the snapshot cannot be restored.
-        is_manual: somebody took the snapshot manually.
+        created_ns: creation time in nanoseconds since 1970, or None if unknown. The time is an integer, because rounding could move the
+            snapshot into another hour.
+        is_damaged: whether the snapshot cannot be restored.
+        is_manual: whether the snapshot was taken manually.
     """
 
     epoch: int
@@ -358,8 +359,7 @@ class SnapshotTime(msgspec.Struct, frozen=True):
 
 
 def parse_policy(text: str, default: Policy | None = None) -> Policy:
-    """Return the policy that a text such as `"last=10,hourly=24,daily=14,manual=100,within=2h"` describes. Parts that the text omits are
-    taken from `default`.
+    """Parse a policy such as `"last=10,hourly=24,daily=14,manual=100,within=2h"`. Omitted parts are taken from `default`.
 
     Raises:
         UsageError: If a name is unknown or given twice, or a number is missing or out of range.
@@ -383,8 +383,7 @@ def parse_policy(text: str, default: Policy | None = None) -> Policy:
 
 
 def parse_duration_s(text: str) -> int:
-    """Return the duration in seconds that a text such as `"90s"`, `"30m"`, `"2h"` or `"7d"` denotes. A number without a unit counts
-    seconds.
+    """Parse a duration such as `"90s"`, `"30m"`, `"2h"` or `"7d"`, and return it in seconds. A number without a unit is in seconds.
 
     Raises:
         UsageError: If `text` is not a duration.
@@ -396,7 +395,7 @@ def parse_duration_s(text: str) -> int:
 
 
 def parse_created(created: str) -> int | None:
-    """Convert a manifest's `created` to nanoseconds since 1970. Return None if `created` is not a valid time."""
+    """Convert a manifest's `created` to nanoseconds since 1970. Return None if `created` is invalid."""
     try:
         time = datetime.fromisoformat(created)
         return 1000 * (((time if time.tzinfo else time.replace(tzinfo=UTC)) - _1970) // timedelta(microseconds=1))
@@ -407,9 +406,10 @@ def parse_created(created: str) -> int | None:
 def retained(
     snapshots: Iterable[SnapshotTime], policy: Policy, *, now_ns: int, held: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return a map from each epoch to keep, in ascending order, to the first reason that applies.
+    """Return the epochs to keep, in ascending order, with the first reason that applies to each.
 
-    `held` maps epochs to reasons that precede all others, such as `"pinned"`. Epochs that are not in `snapshots` are ignored.
+    `held` maps held epochs to reasons such as `"pinned"`, which take precedence over all other reasons. Epochs that are not in `snapshots`
+    are ignored.
     """
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.epoch)
     undamaged = [snapshot for snapshot in ordered if not snapshot.is_damaged]
@@ -446,14 +446,14 @@ def _untrusted_time_reason(created_ns: int | None, now_ns: int) -> str:
 
 
 def _newest_of_each(times: Sequence[tuple[int, int]], length_ns: int, count: int) -> frozenset[int]:
-    """Return the last epoch of each of the last `count` periods of length `length_ns`. `times` must be sorted by epoch."""
+    """Return the newest epoch in each of the last `count` periods of length `length_ns`. `times` must be sorted by epoch."""
     newest = {created_ns // length_ns: epoch for epoch, created_ns in times}
     end = max(newest, default=0)
     return frozenset([epoch for span, epoch in newest.items() if span > end - count])
 
 
 def _within(times: Sequence[tuple[int, int]], length_ns: int) -> frozenset[int]:
-    """Return the epochs that are at most `length_ns` older than the last epoch. `times` must be sorted by epoch."""
+    """Return the epochs that are at most `length_ns` older than the newest epoch. `times` must be sorted by epoch."""
     kept: set[int] = set()
     age_ns, after_ns = 0, None
     for epoch, created_ns in reversed(times if length_ns else ()):

@@ -1,16 +1,16 @@
-"""Pins and tags, which are requests to keep a snapshot. This module creates pins and tags, and deletes only snapshots that no pin or tag
-keeps.
+"""Pins and tags, which are requests to keep a snapshot. The module creates pins and tags, and deletes only snapshots that are neither
+pinned nor tagged.
 
     pins/<epoch>.<random>        the epoch is kept                        record PINS {created, epoch, root, store}
     tags/<name>                  the epoch is kept under a name           record TAGS {created, epoch, maker, name, root, store}
     deleting/<epoch>.<random>    a process is about to delete the epoch   record DELE {begun_s, epoch, store}
 
 The problem: a command pins a snapshot while the coordinator or another command deletes it, perhaps at the same moment and on another
-machine. Either the pin must stop the deletion, or the pin must be refused. A pin granted for a deleted snapshot would be a false promise.
+machine. Either the pin must stop the deletion, or the pin must be refused. A pin must never be granted for a snapshot that is then deleted.
 
-The model: all processes use one store (a local directory or an object store). Listings of the store are current, and creating a file fails
-if the file exists. Any process may die or be slow at any step. The two sides follow Dekker's algorithm: each raises its flag before it
-looks for the other side's flag:
+The model: all processes use the same store, which is a local directory or an object store. Listings are up to date, and creating a file
+fails if the file already exists. Any process may die or be delayed at any step. The two sides follow Dekker's algorithm: each raises its
+flag before it looks for the other side's flag:
 
 | pinning or tagging | deleting |
 | --- | --- |
@@ -21,18 +21,19 @@ looks for the other side's flag:
 | if refused: remove the file created in step 2 | 5. remove the intent created in step 1 |
 
 Why the algorithm works: if the pinner's step 3 precedes the deleter's step 1, the pin existed before the deleter's steps 2 and 3, and one
-of them finds it. Otherwise the pinner's step 3 finds the intent, unless the deleter has already removed the intent. If that deleter deleted
-the epoch, it removed the ref before the intent, so the pinner's step 4 finds the ref missing. **Step 3 must come before step 4.**
+of them finds it. If the deleter's step 1 comes first, the pinner's step 3 finds the intent to delete, unless the deleter has already
+removed the intent. A deleter that has deleted the epoch removes the ref before the intent, so the pinner's step 4 finds no ref. **Step 3
+must come before step 4.**
 
-Each process creates its own files, with random names for pins and intents. A refused pinner removes only its own pin, and a deleter only
-its own intent. So several processes may pin one epoch and several may delete it at the same time. Only one process can create a tag with a
-given name. A second process is refused, even if its tag names the same epoch.
+Each process creates its own files, and pins and intents have random names. A refused pinner removes only its own pin, and a deleter removes
+only its own intent. So several processes may pin an epoch concurrently, and several may try to delete it. Only one process can create a tag
+with a given name. A second process that uses the name is refused, even if its tag names the same epoch.
 
-Files that dead processes left. An intent blocks new pins of its epoch until `clear_leftovers` removes the intent. `clear_leftovers` does so
-if the ref is gone or the intent is older than `INTENT_S_MAX`, and at once if the caller knows that no other process deletes. A pin counts
-even if its maker died between steps 2 and 4. `clear_leftovers` removes such a pin if both the ref and the manifest of its snapshot are
-gone. If only the ref is gone, the pin is kept: a deletion removes the manifest or leaves an intent, so the ref was lost rather than
-deleted.
+Cleanup after dead processes. An intent to delete blocks new pins of the epoch until `clear_leftovers` removes the intent. `clear_leftovers`
+removes an intent if the ref is gone or the intent is older than `INTENT_S_MAX`. If the caller knows that no other process deletes, all
+intents are removed. A pin is valid even if the process that created it died between steps 2 and 4. `clear_leftovers` removes a pin if both
+the ref and the manifest of its snapshot are gone. If only the ref is gone, the pin is kept, because a deletion removes the manifest or
+leaves an intent. The ref was lost rather than deleted.
 
 This module supports G7.
 """
@@ -76,7 +77,7 @@ _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a pin. `root` is the root of the snapshot, and `created` is the time at which the pin was created (UTC, ISO 8601)."""
+    """Body of a pin. `root` is the root of the snapshot, and `created` is the creation time of the pin (UTC, ISO 8601)."""
 
     epoch: int
     root: str
@@ -85,8 +86,8 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a tag. `maker` is random, so no two processes write the same bytes. The other fields are the tag's name and the fields of a
-    pin."""
+    """Body of a tag. `maker` is random, so that no two processes write the same bytes. The other fields are the tag's name and the fields
+    that a pin has."""
 
     name: str
     maker: str
@@ -97,7 +98,7 @@ class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of an intent to delete. `begun_s` is the time at which the deletion began, in seconds since 1970."""
+    """Body of an intent to delete. `begun_s` is the start time of the deletion in seconds since 1970."""
 
     epoch: int
     store: str
@@ -126,13 +127,13 @@ def check_tag(name: str) -> str:
 
 
 def parse_claim_path(path: str) -> int | None:
-    """Return the epoch in a path of the form `pins/<epoch>.<random>` or `deleting/<epoch>.<random>`, or None for any other path."""
+    """Parse the path of a pin or intent into its epoch. Return None for any other path."""
     match = _CLAIM.fullmatch(path)
     return None if match is None or int(match[2]) > layout.EPOCH_MAX else int(match[2])
 
 
 def parse_tag_path(path: str) -> str | None:
-    """Return the name of the tag stored at this path, or None if no tag can have this path."""
+    """Parse the path of a tag into its name. Return None if the path is invalid."""
     match = _TAG.fullmatch(path)
     with contextlib.suppress(UsageError):
         return None if match is None else check_tag(match[1])
@@ -143,12 +144,13 @@ def parse_tag_path(path: str) -> str | None:
 
 
 def pin(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> Pin:
-    """Pin a snapshot durably. A snapshot that is already pinned may be pinned again.
+    """Pin a snapshot durably. A snapshot may be pinned several times.
 
-    `token` must be 32 random hexadecimal digits, different for each call. The same holds for the functions below.
+    `token` must consist of 32 random hexadecimal digits, and must be different for each call. All functions in this module that take a
+    `token` have this requirement.
 
     Raises:
-        NotFoundError: If there is no such snapshot.
+        NotFoundError: If the snapshot does not exist.
         StoreError: If the snapshot is being deleted, or the disk failed.
         UsageError: If there are already `HOLDS_MAX` pins.
     """
@@ -156,12 +158,12 @@ def pin(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> P
 
 
 def tag(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: float) -> Tag:
-    """Tag a snapshot durably. Raise the errors of `pin`, and UsageError if the tag exists. To move a tag, remove it first."""
+    """Tag a snapshot durably. Raise UsageError if the tag exists, and the errors of `pin`. To move a tag, remove it first."""
     return _run(tag_steps(disk, store_id, name, epoch, token=token, now_s=now_s))
 
 
 def pin_steps(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> Steps[Pin]:
-    """Run `pin` step by step, yielding between steps."""
+    """Perform the steps of `pin`, yielding between them."""
     root = _root_of(disk, store_id, epoch)
     made = Pin(epoch, root, store_id, instant(now_s))
     yield from _claim(disk, f"{PINS}/{epoch}.{_check_token(token)}", made, token, what=f"a pin of epoch {epoch}")
@@ -169,7 +171,7 @@ def pin_steps(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float
 
 
 def tag_steps(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: float) -> Steps[Tag]:
-    """Run `tag` step by step, yielding between steps."""
+    """Perform the steps of `tag`, yielding between them."""
     root = _root_of(disk, store_id, epoch)
     made = Tag(check_tag(name), _check_token(token), epoch, root, store_id, instant(now_s))
     try:
@@ -180,13 +182,13 @@ def tag_steps(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, n
 
 
 def unpin(disk: Disk, epoch: int) -> bool:
-    """Remove all pins of an epoch, and return whether there were any. Tags of the epoch are kept."""
+    """Remove all pins of an epoch, and return whether any existed. Tags of the epoch are kept."""
     paths = [path for path in _paths(disk, PINS) if parse_claim_path(path) == epoch]
     return bool(_remove(disk, PINS, paths))
 
 
 def unpin_own(disk: Disk, epoch: int, token: str) -> None:
-    """Remove the pin that was created with this token, if the pin still exists."""
+    """Remove the pin that was created with this token, if it still exists."""
     _remove(disk, PINS, [f"{PINS}/{epoch}.{_check_token(token)}"])
 
 
@@ -196,10 +198,10 @@ def untag(disk: Disk, name: str) -> bool:
 
 
 def list_pins(disk: Disk, store_id: str) -> list[Pin]:
-    """Return one pin for each pinned epoch, in ascending order of epochs.
+    """Return one pin per pinned epoch, in ascending order of epochs.
 
     Raises:
-        DamagedDataError: If a pin cannot be read.
+        DamagedDataError: If a pin is unreadable.
     """
     pins: dict[int, Pin] = {}
     for path in _paths(disk, PINS):
@@ -211,7 +213,7 @@ def list_pins(disk: Disk, store_id: str) -> list[Pin]:
 
 
 def pinned_epochs(disk: Disk) -> list[int]:
-    """Return the pinned epochs in ascending order. Only file names are read, so a damaged pin counts."""
+    """Return the pinned epochs in ascending order. Only file names are read, so damaged pins count too."""
     return sorted({epoch for path in _paths(disk, PINS) if (epoch := parse_claim_path(path)) is not None})
 
 
@@ -219,17 +221,17 @@ def list_tags(disk: Disk, store_id: str) -> list[Tag]:
     """Return the tags, sorted by name.
 
     Raises:
-        DamagedDataError: If a tag cannot be read.
+        DamagedDataError: If a tag is unreadable.
     """
     paths = [path for path in _paths(disk, TAGS) if parse_tag_path(path) is not None]
     return [record for path in paths if (record := _read(disk, path, Tag, store_id)) is not None]
 
 
 def tagged_epoch(disk: Disk, store_id: str, name: str) -> int | None:
-    """Return the epoch that the tag `name` names, or None if `name` is invalid or there is no such tag.
+    """Return the epoch of the tag `name`, or None if `name` is invalid or the tag does not exist.
 
     Raises:
-        DamagedDataError: If the tag cannot be read.
+        DamagedDataError: If the tag is unreadable.
     """
     path = f"{TAGS}/{name}"
     record = None if parse_tag_path(path) is None else _read(disk, path, Tag, store_id)
@@ -237,10 +239,10 @@ def tagged_epoch(disk: Disk, store_id: str, name: str) -> int | None:
 
 
 def held_epochs(disk: Disk, store_id: str) -> dict[int, str]:
-    """Return a map from each held epoch to `"pinned"` or `"tag NAME"`.
+    """Return the reason for which each held epoch is kept, either `"pinned"` or `"tag NAME"`.
 
     Raises:
-        DamagedDataError: If a tag cannot be read. That tag may hold any epoch, so nothing may be deleted.
+        DamagedDataError: If a tag is unreadable. An unreadable tag may hold any epoch, so nothing may be deleted.
     """
     return _run(_held_steps(disk, store_id))
 
@@ -257,10 +259,10 @@ def guarded_delete(
     tokens: Callable[[], str],
     now_s: float,
 ) -> dict[int, list[str] | None]:
-    """Delete the epochs that are not held. Return a map from each epoch to its removed paths, or to None if the epoch is held.
+    """Delete all given epochs that are not held. Return the removed paths of each epoch, or None for an epoch that is held.
 
-    `delete` removes one epoch, beginning with its ref (`Store.delete_epoch`). If `delete` raises, later epochs are not deleted, and the
-    intents are removed.
+    `delete` must delete one epoch, removing its ref first (`Store.delete_epoch`). If `delete` raises an exception, later epochs are not
+    deleted, and the intents are removed.
     """
     done: dict[int, list[str] | None] = {}
     for first in range(0, len(epochs), DELETED_AT_ONCE):
@@ -278,7 +280,7 @@ def delete_steps(
     token: str,
     now_s: float,
 ) -> Steps[dict[int, list[str] | None]]:
-    """Run `guarded_delete` step by step for at most `DELETED_AT_ONCE` epochs, yielding between steps."""
+    """Perform the steps of `guarded_delete` for at most `DELETED_AT_ONCE` epochs, yielding between them."""
     own: list[str] = []
     done: dict[int, list[str] | None] = {}
     try:
@@ -304,9 +306,9 @@ def delete_steps(
 
 
 def clear_leftovers(disk: Disk, store_id: str, *, now_s: float, is_alone: bool = False) -> list[str]:
-    """Remove the files that dead pinners and deleters left behind, and return the paths of those files.
+    """Remove files that dead processes left behind while pinning or deleting. Return the paths of these files.
 
-    Set `is_alone` only if no other process deletes snapshots, so that every intent was left by a dead process.
+    Set `is_alone` only if no other process deletes snapshots, which means that every intent is left over from a dead process.
     """
     intents = [(path, epoch) for path in _paths(disk, DELETING) if (epoch := parse_claim_path(path)) is not None]
     dead = [
@@ -323,12 +325,12 @@ def clear_leftovers(disk: Disk, store_id: str, *, now_s: float, is_alone: bool =
 
 
 def read_record(disk: Disk, path: str, store_id: str | None) -> Record | None:
-    """Return the record at `path` in one of `DIRECTORIES`, or None if the file has just been removed.
+    """Read the record at `path`, which is in one of `DIRECTORIES`. Return None if the file has just been removed.
 
     If `store_id` is None, the store's id is not checked.
 
     Raises:
-        DamagedDataError: If the file is damaged, or its name is not valid in these directories.
+        DamagedDataError: If the file is damaged or has an invalid name.
     """
     if not _is_claim(path):
         raise damaged(path, "no file of a snapline store has this name")
@@ -348,7 +350,7 @@ def _run(steps: Steps[_Result]) -> _Result:
 
 
 def _claim(disk: Disk, path: str, record: Pin | Tag, token: str, *, what: str) -> Steps[None]:
-    """Run steps 2 to 4 of pinning or tagging. Raise FileExistsError if the path is taken."""
+    """Perform steps 2 to 4 of pinning or tagging. Raise FileExistsError if the path exists."""
     directory = path.partition("/")[0]
     if len(_paths(disk, directory)) >= HOLDS_MAX:
         raise UsageError(f"the store {disk.location} has {HOLDS_MAX} {directory}: remove some first")
@@ -396,7 +398,7 @@ def _create(disk: Disk, path: str, record: Record, token: str, *, what: str) -> 
 
 
 def _read(disk: Disk, path: str, kind: type[_Record], store_id: str | None) -> _Record | None:
-    """Return the checked record at `path`, or None if the file has just been removed."""
+    """Read and check the record at `path`. Return None if the file has just been removed."""
     try:
         data = store_files.read_file(disk, path, epoch=None, size_bytes_max=store_files.SMALL_BYTES_MAX)
         body = unseal(_KINDS[kind], data, path=path, epoch=None)
@@ -430,7 +432,8 @@ def _is_claim(path: str) -> bool:
 
 
 def _is_stray(disk: Disk, path: str, store_id: str, being_deleted: frozenset[int]) -> bool:
-    """Return whether a pin or tag names a deleted snapshot. If only the ref is gone, the ref was lost and the result is False."""
+    """Return whether the snapshot of this pin or tag was deleted. If only the ref is gone, it was lost rather than deleted, and the result
+    is False."""
     record = None
     with contextlib.suppress(DamagedDataError):
         record = _read(disk, path, _TYPES[path.partition("/")[0]], store_id) if _is_claim(path) else None
@@ -457,7 +460,7 @@ def _paths(disk: Disk, directory: str) -> list[str]:
 
 
 def _remove(disk: Disk, directory: str, paths: list[str]) -> list[str]:
-    """Remove the files durably, and return the paths of those that existed."""
+    """Durably remove the files, and return the paths of those that existed."""
     with store_files.writing(disk, f"the removal of {directory}"):
         removed = store_files.unlink(disk, paths)
         if removed:

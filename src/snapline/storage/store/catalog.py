@@ -1,18 +1,19 @@
 """Summaries of a store's snapshots, cached in a SQLite file.
 
-The problem: to list snapshots, every manifest must be read, and each manifest has a line for each agent. Reading is slow if manifests are
-many or remote. Manifests never change, so it is enough to read each of them once.
+The problem: listing the snapshots requires reading every manifest, and each manifest has an entry for each agent. Reading manifests is slow
+if there are many or the store is remote. Manifests never change, so reading each of them once is enough.
 
-The model: `Catalog` is only a cache with one row for each published epoch, identified by number and root. Every use compares the cache with
-the store's listing and the refs, which are small. If an epoch is gone or has another root, its row is dropped. If an epoch has no row, its
-manifest is read. Damaged snapshots are read each time, since a failed disk may become readable again. A catalog is rebuilt if it is missing
-or broken, or has another schema version or belongs to another store. **No decision relies on the catalog**: deletion, restore and
-verification read the store. `verify` finds manifests that were damaged after they were cached, but the catalog does not.
+The model: `Catalog` is only a cache with one row for each published epoch, identified by number and root. Each time it is used, the catalog
+is compared with the store's listing and with the refs, which are small. If an epoch no longer exists or has another root, its row is
+deleted. If an epoch has no row, its manifest is read and cached. Damaged snapshots are read again each time, since a failed disk may become
+readable again. A catalog is rebuilt if it is missing or corrupt, has another schema version, or belongs to another store. **No decision
+relies on the catalog**: deletion, restore and verification read the store. `verify` finds manifests that were damaged after they were
+cached, but the catalog does not.
 
-The store limits the size: rows are deleted with their epochs, and the file is rewritten when half of it is empty.
+The size is bounded by the store: rows are deleted with their epochs, and the file is compacted when half of it is empty.
 
-The caller chooses the path, which must be on a local disk and different for each user. Several processes may share the file (WAL). A
-process that cannot write the file, or cannot lock it within `BUSY_S`, works without the catalog.
+The caller chooses the path of the catalog, which must be on a local disk and different for each user. Several processes may share the
+catalog file (WAL mode). A process that cannot write the file, or cannot lock it within `BUSY_S`, works without the catalog.
 """
 
 import contextlib
@@ -57,13 +58,14 @@ CREATE TABLE snapshots (
 
 
 class SnapshotSummary(msgspec.Struct, frozen=True):
-    """Summary of a published epoch. The fields come from the epoch's manifest.
+    """Summary of a published epoch, taken from its manifest.
 
     Attributes:
-        hosts: names of the hosts, sorted.
-        stored_bytes: total length of all packs that the epoch names. Epochs share packs, so a sum over several epochs counts these
-            repeatedly.
-        damage: why the epoch cannot be read, or "" if it can be read. For an unreadable epoch, only `epoch` and perhaps `root` are known.
+        hosts: sorted names of the hosts.
+        stored_bytes: total size of all packs that the epoch uses. Epochs share packs, so a sum over several epochs counts shared packs more
+            than once.
+        damage: reason why the epoch is unreadable, or "" if it is readable. For an unreadable epoch, only `epoch` and perhaps `root` are
+            known.
     """
 
     epoch: int
@@ -88,18 +90,18 @@ _INSERT = "INSERT OR REPLACE INTO snapshots VALUES ({})".format(",".join("?" * l
 
 
 def snapshot_time(summary: SnapshotSummary) -> SnapshotTime:
-    """Return the facts about a snapshot that a retention policy needs."""
+    """Return the properties of a snapshot on which a retention policy depends."""
     created_ns = parse_created(summary.created)
     is_manual = summary.trigger == MANUAL_TRIGGER
     return SnapshotTime(summary.epoch, created_ns, is_damaged=bool(summary.damage), is_manual=is_manual)
 
 
 def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary | None:
-    """Return the summary of the manifest of `epoch`, or None if the epoch was deleted meanwhile. Pass the root as `root` if the caller has
-    just read the ref.
+    """Return the summary of `epoch`, or None if the epoch was deleted meanwhile. A caller that has just read the ref passes the root as
+    `root`.
 
     Raises:
-        StoreError: If the store cannot be read, for a reason other than damage.
+        StoreError: If the store is unreadable for a reason other than damage.
     """
     try:
         root = root or store.read_ref(epoch)
@@ -128,10 +130,10 @@ def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary 
 
 
 def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSummary]:
-    """Return a summary of each snapshot, oldest first. Use the catalog at `path` if it is usable.
+    """Return the summary of each snapshot, oldest first. Use the catalog at `path` if it is usable.
 
     Raises:
-        StoreError: If the store cannot be read. An unusable catalog is not an error.
+        StoreError: If the store is unreadable. An unusable catalog is not an error.
     """
     import sqlite3
 
@@ -152,8 +154,8 @@ def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSum
 
 
 class Catalog:
-    """One catalog file, or a catalog in memory if `path` is None. Use the catalog as a context manager. Its methods raise errors of
-    `sqlite3`, and `_BrokenError`."""
+    """A catalog file, or a catalog in memory if `path` is None. The catalog must be used as a context manager. The methods of `Catalog`
+    raise `_BrokenError` and errors of `sqlite3`."""
 
     def __init__(self, path: Path | None, store_id: str) -> None:
         self._path = path
@@ -174,13 +176,13 @@ class Catalog:
         self.close()
 
     def close(self) -> None:
-        """Close the file. A second call has no effect."""
+        """Close the file. Closing the catalog again has no effect."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
     def refresh(self, store: "Store") -> list[SnapshotSummary]:
-        """Compare the catalog with the store, read new manifests, and drop rows of deleted epochs. Return all summaries, oldest first."""
+        """Update the catalog from the store, and return all summaries, oldest first."""
         known = {summary.epoch: summary for summary in self.rows()}
         summaries = [
             summary for epoch in store.epochs() if (summary := _look(store, epoch, known.get(epoch))) is not None
@@ -244,7 +246,7 @@ class Catalog:
 
 
 def _look(store: "Store", epoch: int, known: SnapshotSummary | None) -> SnapshotSummary | None:
-    """Return the known summary if the ref still has the same root and the snapshot was not damaged. Otherwise read the manifest."""
+    """Return the known summary if it is undamaged and the ref still has the same root. Otherwise read the manifest."""
     try:
         root = store.read_ref(epoch)
     except NotFoundError:
@@ -257,7 +259,7 @@ def _look(store: "Store", epoch: int, known: SnapshotSummary | None) -> Snapshot
 
 
 def _row(summary: SnapshotSummary) -> tuple[Any, ...]:
-    """Return the values of a row. The hosts are encoded as a JSON array."""
+    """Return the values of a row, with the hosts encoded as a JSON array."""
     values = msgspec.structs.asdict(summary)
     values["hosts"] = msgspec.json.encode(summary.hosts).decode()
     return tuple([values[name] for name in _FIELDS])
@@ -274,7 +276,7 @@ class _BrokenError(Exception):
 
 
 def _is_broken(error: Exception) -> bool:
-    """Return whether the error shows that the file is not a valid catalog. A locked, full or inaccessible file is not broken."""
+    """Return whether the error shows that the file is not a valid catalog. Return False for a locked, full or inaccessible file."""
     if isinstance(error, _BrokenError | UnicodeDecodeError):
         return True
     name = getattr(error, "sqlite_errorname", "")

@@ -1,31 +1,31 @@
-"""Segments of an object stream: their file format, and the code that appends and reads commits on a disk.
+"""Segments of an object stream, their file format, and the code that appends and reads commits.
 
-The newest segment stays open, so a commit is one write and one `fdatasync`. On an object store, files cannot grow, so each commit is a
-separate segment. A segment gets its name only after its first commit is written, as in `write_once`. So every listed segment is complete up
-to the end of its first commit.
+The newest segment stays open, so that a commit needs only one write and one `fdatasync`. Since objects in an object store cannot grow, each
+commit there is a separate segment. A segment's file gets its name only after the first commit has been written, as in `write_once`. So the
+first commit of every listed segment is complete.
 
-After a failed write or sync, the state of the disk is unknown. The segment is left unchanged. The next commit begins a new segment, whose
-header records the valid length of the old segment.
+After a failed write or sync, the state of the file on disk is unknown, so the segment is not changed any more. The next commit then begins
+a new segment, whose header records the valid length of the old segment.
 
 **The file format.** A segment is a header followed by commits. Each commit is complete or absent.
 
     shelves/<stream>/<n>     segment n = 1, 2, 3 …: header | commit | commit | …
     shelves/<stream>/lock    lock held by the one process that has the stream open
 
-Headers and commits are records (`storage/disk/record.py`) of the kinds `SHSG` and `SHCO`. The bytes of a commit's objects follow the
-commit's record, in the order in which the record lists the objects. The record contains the total length of these bytes.
+Headers and commits are records (`storage/disk/record.py`) of the kinds `SHSG` and `SHCO`. The commit's record is followed by the bytes of
+its objects, in the order in which the record lists them. The commit's record also contains the total length of these bytes.
 
-An **object** consists of bytes and the digests of other objects to which it refers. An object is identified by its digest, so equal objects
-are stored once. The digest covers references and bytes, and is keyed where the store is encrypted. The last bit of the digest shows whether
-there are references, so an object without references cannot pass for an object with references. An **entry** names an object by a path of
-words and a last word.
+An **object** consists of bytes and the digests of other objects to which it refers. Each object is identified by its digest, so equal
+objects are stored only once. An object's digest covers its references and bytes, and is keyed if the store is encrypted. The last bit of
+the digest shows whether there are references, so an object without references cannot pass for an object with references. An **entry** gives
+an object a name. The name consists of a path of words and a last word.
 
-A header lists the earlier segments that are in use, and the length of each (`alive`). Bytes beyond that length were never acknowledged, and
-segments that are not listed are garbage. So a missing byte in the middle of a stream is damage, and only the end of the newest segment may
-be torn. A new segment replaces older segments at the moment its file gets its name.
+The header of a segment lists the earlier segments that are still in use, and the length of each (`alive`). Bytes beyond the listed length
+were never acknowledged, and segments that are not listed are garbage. So missing bytes in the middle of a stream are damage, while the end
+of the newest segment may be incomplete. A new segment replaces older segments at the moment when its file gets its name.
 
-Where the store is encrypted, each segment has its own key, derived from the segment's random id, as for packs. This key encrypts the
-objects, and the contents of commits, which include names. Each encryption is numbered by offset and bound to its location.
+In an encrypted store, each segment has its own key, which is derived from the segment's random id, as for packs. The segment's key encrypts
+the objects and the contents of commits, including names. Each ciphertext uses its offset as nonce and is bound to its location.
 """
 
 import contextlib
@@ -90,14 +90,14 @@ class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return segment_path(self.object_stream, self.number)
 
     def context(self, purpose: str, offset: int, *more: object) -> bytes:
-        """Return the context to which encryption binds the bytes at `offset`."""
+        """Return the encryption context of the bytes at `offset`."""
         return canonical.encode(
             (f"snapline shelf {purpose} 1", self.store, self.object_stream, self.segment, offset, *more)
         )
 
 
 class ObjectLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An object as listed in a commit. `references` contains concatenated digests."""
+    """Description of an object in a commit. `references` contains concatenated digests."""
 
     digest: bytes
     codec: int
@@ -107,7 +107,7 @@ class ObjectLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class EntryLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Assignment of a name. `name` in `path` now refers to the object with this digest. If `digest` is None, the name is removed."""
+    """Assignment of a name. The entry binds `name` in `path` to the object with this digest, or removes the name if `digest` is None."""
 
     path: tuple[str, ...]
     name: str
@@ -122,8 +122,8 @@ class Contents(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
 
 
 class CommitBody(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Body of a commit's record. The body contains `Contents`, encrypted where there is a key, and the length of the object data after the
-    record."""
+    """Body of a commit's record. The body contains `Contents`, encrypted if there is a key, and the total length of the objects that follow
+    the record."""
 
     data_bytes: int
     contents: bytes
@@ -135,7 +135,7 @@ _contents_decoder = msgspec.msgpack.Decoder(Contents)
 
 
 def check_object_stream(object_stream: str) -> str:
-    """Return `object_stream` if it is a valid id. Raise UsageError otherwise."""
+    """Return `object_stream` if it is a valid stream id. Raise UsageError otherwise."""
     return check_id(object_stream, "shelf")
 
 
@@ -145,13 +145,13 @@ def segment_path(object_stream: str, number: int) -> str:
 
 
 def parse_segment_name(name: str) -> int | None:
-    """Return the number of the segment with this file name, or None if `name` is not the file name of a segment."""
+    """Parse the file name of a segment into its number. Return None if the name is invalid."""
     is_number = name.isascii() and name.isdigit() and len(name) <= _NUMBER_DIGITS_MAX and not name.startswith("0")
     return int(name) if is_number else None
 
 
 def digest_of_object(data: Buffer, references: bytes, guard: Guard | None) -> bytes:
-    """Return the digest that identifies an object with these bytes and references."""
+    """Return the digest of an object with these bytes and references."""
     if references:
         data = (len(references) // DIGEST_BYTES).to_bytes(8, "little") + references + bytes(data)
     digest = guard.digest(data) if guard is not None and guard.encrypts else digest_of(data)
@@ -159,7 +159,6 @@ def digest_of_object(data: Buffer, references: bytes, guard: Guard | None) -> by
 
 
 def has_references(digest: bytes) -> bool:
-    """Return whether the object with this digest refers to other objects."""
     return bool(digest[-1] & 1)
 
 
@@ -169,16 +168,16 @@ def references_of(joined: bytes) -> list[bytes]:
 
 
 def encode_header(header: SegmentHeader) -> bytes:
-    """Return the record with which a segment begins."""
+    """Encode the header record of a segment."""
     return seal(HEADER_KIND, canonical.encode(header))
 
 
 def decode_header(record: bytes, *, path: str, store_id: str | None) -> SegmentHeader:
-    """Return the header in a segment's first record.
+    """Decode and check the header record of a segment.
 
     Raises:
         DamagedDataError: If the header is damaged, or belongs to another path or store.
-        StoreError: If a later version of Snapline wrote the header.
+        StoreError: If the header was written by a later version of Snapline.
     """
     body = unseal(HEADER_KIND, record, path=path, epoch=None)
     with store_files.decoding(path):
@@ -194,7 +193,8 @@ def encode_commit(
     objects: list[tuple[bytes, bytes, Buffer]],
     entries: list[EntryLine],
 ) -> tuple[Contents, list[Buffer]]:
-    """Return the contents of a commit at `offset`, and its bytes. Each object is given as digest, references and plaintext."""
+    """Encode a commit that begins at `offset`. Return its contents and its bytes. Each object is given as a tuple of digest, references and
+    plaintext."""
     lines, compressed = [], []
     for digest, references, data in objects:
         codec, stored = compress(data, None) if len(data) >= COMPRESSED_BYTES_MIN else (CODEC_PLAIN, data)
@@ -217,8 +217,8 @@ def encode_commit(
 
 
 def decode_commit(record: bytes, header: SegmentHeader, guard: Guard | None, *, offset: int) -> tuple[Contents, int]:
-    """Return the contents of the commit record at `offset`, and the number of bytes of object data after the record. Raise the errors of
-    `decode_header`."""
+    """Decode the commit record at `offset`. Return the commit's contents, and the total length of the objects that follow the record. Raise
+    the errors of `decode_header`."""
     path = header.path
     raw = unseal(COMMIT_KIND, record, path=path, epoch=None)
     with store_files.decoding(path):
@@ -236,16 +236,16 @@ def decode_commit(record: bytes, header: SegmentHeader, guard: Guard | None, *, 
 
 
 def object_context(header: SegmentHeader, offset: int, line: ObjectLine) -> bytes:
-    """Return the context to which encryption binds an object's bytes."""
+    """Return the encryption context, which binds an object's bytes to their location."""
     return header.context("object", offset, line.codec, line.size_bytes, line.digest, line.references)
 
 
 def open_object(stored: bytes, header: SegmentHeader, guard: Guard | None, *, offset: int, line: ObjectLine) -> bytes:
-    """Return an object's plaintext, after every check (G11).
+    """Check an object's stored bytes and return its plaintext (G11).
 
     Raises:
-        DamagedDataError: If the bytes differ from the bytes that were written.
-        StoreError: If the bytes are encrypted although there is no key, or are not encrypted although there is a key.
+        DamagedDataError: If the bytes differ from those originally written.
+        StoreError: If the bytes are unencrypted although there is a key, or encrypted although there is none.
     """
     path = header.path
     if len(stored) != line.stored_bytes:
@@ -263,7 +263,7 @@ def open_object(stored: bytes, header: SegmentHeader, guard: Guard | None, *, of
 
 
 def _contradiction(contents: Contents, data_bytes: int, *, is_sealed: bool) -> str:
-    """Return why a commit is inconsistent, or "" if it is consistent. The check runs before anything is allocated."""
+    """Return why a commit is inconsistent, or "" if it is consistent. Commits are checked before anything is allocated."""
     for line in contents.objects:
         stored_bytes = line.stored_bytes - (CIPHER_OVERHEAD_BYTES if is_sealed else 0)
         if len(line.digest) != DIGEST_BYTES or len(line.references) % DIGEST_BYTES:
@@ -295,13 +295,13 @@ NewObject = tuple[bytes, bytes, Buffer]
 
 
 class ObjectStreamInUseError(UsageError):
-    """Another process, or another object of this process, already writes to this stream."""
+    """Another process, or another `ObjectStream` of this process, is already writing to the stream."""
 
     exit_code = 11
 
 
 class ObjectStreamSegments:
-    """Segments of one object stream on the disk. Only one caller at a time may write, but any number of threads may read."""
+    """Segments of one object stream on disk. Only one caller at a time may write, but any number of threads may read."""
 
     def __init__(
         self,
@@ -325,21 +325,20 @@ class ObjectStreamSegments:
 
     @property
     def newest(self) -> int:
-        """Number of the newest segment, or 0 if there is none."""
         return self._newest
 
     def is_full(self) -> bool:
-        """Return whether the next commit must begin a new segment."""
+        """Return whether the next commit needs a new segment."""
         return self._handle is None or self._end >= SEGMENT_BYTES_MAX
 
     def append(self, objects: list[NewObject], entries: list[EntryLine]) -> tuple[int, Contents, int]:
-        """Write a commit durably after the last commit.
+        """Durably write a commit after the last commit of the newest segment.
 
         Returns:
-            The offset of the commit's objects, its contents, and the new end of the segment.
+            Offset of the commit's objects, contents of the commit, and new length of the segment.
 
         Raises:
-            OSError: If the disk failed. The next commit must begin a new segment.
+            OSError: If the disk failed. In that case, the next commit must begin a new segment.
         """
         assert self._handle is not None
         header = self._headers[self._newest]
@@ -359,7 +358,8 @@ class ObjectStreamSegments:
     def begin(
         self, alive: list[tuple[int, int]], objects: list[NewObject], entries: list[EntryLine]
     ) -> tuple[int, Contents, int]:
-        """Begin the next segment with a commit. `alive` lists the earlier segments that are still needed. See `append`.
+        """Begin a new segment whose first commit contains these objects and entries. `alive` lists the earlier segments that are still
+        needed. See `append`.
 
         Raises:
             ObjectStreamInUseError: If another process has already begun this segment.
@@ -386,19 +386,19 @@ class ObjectStreamSegments:
         return len(head) + len(pieces[0]), contents, self._end
 
     def close(self) -> None:
-        """Close the newest segment, which is open for writing."""
+        """Close the newest segment if it is open for writing."""
         handle, self._handle = self._handle, None
         if handle is not None:
             with contextlib.suppress(OSError):
                 self._disk.close(handle)
 
     def remove(self, number: int) -> None:
-        """Remove a segment that is no longer needed."""
+        """Remove a segment that is not needed any more."""
         self._headers.pop(number, None)
         store_files.unlink(self._disk, [segment_path(self._objects, number)])
 
     def prepare(self) -> None:
-        """Create the stream's directory durably, and remove the temporary files of killed processes."""
+        """Durably create the stream's directory, and remove temporary files of killed processes."""
         make_durable_directory(self._disk, OBJECT_STREAMS)
         make_durable_directory(self._disk, f"{OBJECT_STREAMS}/{self._objects}")
         with contextlib.suppress(FileNotFoundError):
@@ -408,14 +408,15 @@ class ObjectStreamSegments:
             )
 
     def read_object(self, number: int, offset: int, line: ObjectLine, stored: bytes) -> bytes:
-        """Return the plaintext of an object. Raise the errors of `open_object`, and FileNotFoundError if the segment was removed."""
+        """Decrypt and check an object that was read from a segment. Raise the errors of `open_object`, or FileNotFoundError if the segment
+        was removed."""
         header = self._headers.get(number)
         if header is None:
             raise FileNotFoundError(f"segment {number} was removed")
         return open_object(stored, header, self._guard, offset=offset, line=line)
 
     def read_stored(self, number: int, offset: int, length: int) -> bytes:
-        """Return bytes of a segment. Raise FileNotFoundError if the segment was removed."""
+        """Read bytes of a segment. Raise FileNotFoundError if the segment was removed."""
         path = segment_path(self._objects, number)
         try:
             return self._disk.read(path, offset, length)
@@ -427,20 +428,20 @@ class ObjectStreamSegments:
             raise
 
     def list_segments(self) -> list[int]:
-        """Return the numbers of all segments in ascending order."""
         return list_segments(self._disk, self._objects)
 
     def open_newest(self, number: int) -> SegmentHeader:
-        """Read the newest segment's header, which lists the segments in use."""
+        """Read the header of the newest segment, which lists the segments in use."""
         self._newest = number
         return self._header(number)
 
     def commits(self, number: int, end: int | None) -> Iterator[tuple[int, Contents, int]]:
-        """Yield the commits of a segment, in the form that `append` returns. If `end` is None, stop before the first incomplete commit.
+        """Yield the commits of a segment up to `end`, in the form that `append` returns. If `end` is None, stop before the first incomplete
+        commit.
 
         Raises:
-            DamagedDataError: If acknowledged bytes differ from the bytes that were written.
-            StoreError: If the segment is encrypted although there is no key, or is not encrypted although there is a key.
+            DamagedDataError: If acknowledged bytes differ from those originally written.
+            StoreError: If the segment is unencrypted although there is a key, or encrypted although there is none.
         """
         header = self._header(number)
         yield from read_commits(self._disk, header, self._guard, end=end)
@@ -452,7 +453,7 @@ class ObjectStreamSegments:
         return self._headers[number]
 
     def _create(self, path: str, pieces: list[Buffer]) -> int:
-        """Create a file as `write_once` does, and leave the file open."""
+        """Create a file in the same way as `write_once`, but leave it open."""
         directory = path.rpartition("/")[0]
         handle = self._disk.open_temporary(directory, f"shelf-{self._newest}-{self._random_bytes(_ID_BYTES).hex()}")
         try:
@@ -476,7 +477,7 @@ class ObjectStreamSegments:
 
 
 def list_segments(disk: Disk, object_stream: str) -> list[int]:
-    """Return the numbers of an object stream's segments in ascending order."""
+    """Return the segment numbers of an object stream in ascending order."""
     with store_files.reading(disk, f"{OBJECT_STREAMS}/{object_stream}"):
         try:
             entries = disk.list_directory(f"{OBJECT_STREAMS}/{object_stream}")
@@ -496,7 +497,8 @@ def list_object_streams(disk: Disk) -> list[str]:
 
 
 def keys_of_object_streams(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys that encrypt segments. Raise DamagedDataError or StoreError if a segment cannot be read."""
+    """Return the ids of the keys with which the store's segments are encrypted. Raise DamagedDataError or StoreError if a segment is
+    unreadable."""
     paths = [
         segment_path(object_stream, number)
         for object_stream in list_object_streams(disk)
@@ -506,7 +508,7 @@ def keys_of_object_streams(disk: Disk, store_id: str) -> set[str]:
 
 
 def read_header(disk: Disk, path: str, *, store_id: str | None) -> SegmentHeader:
-    """Return the header of a segment. Raise the errors of `decode_header`."""
+    """Read and check the header of a segment. Raise the errors of `decode_header`."""
     with store_files.reading(disk, path):
         head = disk.read(path, 0, HEAD_BYTES)
         record = disk.read(path, 0, record_bytes(head) or HEAD_BYTES)
@@ -574,8 +576,8 @@ def _is_whole(window: "_Window", header: SegmentHeader, guard: Guard | None, off
 
 
 def _has_later_commit(window: "_Window", header: SegmentHeader, guard: Guard | None, offset: int) -> bool:
-    """Return whether a complete commit follows the unreadable one. An unreadable commit that a complete one follows was acknowledged and is
-    damaged, because commits are written in sequence."""
+    """Return whether an intact commit follows the unreadable one. If so, the unreadable commit was acknowledged and is damaged, because
+    commits are written in sequence."""
     rest = window.read(offset, window.size_bytes - offset)
     place = rest.find(MAGIC, 1)
     while place > 0:
@@ -587,7 +589,7 @@ def _has_later_commit(window: "_Window", header: SegmentHeader, guard: Guard | N
 
 
 class _Window:
-    """Buffered reader of a file that reads a large window at a time."""
+    """Buffered reader of a file."""
 
     def __init__(self, disk: Disk, path: str, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -597,7 +599,7 @@ class _Window:
         self._data = b""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return up to `length` bytes, starting at `offset`."""
+        """Read up to `length` bytes, starting at `offset`."""
         length = min(length, self.size_bytes - offset)
         if not self._start <= offset <= offset + length <= self._start + len(self._data):
             with store_files.reading(self._disk, self._path):

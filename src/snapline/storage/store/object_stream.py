@@ -1,32 +1,34 @@
-"""An object stream stores named entries, and objects found by digest, for programs that repeatedly save nearly the same state.
+"""Object streams. An object stream stores named objects for programs that repeatedly save nearly the same state.
 
-The problem: a program saves its state after every step, and most of the state has not changed. The program should store only the changes.
-After a crash each step must be stored completely or not at all. Many threads save at the same time, and old steps are deleted.
+The problem: a program saves its state after every step, although most of the state has not changed since the previous step. The program
+should store only the changes. After a crash, each step must be stored completely or not at all. Many threads may save concurrently, and old
+steps are deleted.
 
-A **commit** adds and names objects atomically. A commit is one record at the end of a log (`object_segments.py`), and is durable when
-`commit` returns. An object that is already stored costs only a reference. An object that has no name and to which no object refers is
-forgotten (see the index below). Changes that arrive while a commit is being written become part of the next commit, so many threads share
-one `fdatasync`.
+A **commit** atomically adds objects and names. A commit is a single record at the end of a log (`object_segments.py`), and is durable when
+`commit` returns. Committing an object that is already stored costs only a reference. An object is forgotten when it has no name and no
+other object refers to it (see the index below). Changes that arrive while a commit is being written go into the next commit together, so
+many threads share one `fdatasync`.
 
-**One process at a time.** On a file system a lock ensures that only one process writes, and a second process is refused. On an object store
-there is no lock. If two processes begin the same segment there, one succeeds, and the other is refused from then on. A forked child must
-not write.
+**One process at a time.** On a file system, a lock ensures that only one process writes to the stream, and a second process is refused. An
+object store has no locks. If two processes begin the same segment, one succeeds, and the other is refused from then on. A forked child
+process must not write to the stream.
 
-**Compaction.** Segments of which at least half is dead are rewritten into a new segment, and so are small segments if there are many. The
-header of the new segment replaces the old segments, which are then removed. A record that removes a name is kept as long as an older
-segment exists.
+**Compaction.** Segments that are at least half dead are rewritten into a new segment. Small segments are rewritten too if there are many.
+The new segment's header declares that it replaces the old segments, which are then removed. An entry that removes a name is kept as long as
+an older segment exists.
 
 The caller's duties:
 
-1. An object refers only to objects in the stream or in the same change.
-2. A caller gets `StaleReferenceError` if the last name of a referenced object was removed meanwhile. Such a caller adds the object again.
+1. An object may refer only to objects in the stream or in the same change.
+2. If the last name of a referenced object was removed meanwhile, `commit` raises `StaleReferenceError`, and the caller must add the object
+   again.
 
-This module carries G11 (every byte is checked against a digest before it is used).
+The stream preserves G11 (every byte is checked against a digest before it is used).
 
-**The index** is in memory. The index contains entries by path and name, objects by digest, and the objects' references. The index is pure:
-it reads no file and takes no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to older
-objects, whose digests they contain, so there are no cycles and reference counts are exact. An object that is no longer live is forgotten at
-once. The object's bytes are dead until compaction rewrites their segment.
+**The index** is kept in memory. The index contains the entries by path and name, the objects by digest, and the references between objects.
+The index performs no I/O and takes no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to
+older objects, whose digests they contain. So there are no cycles, and reference counts are exact. An object that is no longer live is
+removed from the index at once. The bytes of a removed object stay on disk until compaction rewrites the segment.
 """
 
 import contextlib
@@ -73,7 +75,7 @@ class StoredObject(msgspec.Struct, gc=False):
 
 
 class SegmentSize(msgspec.Struct, gc=False):
-    """Length of a segment, and the number of its bytes that are dead."""
+    """Length of a segment, and the number of dead bytes in it."""
 
     size_bytes: int
     dead_bytes: int = 0
@@ -84,7 +86,7 @@ class ObjectStreamIndex:
 
     Attributes:
         objects: stored objects by digest.
-        entries: map from the first word of a path to a map from path to names and their digests.
+        entries: map from the first word of a path to a nested map, which lists the names in each path with their digests.
         segments: all existing segments by number.
     """
 
@@ -94,11 +96,11 @@ class ObjectStreamIndex:
         self.segments: dict[int, SegmentSize] = {}
 
     def find(self, path: Path, name: str) -> bytes | None:
-        """Return the digest of the object with this name, or None if there is no such name."""
+        """Return the digest of the object with this name, or None if the name does not exist."""
         return self.entries.get(path[0], {}).get(path, {}).get(name)
 
     def apply(self, segment: int, offset: int, contents: Contents) -> None:
-        """Apply a durable commit whose objects begin at `offset`. All references of the commit are counted before any is released."""
+        """Apply a durable commit whose objects begin at `offset`. All new references are counted before any old reference is released."""
         for line in contents.objects:
             self._add(StoredObject(segment, offset, line))
             offset += line.stored_bytes
@@ -110,7 +112,7 @@ class ObjectStreamIndex:
                 self._forget([line.digest])
 
     def grow(self, segment: int, size_bytes: int) -> None:
-        """Set the new length of the segment."""
+        """Set the length of a segment."""
         self.segments.setdefault(segment, SegmentSize(0)).size_bytes = size_bytes
 
     def move(self, digest: bytes, segment: int, offset: int, line: ObjectLine) -> None:
@@ -124,7 +126,7 @@ class ObjectStreamIndex:
             self.objects[digest].count += 1
 
     def _set(self, entry: EntryLine) -> bytes | None:
-        """Set the digest of a name, or remove the name. Return the previous digest, or None."""
+        """Bind a name to a digest, or remove the name. Return the previous digest, or None if the name did not exist."""
         folders = self.entries.setdefault(entry.path[0], {})
         names = folders.setdefault(entry.path, {})
         before = names.pop(entry.name, None)
@@ -145,7 +147,7 @@ class ObjectStreamIndex:
                 self._forget([digest])
 
     def _forget(self, digests: list[bytes]) -> None:
-        """Forget unreferenced objects, and also objects to which only forgotten objects referred."""
+        """Forget unreferenced objects, and all objects to which only forgotten objects referred."""
         while digests:
             gone = self.objects.pop(digests.pop())
             self.segments[gone.segment].dead_bytes += gone.line.stored_bytes + LINE_BYTES
@@ -157,7 +159,7 @@ class ObjectStreamIndex:
 
 
 class ObjectStreamReplay:
-    """Replay of an object stream's commits, in order, into an index. Which objects are live is known only at the end of the replay."""
+    """Replay of an object stream's commits into an index. Only the end of the replay shows which objects are live."""
 
     def __init__(self) -> None:
         self._places: dict[bytes, StoredObject] = {}
@@ -178,11 +180,11 @@ class ObjectStreamReplay:
                 self._names[path, name] = digest
 
     def grow(self, segment: int, size_bytes: int) -> None:
-        """Record the length of the segment that has been read so far."""
+        """Record how much of a segment has been read so far."""
         self._index.grow(segment, size_bytes)
 
     def finish(self) -> tuple[ObjectStreamIndex, list[bytes]]:
-        """Return the index, and the digests of referenced objects that are missing."""
+        """Return the index, and the digests of objects that are referenced but missing."""
         index, missing = self._index, []
         waiting = list(self._names.values())
         for (path, name), digest in self._names.items():
@@ -223,11 +225,11 @@ _MOVES_MAX = 10
 
 
 class StaleReferenceError(NotFoundError):
-    """A change refers to an object that is no longer in the stream or never was."""
+    """A change refers to an object that is not in the stream, perhaps because it was removed meanwhile."""
 
 
 class Change:
-    """Objects and names of one commit, which one thread collects before the commit."""
+    """Objects and names that a thread collects for one commit."""
 
     def __init__(self, guard: Guard | None) -> None:
         self._guard = guard
@@ -244,7 +246,7 @@ class Change:
         return digest
 
     def name(self, path: Path, name: str, digest: bytes | None) -> None:
-        """Name an object. If `digest` is None, remove the name. Raise UsageError if the path or name cannot be encoded as UTF-8."""
+        """Name an object. If `digest` is None, remove the name instead. Raise UsageError if the path or name cannot be encoded as UTF-8."""
         try:
             "".join((*path, name)).encode()
         except UnicodeEncodeError as error:
@@ -253,7 +255,7 @@ class Change:
 
 
 class _PendingChange:
-    """A change that waits for the thread that writes its commit."""
+    """A change that is waiting for the thread that will commit it."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -262,7 +264,7 @@ class _PendingChange:
 
 
 class ObjectStream:
-    """An open object stream. Threads may share the object."""
+    """An open object stream. Threads may share the stream."""
 
     def __init__(
         self, segments: ObjectStreamSegments, *, guard: Guard | None, location: str, lock: int | None = None
@@ -284,11 +286,11 @@ class ObjectStream:
 
     @staticmethod
     def open(store: Store, name: str, *, random_bytes: Callable[[int], bytes] = os.urandom) -> "ObjectStream":
-        """Open the stream `name`. Create the stream if it does not exist.
+        """Open the stream `name`. Create the stream if it does not exist yet.
 
         Raises:
-            ObjectStreamInUseError: If another process, or another object of this process, already has the stream open.
-            DamagedDataError: If some stored bytes differ from the bytes that were written, or referenced objects are missing.
+            ObjectStreamInUseError: If the stream is already open in another process or in another `ObjectStream`.
+            DamagedDataError: If stored bytes differ from those originally written, or referenced objects are missing.
             UsageError: If the store is an object store that overwrites existing objects.
         """
         disk = store.disk
@@ -316,7 +318,7 @@ class ObjectStream:
         return object_stream
 
     def close(self) -> None:
-        """Close the stream. A second call has no effect."""
+        """Close the stream. Closing the stream again has no effect."""
         with self._writing:
             self._is_closed = True
             self._segments.close()
@@ -325,28 +327,28 @@ class ObjectStream:
                 self._lock_descriptor = None
 
     def change(self) -> Change:
-        """Return an empty change, to be filled and passed to `commit`."""
+        """Return an empty change, to be filled by the caller and passed to `commit`."""
         return Change(self._guard)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def first_words(self) -> list[str]:
-        """Return the first words of all paths."""
+        """Return the first word of every path."""
         with self._index_lock:
             return list(self._index.entries)
 
     def paths(self, first_word: str) -> list[Path]:
-        """Return the paths that begin with this word and contain entries."""
+        """Return the paths that contain entries and begin with this word."""
         with self._index_lock:
             return list(self._index.entries.get(first_word, ()))
 
     def entries(self, path: Path) -> dict[str, bytes]:
-        """Return a map from each name in `path` to the digest of its object."""
+        """Return the digest of each name in `path`."""
         with self._index_lock:
             return dict(self._index.entries.get(path[0], {}).get(path, {}))
 
     def find(self, path: Path, name: str) -> bytes | None:
-        """Return the digest of the object with this name, or None if there is no such name."""
+        """Return the digest of the object with this name, or None if the name does not exist."""
         with self._index_lock:
             return self._index.find(path, name)
 
@@ -356,15 +358,15 @@ class ObjectStream:
             return digest in self._index.objects
 
     def references(self, digest: bytes) -> list[bytes]:
-        """Return the digests to which an object refers. Raise NotFoundError if the object is no longer stored."""
+        """Return the digests of the objects to which this object refers. Raise NotFoundError if the object is no longer stored."""
         return references_of(self._look_up([digest])[digest].line.references)
 
     def read(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return the objects with these digests, each checked against its digest.
+        """Read the objects with these digests, checking each against its digest.
 
         Raises:
-            NotFoundError: If one of the objects is no longer stored.
-            DamagedDataError: If the bytes of an object differ from the bytes that were written.
+            NotFoundError: If one of the objects is not stored.
+            DamagedDataError: If an object's bytes differ from those originally written.
         """
         contents: dict[bytes, bytes] = {}
         wanted = set(digests)
@@ -385,10 +387,10 @@ class ObjectStream:
         """Apply a change atomically and durably.
 
         Raises:
-            StaleReferenceError: If the change refers to objects that are not stored. Nothing was changed.
-            StoreError: If the disk failed. The next opening of the stream shows whether the change is stored.
+            StaleReferenceError: If the change refers to an object that is neither stored nor in the change. Nothing was changed.
+            StoreError: If the disk failed. In that case, only reopening the stream shows whether the change was stored.
             ObjectStreamInUseError: If another process has written to the stream.
-            UsageError: If the stream is closed, or was opened by the parent of this process.
+            UsageError: If the stream is closed, or was opened before this process was forked.
         """
         waiting = _PendingChange(change)
         with self._index_lock:
@@ -422,7 +424,7 @@ class ObjectStream:
         self._remove([number for number in numbers if number not in self._index.segments])
 
     def _commit_all(self, batch: list[_PendingChange]) -> None:
-        """Write the changes of a batch as one commit. Each change that cannot be applied gets an error."""
+        """Write a batch of changes as one commit. Each change that cannot be applied receives an error."""
         try:
             self._check_open()
             objects, entries = self._merge_changes(batch)
@@ -449,7 +451,7 @@ class ObjectStream:
             raise
 
     def _close_after_interrupt(self, batch: list[_PendingChange]) -> None:
-        """Close the stream after an interrupt. The stream on the disk is intact, but the index in memory may not be."""
+        """Close the stream after an interrupt. The stream on disk is intact, but the index in memory may be inconsistent."""
         self._is_closed = True
         _fail(batch, StoreError, "the commit was interrupted, and may be there or not: open the shelf again")
 
@@ -462,8 +464,7 @@ class ObjectStream:
             )
 
     def _merge_changes(self, batch: list[_PendingChange]) -> tuple[dict[bytes, NewObject], list[EntryLine]]:
-        """Return the new objects and entries of a batch. If a change refers to objects that are gone, omit the change and give it an
-        error."""
+        """Merge the new objects and the entries of a batch. A change that refers to removed objects is omitted and receives an error."""
         objects: dict[bytes, NewObject] = {}
         entries: list[EntryLine] = []
         known = self._index.objects  # Only the writing thread changes the index.
@@ -496,7 +497,7 @@ class ObjectStream:
         ]
 
     def _compact(self) -> None:
-        """Compact segments that are mostly dead, or small segments if there are many."""
+        """Compact segments that are at least half dead, or small segments if there are many."""
         chosen = _choose(self._index)
         if not chosen:
             return
@@ -536,7 +537,7 @@ class ObjectStream:
             start += line.stored_bytes
 
     def _remove(self, numbers: Iterable[int]) -> None:
-        """Remove segments. If a segment cannot be removed now, it is no longer used, and the next opening removes it."""
+        """Remove segments. A segment that cannot be removed now is unused, and is removed when the stream is next opened."""
         for number in numbers:
             with contextlib.suppress(OSError):
                 self._segments.remove(number)
@@ -549,7 +550,7 @@ class ObjectStream:
             return {digest: msgspec.structs.replace(place) for digest, place in places.items() if place is not None}
 
     def _read_run(self, run: list[StoredObject]) -> dict[bytes, bytes]:
-        """Read objects that lie near each other in a segment with one call."""
+        """Read adjacent objects of a segment with one call."""
         first, last = run[0], run[-1]
         length = last.offset + last.line.stored_bytes - first.offset
         data = self._segments.read_stored(first.segment, first.offset, length)
@@ -564,7 +565,7 @@ class ObjectStream:
 
 
 def _runs(places: Mapping[bytes, StoredObject]) -> Iterator[list[StoredObject]]:
-    """Yield lists of locations. The objects of each list can be read with one call."""
+    """Group the locations of objects into lists.  The objects of each list can be read with one call."""
     run: list[StoredObject] = []
     # An empty object has the same offset as the next object and must precede it, since a run ends with its last object.
     for place in sorted(places.values(), key=lambda found: (found.segment, found.offset, found.line.stored_bytes)):
@@ -583,7 +584,7 @@ def _are_near(first: StoredObject, last: StoredObject, each: StoredObject) -> bo
 
 
 def _choose(index: ObjectStreamIndex) -> list[int]:
-    """Return the segments to compact. The live data of the chosen segments is at most about one segment's worth."""
+    """Return the segments that should be compacted. Together, the chosen segments have at most about one segment's worth of live data."""
     segments = sorted(index.segments.items())
     small = [number for number, size in segments if size.size_bytes < SMALL_BYTES]
     if len(small) >= SMALL_SEGMENTS_MAX:

@@ -1,12 +1,13 @@
-"""Encryption and signatures of one store, so that only the owner can read the store and only the owner's data is accepted.
+"""Encryption and signatures of a store. Keys ensure that only the owner can read the store, and that only data written by the owner is
+accepted.
 
-The model: attackers may read the store, and may change it arbitrarily, but have no key file. Then
+The model: attackers may read the store and change it arbitrarily, but do not have a key file. The store limits attackers as follows:
 
-- attackers learn names, sizes and times (headers, indexes and manifests are not encrypted), and which blobs are equal, but no content.
-  Digests of plaintext are keyed with a key of the store, so attackers cannot use them to verify a guess;
-- any replacement of a blob, key or ref is rejected. Blobs are authenticated together with their location, size and digest. Refs are signed
-  over store, epoch and root. A process that has a key rejects unencrypted blobs or unsigned refs, which prevents downgrade attacks;
-- attackers can delete files, which keys cannot prevent.
+- Attackers learn names, sizes, times and which blobs are equal, but no content, because headers, indexes and manifests are not encrypted.
+  Plaintext digests use a key of the store, so attackers cannot use them to verify a guess.
+- Replacing a blob, key or ref is detected. Blobs are authenticated together with their location, size and digest. Refs are signed over
+  store, epoch and root. A process that has a key rejects unencrypted blobs and unsigned refs, which prevents downgrade attacks.
+- Attackers can delete files, which keys cannot prevent.
 
 Key hierarchy (`key_files.py`, `key_records.py`, `ciphers.py`):
 
@@ -15,13 +16,13 @@ Key hierarchy (`key_files.py`, `key_records.py`, `ciphers.py`):
       data key (one per writer and so per host start, created at the writer's first pack)
         pack key = HKDF(data key, pack id)       encrypts the blobs of one pack
 
-A key's record is durable before `begin_pack` returns, so a pack that is visible after a crash always has its key. Keys are read when they
-are needed. Opening or reading a store creates nothing.
+A key's record is durable before `begin_pack` returns, so a pack that is visible after a crash always has its key. Keys are read only when
+they are needed. Opening or reading a store never creates anything.
 
-Opening a store checks whether the store has keys. A store that has keys is refused if no key file is given. A store that has packs but no
-keys is refused if a key file is given, because the store is unprotected or its keys were removed.
+When a store is opened, the given key files must match the store. A store with keys is refused if no key file is given. A store with packs
+but without keys is refused if a key file is given, because the store is unprotected or its keys were removed.
 
-This module carries G11 even if somebody tampers with the store.
+Encryption and signatures preserve G11 even if somebody tampers with the store.
 """
 
 import hmac
@@ -73,7 +74,7 @@ _Value = TypeVar("_Value")
 
 
 class Protection:
-    """Encryption and signatures of one store. Threads may share the object."""
+    """Encryption and signatures of one store. Threads may share the instance."""
 
     def __init__(
         self,
@@ -84,8 +85,8 @@ class Protection:
         digest_key: bytes | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """Private constructor. Use `load_protection`, which checks that keys and store belong together. `digest_key` is None if it has not
-        been read yet."""
+        """Private constructor. Use `load_protection` instead, which checks that the keys match the store. `digest_key` is None if the key
+        has not been read yet."""
         self._disk = disk
         self._store_id = store_id
         self._keys = keys
@@ -105,39 +106,38 @@ class Protection:
 
     @property
     def encrypts(self) -> bool:
-        """True if new blobs are encrypted, and unencrypted blobs are rejected."""
+        """True if new blobs are encrypted and unencrypted blobs are rejected."""
         return bool(self._keys.wrapping)
 
     def prepare(self) -> None:
-        """Create the digest key now, if the store is to be encrypted but has no digest key. Without this call, the first use creates the
-        key.
+        """Create the digest key now if it is needed but does not exist. If this method is not called, the first use of the key creates it.
 
-        Racing processes agree on one digest key only if the disk supports conditional creation. On other object stores, the coordinator
-        must call this method before any host writes.
+        Concurrent processes agree on one digest key only if the disk supports conditional creation. On an object store without conditional
+        creation, the coordinator must call this method before any host writes.
         """
         if self.encrypts:
             self._load_digest_key()
 
     def digest(self, data: Buffer) -> bytes:
-        """Return the 32-byte BLAKE3 digest of a blob's plaintext, which is keyed if this store is encrypted.
+        """Return the 32-byte BLAKE3 digest of a blob's plaintext, keyed if the store is encrypted.
 
         Raises:
-            StoreError: If the digest key had to be created, but could not be written.
+            StoreError: If the digest key does not exist yet and cannot be written.
         """
         if not self.encrypts:
             return digest_of(data)
         return blake3(data, key=self._digest_key or self._load_digest_key()).digest()
 
     def begin_pack(self, writer: str, pack_id: str) -> PackCipher:
-        """Return the cipher for the blobs of a new pack. The cipher's key is durable when this function returns.
+        """Return the cipher for the blobs of a new pack. The function returns only after the cipher's key is durable.
 
         Args:
-            writer: id of the writer. A writer gets a data key at its first pack.
-            pack_id: random id that was never used before. The pack's key is derived from it, so it must be unique.
+            writer: id of the writer, which gets a data key at its first pack.
+            pack_id: random id that was never used before, from which the pack's key is derived.
 
         Raises:
-            UsageError: If there is no key, or the pack was begun before.
-            StoreError: If the key could not be written.
+            UsageError: If there is no key, or `pack_id` has been used before.
+            StoreError: If the key cannot be written.
         """
         if not self.encrypts:
             raise UsageError(f"there is no key to encrypt with: give a key file in {STORE_KEY_VARIABLE}")
@@ -150,10 +150,10 @@ class Protection:
             return PackCipher(key_id, self._data_key(key_id), pack_id, seals=True)
 
     def open_pack(self, key_id: str, pack_id: str) -> PackCipher:
-        """Return the cipher that decrypts the blobs of a pack whose index names `key_id`.
+        """Return the cipher that decrypts the blobs of a pack. `key_id` is the key id in the pack's index.
 
         Raises:
-            StoreError: If no given key file unwraps that key. The message names the required file.
+            StoreError: If none of the given key files unwraps this key. The message names the required file.
             DamagedDataError: If the key is missing or damaged.
         """
         if not is_data_key_id(key_id):
@@ -169,7 +169,7 @@ class Protection:
             return cipher
 
     def check_key_file(self, path: str) -> KeyRecord:
-        """Return the record of a key, after every check that the given keys allow. Raise DamagedDataError if the record is invalid."""
+        """Read a key record and make every check that the given keys permit. Raise DamagedDataError if the record is invalid."""
         return key_records.check_key_file(self._disk, path, store_id=self._store_id, keys=self._keys)
 
     # -- signatures ----------------------------------------------------------------------------------------------------
@@ -185,13 +185,13 @@ class Protection:
         return bool(self._verifiers)
 
     def sign(self, message: bytes) -> bytes:
-        """Return the 64-byte signature of `message` (`ciphers.epoch_message`). The same message always gets the same signature."""
+        """Return the 64-byte signature of a message such as `ciphers.epoch_message`. Signatures are deterministic."""
         if self._signer is None:
             raise UsageError(f"there is no key to sign with: give a private key in {SIGNING_KEY_VARIABLE}")
         return ciphers.sign(self._signer, message)
 
     def verify(self, message: bytes, signature: bytes) -> bool:
-        """Return whether a trusted key signed `message`. Return False for an invalid or empty signature."""
+        """Return whether `signature` is valid for `message` under a trusted key. An empty signature is never valid."""
         known = blake3(len(message).to_bytes(8, "big") + message + signature).hexdigest()
         with self._lock:
             if self._verified.get(known):
@@ -203,32 +203,32 @@ class Protection:
         return is_signed
 
     def log_key(self) -> bytes:
-        """Return the public half of the key with which this process signs batches of host logs. The private half never leaves the
-        process."""
+        """Return the public key with which others verify the host-log batches of this process. The private key never leaves the process."""
         return self._own_log_key()[1]
 
     def sign_batch(self, message: bytes) -> bytes:
-        """Return the signature of `message` made with the private half of `log_key`."""
+        """Sign `message` with the private key that belongs to `log_key`, and return the signature."""
         return ciphers.sign(self._own_log_key()[0], message)
 
     def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
-        """Return whether the private half of `public` signed `message`. Return False for an invalid key."""
+        """Return whether `signature` is valid for `message` under the public key `public`. Return False if the public key is invalid."""
         try:
             return ciphers.is_signed(ciphers.load_public(public), message, signature)
         except UsageError:
             return False
 
     def authenticate(self, message: bytes) -> bytes:
-        """Return a signature of `message` where refs are signed. Otherwise return its digest under a key derived from the digest key.
+        """Return an authentication tag for `message`. The tag is a signature if refs are signed, otherwise a keyed digest. The digest's key
+        is derived from the digest key.
 
         Raises:
-            UsageError: If refs are verified, but no private key is given.
-            StoreError: If the digest key could not be written.
+            UsageError: If signatures are required, but no private key is given.
+            StoreError: If the digest key does not exist yet and cannot be written.
         """
         return self.sign(message) if self.requires_signatures else self._tag(message)
 
     def is_authentic(self, message: bytes, tag: bytes) -> bool:
-        """Return whether the holder of a key created this tag for this message."""
+        """Return whether a holder of the key created this tag for `message`."""
         return self.verify(message, tag) if self.requires_signatures else hmac.compare_digest(self._tag(message), tag)
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Protection:
         return blake3(message, key=key).digest()
 
     def _load_digest_key(self) -> bytes:
-        """Return the digest key. If several processes race to create it, one process creates the key and all return the same key."""
+        """Return the digest key. If several processes create the key concurrently, only one succeeds, and all return the same key."""
         with self._lock:
             if self._digest_key is None:
                 is_ours = DIGEST_KEY not in list_keys(self._disk) and self._write_key(DIGEST_KEY, writer="")
@@ -264,7 +264,7 @@ class Protection:
         return key_id
 
     def _write_key(self, key_id: str, *, writer: str) -> bool:
-        """Create a key, and return True. Return False if another process has already created the key."""
+        """Create a key and return True, or return False if another process has already created it."""
         secret = self._random_bytes(KEY_BYTES)
         record = make_record(
             self._store_id,
@@ -288,12 +288,12 @@ class Protection:
 def load_protection(
     disk: Disk, store_id: str, keys: Keys, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> Protection:
-    """Return the protection of the store, after checking that the store and `keys` belong together. Nothing is changed.
+    """Load the protection of a store, after checking that `keys` match the store. Nothing is changed.
 
     Raises:
-        StoreKeyError: If the store is encrypted and `keys` lacks its key file, or the store is not encrypted but there is a key file.
+        StoreKeyError: If the store is encrypted but `keys` lack its key, or the store is not encrypted but a key file is given.
         DamagedDataError: If the store's digest key is missing or damaged.
-        UsageError: If the package `cryptography` is needed but missing.
+        UsageError: If the package `cryptography` is required but missing.
     """
     if keys.wrapping:
         require_package()
@@ -303,7 +303,7 @@ def load_protection(
 
 
 def resolve_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
-    """Return `keys` if given. If neither `keys` nor `disk` is given, return the keys that the environment names. Otherwise return None."""
+    """Return `keys` if given. If neither `keys` nor `disk` is given, read the keys from the environment. Otherwise return None."""
     return keys_from_environment() if keys is None and disk is None else keys
 
 
@@ -318,7 +318,7 @@ def make_guard(
 
 
 def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
-    """Return the store's keys. Raise StoreKeyError if the store has contents but no keys, and a key file is given."""
+    """Return the store's keys. Raise StoreKeyError if a key file is given for a store that has contents but no keys."""
     listed = list_keys(disk)
     if listed or not is_key_given or not _holds_packs(disk):
         return listed
@@ -332,8 +332,8 @@ def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
 
 
 def _holds_packs(disk: Disk) -> bool:
-    """Return whether the store contains a pack, a batch, an output or a segment. An empty directory, which a writer that died early may
-    leave, does not count."""
+    """Return whether the store contains a pack, a batch, an output or an object stream segment. Empty directories, which a writer may leave
+    behind when it dies, do not count."""
     for folder in (layout.PACKS, layout.CHECKPOINTS):
         for entry in _list(disk, folder):
             if entry.is_directory and any(
@@ -356,7 +356,7 @@ def _list(disk: Disk, directory: str) -> list[DirectoryEntry]:
 
 
 class _LruCache(Generic[_Value]):
-    """Map that keeps only the `size_max` most recently used entries."""
+    """Cache that keeps only the `size_max` most recently used entries."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -366,7 +366,7 @@ class _LruCache(Generic[_Value]):
         return name in self._entries
 
     def get(self, name: str) -> _Value | None:
-        """Return the entry and mark it as recently used, or return None if it is absent."""
+        """Return an entry and mark it as recently used. Return None if the entry is absent."""
         if name not in self._entries:
             return None
         self._entries.move_to_end(name)

@@ -1,4 +1,5 @@
-"""Read access to a store: refs, manifests, checkpoints and state parts. Reading changes nothing. `store.py` describes the store."""
+"""Read access to a store, which includes refs, manifests, checkpoints and state parts. Reading changes nothing. `store.py` describes the
+store."""
 
 import contextlib
 import functools
@@ -33,10 +34,10 @@ _PREFIX_DIGITS_MIN = 4
 
 
 class StoreReader:
-    """Read-only view of one checkpoint store.
+    """Read-only access to a checkpoint store.
 
     Attributes:
-        store_id: random id that is created with the store. The store's files contain it.
+        store_id: random id, which is chosen when the store is created and is contained in the store's files.
     """
 
     def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None = None) -> None:
@@ -54,26 +55,28 @@ class StoreReader:
 
     @property
     def disk(self) -> Disk:
-        """The store's disk. Only code in `storage/` may use it, because that code obeys the store's rules."""
+        """The store's disk. Only the `storage` package may use the disk directly, because it obeys the store's rules."""
         return self._disk
 
     @property
     def guard(self) -> Guard | None:
-        """Keys of the store, or None if blobs are not encrypted and refs are not signed."""
+        """Encryption and signing keys of the store, or None if blobs are not encrypted and refs are not signed."""
         return self._guard
 
     def require_available(self) -> None:
-        """Read the id of the opened store. Raise StoreError if the store is unavailable, or another store has replaced it."""
+        """Check that the opened store is still present by reading its id. Raise StoreError if the store is unavailable or has been replaced
+        by another store."""
         with store_files.reading(self._disk, layout.IDENTITY):
             if isinstance(self._disk, OpenedDisk):
                 self._disk.require_available()
 
     def confirm_damage(self, read: Callable[[], _Result]) -> _Result:
-        """Return the result of `read`. If `read` finds damage, read the store's id and call `read` again. Only repeated damage counts.
+        """Call `read` and return its result. If `read` reports damage, check that the store is present and call `read` again. Only damage
+        that is found twice is reported.
 
         Raises:
             DamagedDataError: If the damage persists.
-            StoreError: If the store is unavailable, or `read` raised this error.
+            StoreError: If the store is unavailable, or `read` raises this error.
         """
         try:
             return read()
@@ -89,14 +92,16 @@ class StoreReader:
         return sorted(number for number in numbers if number is not None)
 
     def read_ref(self, epoch: int) -> str:
-        """Return the root of `epoch`. Raise NotFoundError if the epoch is not published, and DamagedDataError if its ref is damaged."""
+        """Return the root hash of `epoch`. Raise NotFoundError if the epoch is not published, and DamagedDataError if its ref is
+        damaged."""
         with store_files.reading(self._disk, layout.ref_path(epoch), epoch=epoch):
             if not exists(self._disk, layout.ref_path(epoch)):
                 raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
         return read_ref(self._disk, epoch, self.store_id, self._guard)
 
     def read_manifest(self, root: str, *, epoch: int | None = None) -> Manifest:
-        """Return the manifest that has this root. If `epoch` is given, the manifest must be of that epoch, and errors name the epoch.
+        """Read and check the manifest with this root. If `epoch` is given, the manifest must belong to that epoch, and error messages name
+        the epoch.
 
         Raises:
             DamagedDataError: If the manifest is missing or damaged.
@@ -107,15 +112,15 @@ class StoreReader:
         """Return the checkpoint of one agent, after checking every digest (G11).
 
         Raises:
-            NotFoundError: If the agent is not in this epoch.
-            DamagedDataError: If the checkpoint is damaged. The message names file, epoch and agent.
+            NotFoundError: If the epoch does not contain the agent.
+            DamagedDataError: If the checkpoint is damaged. The message names the file, the epoch and the agent.
         """
         return self._read_line(manifest, manifest.line_of(agent))
 
     def read_checkpoints(self, manifest: Manifest, agents: Collection[str] | None = None) -> Iterator[AgentCheckpoint]:
-        """Yield the checkpoints of `agents` (default: all), sorted by agent. Raise the errors of `read_checkpoint`.
+        """Yield the checkpoints of `agents`, sorted by agent. The default is all agents. Raise the errors of `read_checkpoint`.
 
-        From an object store, checkpoints are read in parallel, and slightly before the caller needs them.
+        Checkpoints in an object store are read in parallel, slightly before the caller needs them.
         """
         lines = manifest.agents
         if agents is not None:
@@ -127,7 +132,7 @@ class StoreReader:
         yield from parallel_map(functools.partial(self._read_line, manifest), lines, requests_at_once(self._disk))
 
     def part_reader(self, manifest: Manifest) -> PartReader:
-        """Return a reader for the state parts of this epoch: arrays, histories and blobs."""
+        """Return a reader for the epoch's state parts, which are arrays, histories and blobs."""
 
         def others() -> Iterator[PartReader]:
             return map(self._part_reader, other_generations(self._disk, manifest))
@@ -135,40 +140,40 @@ class StoreReader:
         return self._part_reader(manifest, others)
 
     def checkpoint_packs(self, plan: int | None = None) -> list[str]:
-        """Return the sorted paths of all checkpoint packs, or only of the packs of one plan."""
+        """Return the paths of all checkpoint packs, or of one plan's checkpoint packs, in sorted order."""
         with store_files.reading(self._disk, layout.CHECKPOINTS):
             return checkpoint_packs.find(self._disk, plan)
 
     def reference_checkpoint_pack(self, path: str) -> PackReference:
-        """Return the reference that the pack's writer reported. Raise the errors of `read_checkpoint_pack`."""
+        """Return the reference to a pack, as its writer reported it. Raise the errors of `read_checkpoint_pack`."""
         return checkpoint_packs.make_reference(self._disk, path, store_id=self.store_id)
 
     def read_checkpoint_pack(
         self, pack: str | PackReference, wanted: Mapping[str, Collection[int]] | None = None
     ) -> list[AgentCheckpoint]:
-        """Return the checkpoints of a checkpoint pack in the order of the pack. `wanted` maps each agent to the numbers of its wanted
-        checkpoints (default: all checkpoints).
+        """Read checkpoints from a checkpoint pack, in the order in which the pack contains them. `wanted` maps each agent to the numbers of
+        the checkpoints to read. The default is all checkpoints.
 
-        Every digest is checked, and each checkpoint is compared with its name. If `pack` is a reference, the file must match the reported
+        Every digest is verified, and each checkpoint is compared with its name. If `pack` is a reference, the file must match the reported
         pack.
 
         Raises:
-            NotFoundError: If the pack lacks one of the wanted checkpoints.
-            DamagedDataError: If the pack is missing or damaged. The message names the file, and also the agent if one blob is damaged.
-            UsageError: If the path is not the path of a checkpoint pack.
+            NotFoundError: If the pack lacks one of these checkpoints.
+            DamagedDataError: If the pack is missing or damaged. The message names the file and, if a single blob is damaged, the agent.
+            UsageError: If `pack` is not the path of a checkpoint pack.
         """
         return checkpoint_packs.read(self._disk, pack, wanted, store_id=self.store_id, guard=self._guard)
 
     def read_chunks(self, path: str, digests: Collection[bytes]) -> Iterator[PackBlob]:
-        """Yield chunks of a checkpoint pack, to be written to another pack. Raise the errors of `read_checkpoint_pack`."""
+        """Yield chunks of a checkpoint pack, so that they can be written to another pack. Raise the errors of `read_checkpoint_pack`."""
         return checkpoint_packs.read_chunks(self._disk, path, digests, store_id=self.store_id, guard=self._guard)
 
     def resolve(self, snapshot: str) -> int:
-        """Return the epoch that `snapshot` names. The name may be `"latest"`, a number, a tag, or a unique prefix (4 digits or more) of a
-        root.
+        """Find the snapshot that a name denotes, and return its epoch. The name may be `"latest"`, an epoch number, a tag, or a unique
+        prefix of a root with at least 4 digits.
 
         Raises:
-            NotFoundError: If no snapshot matches, or more than one does.
+            NotFoundError: If no snapshot matches, or several do.
         """
         epochs = self.epochs()
         if snapshot == "latest":
@@ -188,12 +193,13 @@ class StoreReader:
         return matching[0]
 
     def verify(self, epoch: int | None = None) -> Verification:
-        """Read every byte of every file of the store, or of one epoch. Report each difference from the bytes that were written.
+        """Read every byte of every file of the store, or of one epoch. Report each byte sequence that differs from what was originally
+        written.
 
-        Verification changes nothing, and may run while a fleet uses the store.
+        Verification changes nothing, and may run while a fleet is using the store.
 
         Raises:
-            NotFoundError: If there is no such epoch.
+            NotFoundError: If the epoch does not exist.
             StoreError: If the store is unavailable.
         """
         with store_files.reading(self._disk, layout.EPOCH_REFS):
@@ -206,36 +212,36 @@ class StoreReader:
 
     @property
     def logs_unsupported_reason(self) -> str:
-        """Return why this store cannot contain host logs, or "" if it can."""
+        """Return why this store cannot contain host logs, or "" if it supports them."""
         return self._log_reader.unsupported_reason
 
     def read_logs(self) -> dict[LogName, list[int]]:
-        """Return a map from each non-empty host log to the numbers of its entries (batches and seals) in ascending order.
+        """Return the numbers of all entries (batches and seals) of each non-empty host log, in ascending order.
 
-        The entries are durable when this function returns. The numbers have gaps, and any entry may be a seal. So read all entries and skip
-        the seals.
+        The function returns only after the entries are durable. The numbers may have gaps, and any entry may be a seal. So callers must
+        read all entries and skip the seals.
 
         Raises:
-            StoreError: If the store cannot be read.
+            StoreError: If the store is unreadable.
         """
         return self._log_reader.read_logs()
 
     def read_batch(self, log: LogName, number: int) -> LogBatch | None:
-        """Return one entry of a host log, or None if the entry is a seal. The entry is durable when this function returns.
+        """Read one entry of a host log. Return the batch, or None for a seal. The function returns only after the entry is durable.
 
         Raises:
-            NotFoundError: If there is no such entry. If `read_logs` listed the entry, it was deleted meanwhile, because every kept epoch
-                covers it.
+            NotFoundError: If the entry does not exist. If `read_logs` listed the entry, it was deleted meanwhile, because every kept epoch
+                covers its contents.
             DamagedDataError: If the entry is damaged. The message names its path.
-            StoreError: If the store cannot be read, or the batch is encrypted differently from the store.
+            StoreError: If the store is unreadable, or the batch does not have the encryption that the store requires.
         """
         return self._log_reader.read_batch(log, number)
 
     def exclude_deleted(self, logs: Mapping[LogName, list[int]]) -> dict[LogName, list[int]]:
-        """Return `logs`, a result of `read_logs`, without the numbers of batches that were deleted as garbage.
+        """Remove batches that were deleted as garbage from `logs`, which is a result of `read_logs`.
 
-        Deletions are known only where the store is signed or encrypted. If a deleted batch still exists, a crash has left it, or somebody
-        without a key has restored it. Callers that deliver logs to agents must not read such a batch.
+        Deletions are recorded only in signed or encrypted stores. If a batch exists although it was deleted, the deleter crashed, or
+        somebody without a key restored the file. Callers that deliver inputs from logs to agents must not read deleted batches.
 
         Raises:
             StoreError: As in `missing_batches`.
@@ -245,22 +251,23 @@ class StoreReader:
     def missing_batches(
         self, batches: Mapping[LogName, Collection[int]], newest: Mapping[LogName, int]
     ) -> dict[LogName, int]:
-        """Return a map from host log to its lowest missing number. A batch counts as missing if it was not deleted as garbage.
+        """Return the lowest missing batch number of each host log. A batch counts as missing only if it was not deleted as garbage.
 
-        Missing batches are known only where the store is signed or encrypted. Otherwise the result is empty.
+        Missing batches can be detected only in signed or encrypted stores. For any other store, the result is empty.
 
         Args:
-            batches: map from log to the numbers of the batches found by `read_logs` and `read_batch`. No process may append meanwhile.
-            newest: map from log to the highest number that is known to be appended.
+            batches: map from log to the numbers of the batches found by `read_logs` and `read_batch`. No process may append to the logs
+                meanwhile.
+            newest: map from log to the highest number that is known to have been appended.
 
         Raises:
-            StoreError: If the store cannot be read, or somebody without a key has recorded deletions.
+            StoreError: If the store is unreadable, or somebody without a key has written a deletion record.
         """
         return self._log_reader.missing_batches(batches, newest)
 
     @property
     def log_key(self) -> bytes:
-        """Public key with which this process signs batches of host logs, or b"" where refs are not signed."""
+        """Public key that verifies the host-log batches of this process, or b"" if refs are not signed."""
         return self._guard.log_key() if self._guard is not None and self._guard.requires_signatures else b""
 
     @property
@@ -269,55 +276,57 @@ class StoreReader:
         return authenticates(self._guard)
 
     def output_epochs(self) -> list[int]:
-        """Return the epochs whose output releases are kept, in ascending order. The releases are durable when this function returns.
+        """Return the epochs whose output releases still exist, in ascending order. The function returns only after these releases are
+        durable.
 
         Raises:
-            StoreError: If the store cannot be read.
+            StoreError: If the store is unreadable.
         """
         return self._output_reader.epochs()
 
     def read_release(self, epoch: int) -> Release:
-        """Return all outputs released with an epoch.
+        """Return all outputs that were released with an epoch.
 
         Raises:
-            NotFoundError: If there is no such release, or it was deleted.
+            NotFoundError: If the release does not exist or was deleted.
             DamagedDataError: If the release is damaged. The message names its path.
-            StoreError: If the store cannot be read, or the release is encrypted differently from the store.
+            StoreError: If the store is unreadable, or the release does not have the encryption that the store requires.
         """
         return self._output_reader.release(epoch)
 
     def watch_outputs(self, watcher: Callable[[int], None]) -> None:
-        """Call `watcher` with the epoch of each release that this object makes or finds already made, and with 0 after each deletion.
+        """Register a watcher, which is called with the epoch of each release that this object makes or finds complete, and with 0 after
+        each deletion.
 
-        The thread that releases or deletes makes the call, so `watcher` must return at once.
+        The calls come from the thread that releases or deletes, so `watcher` must return at once.
         """
         self._output_watchers.append(watcher)
 
     def read_outputs(self, after: str = "", *, epochs: Sequence[int] | None = None) -> Iterator[OutputBatch]:
-        """Yield the outputs after a cursor that have already been released, in order. Files are read lazily.
+        """Yield the outputs that have been released after a cursor, in order. Files are read lazily.
 
-        `after` is a cursor that came with an output, or "" to begin with the oldest remaining output. `OutputBatch.cursor` gives the cursor
-        of each output. After a rollback of the fleet, a batch also names the epochs whose outputs are reverted before its own outputs
-        apply. `epochs` is the result of `output_epochs`, if the caller has it.
+        `after` is a cursor from a previous batch, or "" to start with the oldest existing output. `OutputBatch.cursor` returns the cursor
+        of each output. After a rollback of the fleet, a batch also names the epochs whose outputs are reverted before the batch applies.
+        `epochs` is a result of `output_epochs` if the caller has one.
 
         Raises:
             UsageError: If `after` is not a cursor of this store.
-            NotFoundError: If outputs after the cursor were deleted. The message names the epoch of the oldest remaining outputs.
+            NotFoundError: If outputs after the cursor were deleted. The message names the epoch of the oldest existing outputs.
             DamagedDataError, StoreError: As in `read_release`.
         """
         return self._output_reader.batches(after, epochs)
 
     def output_consumers(self) -> dict[str, ConsumerPosition]:
-        """Return the positions of the named consumers of outputs, sorted by name. Raise DamagedDataError or StoreError."""
+        """Return the positions of all named consumers of outputs, sorted by name. Raise DamagedDataError or StoreError."""
         return read_consumers(self._disk, self.store_id)
 
     def read_probe(self, path: str) -> bytes:
-        """Return the token in a probe file that another process wrote.
+        """Return the token in a probe file written by another process.
 
         Raises:
-            DamagedDataError: If the probe is missing or damaged. A missing probe may mean that this is another store.
-            UsageError: If the path is not the path of a probe.
-            StoreKeyError: If this process encrypts, but the process that wrote the probe does not.
+            DamagedDataError: If the probe is missing or damaged. If the probe is missing, this may be another store.
+            UsageError: If the path is not a probe's path.
+            StoreKeyError: If this process uses encryption, but the process that wrote the probe does not.
         """
         layout.check_probe(path)
         if self._guard is not None and self._guard.encrypts and not list_keys(self._disk):
@@ -331,15 +340,15 @@ class StoreReader:
         return read_fork(self._disk, self.store_id, self._guard)
 
     def log_marks(self) -> dict[str, list[LogMark]]:
-        """Return the log marks of each replica of the coordinator, oldest first. Raise DamagedDataError or StoreError."""
+        """Return the log marks of each coordinator replica, oldest first. Raise DamagedDataError or StoreError."""
         return read_marks(self._disk, self.store_id)
 
     def read_pack_index(self, reference: PackReference) -> list[BlobEntry]:
         """Read and check the footer and index of a reported pack, and return the index's entries. The blobs themselves are not read.
 
         Raises:
-            DamagedDataError: If the file is missing, or differs from the reported file.
-            UsageError: If the path is not the path of a pack.
+            DamagedDataError: If the file is missing or does not match the report.
+            UsageError: If the path is not a pack's path.
         """
         epoch = epoch_of_pack(reference.path)
         return checkpoint_packs.read_reported_index(self._disk, reference, store_id=self.store_id, epoch=epoch).entries
@@ -351,8 +360,8 @@ class StoreReader:
         )
 
     def _read_line(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
-        """Read an agent's checkpoint. If that fails, try other generations, because the blob may have moved, or another copy may be
-        intact."""
+        """Read an agent's checkpoint. If the blob is unreadable, try other manifest generations, because the blob may have moved or an
+        intact copy may exist."""
         try:
             return self._read_place(manifest, line)
         except DamagedDataError:

@@ -1,34 +1,35 @@
-"""The checkpoint store: packs of checkpoints, a manifest for each epoch, and a ref for each complete epoch (docs/snapshot-format.md).
+"""The checkpoint store contains packs of checkpoints, a manifest for each epoch, and a ref for each complete epoch
+(docs/snapshot-format.md).
 
-The store also contains checkpoint packs, host logs and outputs. Checkpoint packs contain checkpoints that agents saved independently. The
-coordinator makes an epoch of such checkpoints when they are on a recovery line. Through host logs and outputs, the fleet exchanges messages
-with clients.
+The store also contains checkpoint packs, host logs and outputs. Checkpoint packs contain checkpoints that agents took independently. The
+coordinator makes an epoch from independent checkpoints when they form a recovery line. The fleet exchanges messages with its clients
+through host logs and outputs.
 
-The life of an epoch in the store:
+An epoch is stored in four steps:
 
-1. every host writes a pack (`write_pack`, and `write_chunks` for large amounts of data) and reports the `PackReference`;
-2. the coordinator reads the index of each pack, finds reused chunks (`gather`), and writes the manifest
-   (`write_manifest`);
-3. the coordinator commits *epoch complete, root* in its log, which is the commit point;
-4. the coordinator publishes the ref (`publish`). The log determines the ref's bytes, so any leader may publish the ref, even repeatedly.
+1. Every host writes a pack (`write_pack`, and `write_chunks` for large amounts of data) and reports the `PackReference`.
+2. The coordinator reads the index of each pack, finds reused chunks (`gather`), and writes the manifest (`write_manifest`).
+3. The coordinator commits *epoch complete, root* in its log, which is the commit point.
+4. The coordinator publishes the ref (`publish`). The coordinator's log determines the ref's bytes, so any leader may publish the ref, even
+   repeatedly.
 
 Callers' duties:
 
-1. Publish only roots that are complete in the log, and only after `write_manifest` has returned.
-2. Call `delete_epoch` and `delete_unreferenced` from one process only, and pass the epochs that may still be in use. A complete epoch whose
-   ref has not been published yet is in use.
-3. Use every epoch number once in a store. `publish` detects two fleets that share one store.
+1. Publish a root only if its epoch is complete in the log and `write_manifest` has returned.
+2. Call `delete_epoch` and `delete_unreferenced` only from one process, and pass the epochs that may still be in use. A complete epoch is in
+   use until its ref has been published.
+3. Use each epoch number only once in a store. `publish` detects that two fleets share one store.
 4. Delete a checkpoint pack only after the epoch that replaces it is complete in the log.
-5. Delete no epoch between `gather` and the end of `write_manifest`, because the epoch's packs may contain gathered chunks.
+5. Do not delete epochs between `gather` and the end of `write_manifest`, because their packs may contain gathered chunks.
 
-All calls block, and may come from any thread. A failed call has changed nothing that other processes see, except that an unreferenced file
-may remain. Calls may be repeated. A repeated `write_pack` writes another pack.
+All calls are blocking, and may come from any thread. A failed call changes nothing that other processes see, except that it may leave an
+unreferenced file. Calls may be repeated. Calling `write_pack` again writes another pack.
 
-The store carries G4 (packs and manifest are durable before anything refers to them, and each epoch has one root) and G11 (bytes that were
-read are used only after they match a digest).
+The store guarantees G4 (packs and manifest are durable before anything refers to them, and each epoch has one root) and G11 (data that was
+read is used only after its digest has been verified).
 
-`Holds` provides pins, tags and guarded deletion for a store. `Holds` calls the functions of `pins.py` with the store's own disk and
-randomness.
+`Holds` provides pins, tags and guarded deletion for a store. `Holds` calls the functions of `pins.py` with the store's own disk and random
+generator.
 """
 
 import contextlib
@@ -91,8 +92,8 @@ from snapline.storage.store.reader import StoreReader, epoch_of_pack
 
 
 def keys_in_use(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys that packs, batches, outputs and object streams name. Raise DamagedDataError or StoreError if a file
-    cannot be read."""
+    """Return the ids of all keys that are named in packs, batches, outputs and object streams. Raise DamagedDataError or StoreError if a
+    file is unreadable."""
     paths = [*epoch_retention.pack_paths(disk), *checkpoint_packs.find(disk)]
     packs = {key_of_pack(disk, path, store_id) for path in paths}
     return (
@@ -111,7 +112,7 @@ _ID_BYTES = 16
 
 
 class Store(StoreReader):
-    """A checkpoint store with read and write access. Threads may share the object."""
+    """A checkpoint store with read and write access. Threads may share the instance."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Store(StoreReader):
         random_bytes: Callable[[int], bytes] = os.urandom,
         guard: Guard | None = None,
     ) -> None:
-        """Private constructor. Use `open`, `create` or `open_or_create` unless you supply your own disk and randomness."""
+        """Private constructor. Use `open`, `create` or `open_or_create` instead, unless you supply your own disk and random generator."""
         super().__init__(disk, store_id, guard=guard)
         self._random_bytes = random_bytes
         self._notes: epoch_retention.Notes = {}
@@ -137,16 +138,17 @@ class Store(StoreReader):
 
     @staticmethod
     def open(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
-        """Open the store at a URL or a plain path (`object_disk.py`). Nothing is changed. If `disk` is given, it is used instead of `path`.
+        """Open the store at a URL or a plain path (`object_disk.py`). Nothing is changed. If `disk` is given, it takes precedence over
+        `path`.
 
-        If neither `keys` nor `disk` is given, the keys come from the environment (docs/protection.md).
+        If neither `keys` nor `disk` is given, keys are read from the environment (docs/protection.md).
 
         Raises:
-            StoreMissingError: If there is no store at this location.
+            StoreMissingError: If no store exists at this location.
             DamagedDataError: If the store's identity file is damaged.
-            StoreKeyError: If the store's key is missing, or a given key is superfluous or not the store's.
-            StoreError: If the object store is unreachable or returns wrong bytes.
-            UsageError: If the scheme is unknown.
+            StoreKeyError: If the store's key is missing, or a given key is unnecessary or wrong.
+            StoreError: If the object store is unreachable or returns incorrect data.
+            UsageError: If the URL scheme is unknown.
         """
         keys = resolve_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
@@ -157,8 +159,8 @@ class Store(StoreReader):
         return store
 
     def _check_signer(self) -> None:
-        """Raise StoreKeyError if no given key has signed any of the newest refs. One bad ref is damage, but if all are bad, the key is
-        wrong."""
+        """Raise StoreKeyError if none of the newest refs has a valid signature by a given key. A single invalid signature indicates damage,
+        but if all are invalid, the key is wrong."""
         if self.guard is None or not self.guard.requires_signatures:
             return
         refused: UnsignedRefError | None = None
@@ -188,7 +190,7 @@ class Store(StoreReader):
         """Create a new store durably.
 
         Raises:
-            UsageError: If the location already contains a store or other files.
+            UsageError: If a store or other files already exist at this location.
         """
         keys = resolve_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
@@ -199,7 +201,7 @@ class Store(StoreReader):
 
     @staticmethod
     def open_or_create(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
-        """Open the store, or create it if there is none. If several processes race, they all get the same store."""
+        """Open the store, or create it if it does not exist. If several processes create the store concurrently, all get the same store."""
         keys = resolve_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
         with contextlib.suppress(StoreMissingError):
@@ -214,7 +216,7 @@ class Store(StoreReader):
     # -- committing --------------------------------------------------------------------------------------------------
 
     def digest(self, data: Buffer) -> bytes:
-        """Return the digest of a chunk with these bytes. The digest is keyed where blobs are encrypted."""
+        """Return the digest of a chunk, keyed if blobs are encrypted."""
         guard = self._guard
         return guard.digest(data) if guard is not None and guard.encrypts else digest_of(data)
 
@@ -227,21 +229,22 @@ class Store(StoreReader):
         chunks: Iterable[PackBlob] = (),
         needs: PackNeeds | None = None,
     ) -> PackReference:
-        """Write checkpoints, given as `(agent, encoded checkpoint)`, and their chunks durably as one pack.
+        """Durably write checkpoints and their chunks as one pack. Each checkpoint is given as `(agent, encoded checkpoint)`.
 
-        `writer` names one start of one host, such as `h1.3`. `needs` lists chunks and packs that the checkpoints need from other files.
-        A large pack is written while `chunks` and `blobs` are consumed.
+        `writer` identifies the host and its start number, such as `h1.3`. `needs` lists the chunks and packs in other files that the
+        checkpoints need. A large pack is written piece by piece while `chunks` and `blobs` are consumed.
 
         Raises:
-            StoreError: If the disk is full or failed. Only garbage remains, and a repeated call writes another file.
-            UsageError: If a name is invalid, or an agent is a duplicate.
+            StoreError: If the disk is full or failed. A failed call leaves only garbage, and a repeated call writes another file.
+            UsageError: If a name is invalid or an agent occurs twice.
         """
         name = self._pack_name(writer, epoch)
         all_blobs = itertools.chain(chunks, _checkpoints(blobs))
         return self._write_pack(name, all_blobs, needs=needs, what=f"the pack of epoch {epoch}", point="store.pack")
 
     def write_chunks(self, *, writer: str, epoch: int, chunks: Iterable[PackBlob]) -> PackReference:
-        """Write chunks without checkpoints as a pack, to be listed in the `needs` of a later pack. Otherwise same as `write_pack`."""
+        """Write a pack of chunks without checkpoints. A later pack refers to it in its `needs`. In all other respects, this method is like
+        `write_pack`."""
         name = self._pack_name(writer, epoch)
         return self._write_pack(name, chunks, what=f"chunks of epoch {epoch}", point="store.chunks")
 
@@ -253,11 +256,11 @@ class Store(StoreReader):
         blobs: Iterable[tuple[str, int, bytes]],
         chunks: Iterable[PackBlob] = (),
     ) -> PackReference:
-        """Write checkpoints that agents took independently, given as `(agent, number, encoded checkpoint)`, as one checkpoint pack.
+        """Write independently taken checkpoints as one checkpoint pack. Each checkpoint is given as `(agent, number, encoded checkpoint)`.
 
-        An agent may have several checkpoints with different numbers. The pack contains all chunks of its checkpoints, and each checkpoint's
-        `epoch` is 0. No file in the store refers to the pack, so its writer reports the pack to the coordinator. Otherwise same as
-        `write_pack`.
+        An agent may have several checkpoints, with different numbers. The pack must contain all chunks of its checkpoints, and each
+        checkpoint's `epoch` must be 0. No file in the store refers to the pack, so its writer must report the pack to the coordinator. In
+        all other respects, this method is like `write_pack`.
         """
         layout.check_writer(writer)
         pack_id = self._random_bytes(_ID_BYTES).hex()
@@ -267,14 +270,14 @@ class Store(StoreReader):
         return self._write_pack(name, all_blobs, what=f"checkpoints of plan {plan}", point="store.checkpoints")
 
     def gather(self, references: Sequence[PackReference], *, epoch: int, bases: Mapping[int, str]) -> Gathered:
-        """Read the indexes of all packs reported for `epoch`, and find the chunks that they reuse.
+        """Read the indexes of all packs reported for `epoch`, and find the packs and chunks that their checkpoints need.
 
-        `bases` maps each epoch whose chunks may be reused to its root.
+        `bases` maps each epoch whose chunks may be reused to the epoch's root.
 
         Raises:
-            DamagedDataError: If a pack is missing, or differs from the reported pack.
+            DamagedDataError: If a pack is missing or does not match the report.
             StoreError: If a reused chunk is not in its base epoch, or the base epoch is not in `bases`.
-            UsageError: If a path is not the path of a pack.
+            UsageError: If a path is not a pack's path.
         """
         for reference in references:
             epoch_of_pack(reference.path)
@@ -290,11 +293,11 @@ class Store(StoreReader):
         return gather(self._disk, references, store_id=self.store_id, epoch=epoch, read_base=read_base)
 
     def write_manifest(self, manifest: Manifest) -> str:
-        """Write the manifest durably, and return its root. Writing the same manifest again succeeds.
+        """Durably write the manifest, and return its root. Writing the same manifest again has no effect.
 
         Raises:
             UsageError: If the manifest is inconsistent.
-            StoreError: If the disk failed, or another manifest has this root.
+            StoreError: If the disk failed, or a different manifest with this root exists.
         """
         root, data = encode_manifest(manifest)
         epoch = manifest.metadata.epoch
@@ -311,10 +314,10 @@ class Store(StoreReader):
         return root
 
     def publish(self, epoch: int, root: str) -> None:
-        """Write the ref of a complete epoch durably. Publishing the same root again succeeds.
+        """Durably write the ref of a complete epoch. Publishing the same root again has no effect.
 
         Raises:
-            StoreError: If the epoch has another root, which means that two fleets use this store, or if the manifest is missing.
+            StoreError: If the manifest is missing, or the epoch has another root, which means that two fleets use this store.
             DamagedDataError: If the existing ref is damaged.
         """
         path = layout.ref_path(epoch)
@@ -335,52 +338,52 @@ class Store(StoreReader):
     # -- host logs: external inputs accepted by hosts (`storage/log/`) -----------------------------------------------
 
     def certify_log(self, log: LogName, public: bytes) -> bytes:
-        """Return the certificate with which the host of this log may sign its batches. `public` is the public half of the host's key.
+        """Create the certificate that allows a host to sign the batches of this log. `public` is the host's public key.
 
-        The certificate is b"" where refs are not signed.
+        If refs are not signed, the certificate is b"".
         """
         return self._log_writer.certify(log, public)
 
     def prepare_batch(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
-        """Return the encoded file of a batch. Pass it to `append_batch` until the outcome is known. This call writes at most a key to the
-        store.
+        """Encode a batch as a file. The caller passes the result to `append_batch` until the outcome is known. `prepare_batch` writes
+        nothing to the store except perhaps a key.
 
-        `certificate` is the coordinator's certificate for `log_key`, which is needed where refs are signed. A process with the private key
-        needs none.
+        `certificate` is the coordinator's certificate for `log_key`, which is required if refs are signed. A process with the private key
+        needs no certificate.
 
         Raises:
-            UsageError: If the batch is invalid, or larger than `log_record.BATCH_BYTES_MAX`.
-            StoreError: If the key could not be written, or if batches are signed and `certificate` is not valid for this log.
+            UsageError: If the batch is invalid or exceeds `log_record.BATCH_BYTES_MAX`.
+            StoreError: If the key cannot be written, or if batches are signed and `certificate` is invalid for this log.
         """
         return self._log_writer.prepare(log, number, batch, certificate)
 
     def append_batch(self, prepared: PreparedBatch) -> bool:
-        """Create the entry. Return True if this call or an earlier attempt made the entry durable. Return False if another entry has taken
-        the number permanently.
+        """Create the file of a log entry. Return True if this call or an earlier attempt made the entry durable. Return
+        False if the number permanently belongs to another entry.
 
-        The caller appends one batch at a time, and uses the next number only after the outcome of the previous batch is known.
+        The caller must append one batch at a time, and use the next number only after the outcome of the previous batch is known.
 
         Raises:
-            StoreError: If the outcome is unknown. Repeat the call with the same `prepared`.
+            StoreError: If the outcome is unknown. The caller should repeat the call with the same `prepared`.
         """
         return self._log_writer.append(prepared)
 
     def seal_log(self, log: LogName) -> None:
-        """Seal a log durably, even if it is empty. Any number of processes may seal the same log, even repeatedly.
+        """Durably seal a log, even if it is empty. Several processes may seal the same log, even repeatedly.
 
-        Once a log is sealed, `read_logs` finds every batch of the log that was or will be acknowledged.
+        Once a log is sealed, `read_logs` finds every batch of the log that has been or will be acknowledged.
 
         Raises:
-            StoreError: If the outcome is unknown. Repeat the call.
+            StoreError: If the outcome is unknown. The caller should repeat the call.
         """
         self._log_writer.seal(log)
 
     def delete_batches(self, places: Iterable[tuple[LogName, int]], *, plans_below: int = 0) -> list[str]:
-        """Delete batches that no epoch needs (`log/log_files.py`) and temporary files of plans below `plans_below`. Return the removed
+        """Delete batches that no epoch needs (`log/log_files.py`), and temporary files of plans below `plans_below`. Return the removed
         paths.
 
-        Seals are kept, and so is the entry with the highest number in each log. Batches of a log that is being sealed are kept too, so call
-        again later.
+        Seals and the entry with the highest number in each log are kept. Batches of a log that is being sealed are also kept, so the caller
+        should repeat the call later.
         """
         return self._log_writer.delete(places, plans_below=plans_below)
 
@@ -389,53 +392,56 @@ class Store(StoreReader):
     def release_outputs(
         self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
     ) -> None:
-        """Release outputs durably with a complete epoch. Repeating the same release succeeds. `storage/outputs/output_files.py` lists the
-        caller's duties.
+        """Durably release the outputs of a complete epoch. Repeating the same release has no effect. The module docstring of
+        `storage/outputs/output_files.py` lists the caller's duties.
 
         Args:
-            epoch, root: the complete epoch and its root. Epochs are released in ascending order.
-            after: the previous epoch in the epoch's history, or 0 if there is none.
-            outputs: outputs of the epoch's turns since `after`, in any order. If the sequence is empty, a file is written only if it
-                reverts other outputs. If None, there are no outputs, and an empty file prevents a later release.
+            epoch, root: number and root of the complete epoch. Epochs must be released in ascending order.
+            after: previous epoch in the same history, or 0 if there is none.
+            outputs: outputs emitted by the turns of the epoch since `after`, in any order. An empty sequence is written to a file only if
+                the release reverts other outputs. None also means that there are no outputs, but forces an empty file, which prevents a
+                later release.
             created_ns: wall-clock time in nanoseconds since 1970, for retention.
 
         Raises:
-            StoreError: If the outcome is unknown (repeat the call), or if the epoch has another root, so that two fleets use this store.
-            UsageError: If an output is invalid or a duplicate, or if the disk overwrites objects.
+            StoreError: If the outcome is unknown, in which case the caller repeats the call, or if the epoch has another root because two
+                fleets use this store.
+            UsageError: If an output is invalid or duplicate, or the disk overwrites objects.
         """
         self._output_writer.release(epoch, root, after, outputs, created_ns=created_ns)
 
     def acknowledge_outputs(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPosition:
-        """Record durably that a named consumer has read all outputs up to `cursor`. Return the consumer's position, which never moves back.
+        """Durably record that a named consumer has read all outputs up to `cursor`. Return the consumer's position, which never moves
+        backwards.
 
         The first call creates the consumer. The cursor may be empty.
 
         Raises:
-            UsageError: If the name is invalid, or `cursor` is not a cursor of this store.
-            StoreError: If the position could not be written. Repeat the call.
+            UsageError: If the name is invalid, or `cursor` does not belong to this store.
+            StoreError: If the position cannot be written. The caller should then repeat the call.
         """
         return self._output_writer.acknowledge(consumer, cursor, now_ns=now_ns)
 
     def forget_consumer(self, consumer: str) -> bool:
-        """Remove a consumer, so that outputs are no longer kept for that consumer. Return whether the consumer existed."""
+        """Remove a consumer, so that outputs are no longer kept for it. Return whether it existed."""
         return self._output_writer.forget(consumer)
 
     def delete_outputs(self, *, now_ns: int, age_ns_max: int = AGE_NS_MAX, age_ns_min: int = AGE_NS_MIN) -> list[str]:
-        """Delete releases older than `age_ns_max`. Also delete releases that all named consumers have read and that are at least
-        `age_ns_min` old.
+        """Delete releases older than `age_ns_max`. Also delete releases that are at least `age_ns_min` old and that all named consumers
+        have read.
 
-        The newest release is kept. Return the removed paths. If there is no named consumer, only `age_ns_max` counts. Only the process that
-        releases outputs may call this method, one call at a time.
+        The newest release is always kept. Return the removed paths. Without named consumers, only releases older than `age_ns_max` are
+        deleted. Only the process that releases outputs may call this method, one call at a time.
         """
         return self._output_writer.delete(now_ns=now_ns, age_ns_max=age_ns_max, age_ns_min=age_ns_min)
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
     def delete_epoch(self, epoch: int) -> list[str]:
-        """Delete a published epoch: its ref, then its manifest, then its packs. Return the removed paths.
+        """Delete a published epoch in the order ref, manifest, packs. Return the removed paths.
 
-        The caller must know that no recovery needs the epoch (G7). If the deletion is interrupted, `delete_unreferenced` removes the
-        remaining files. A missing epoch is not an error.
+        The caller must ensure that no recovery needs the epoch (G7). If the deletion is interrupted, `delete_unreferenced` removes the
+        remaining files. It is not an error if the epoch does not exist.
         """
         with store_files.writing(self._disk, f"the deletion of epoch {epoch}"):
             return epoch_retention.delete_epoch(self._disk, self.store_id, epoch, self._notes)
@@ -446,10 +452,10 @@ class Store(StoreReader):
         """Delete manifests and packs that no ref needs, and old temporary files. Return the removed paths.
 
         Args:
-            begun_below: files are deleted only if their epoch has a smaller number. Pass one more than the latest epoch that had begun when
-                the caller checked, so that epochs that begin meanwhile are safe.
-            open_epochs: epochs to keep: epochs that are undecided, and complete epochs that are not published.
-            open_writers: writers whose packs and directories are kept.
+            begun_below: first epoch number whose files are always kept. Pass one more than the latest epoch that had begun when the caller
+                checked, to protect epochs that begin meanwhile.
+            open_epochs: further epochs to keep, which are undecided epochs and complete epochs without a published ref.
+            open_writers: writers whose packs and directories must be kept.
         """
         with store_files.writing(self._disk, "the deletion of garbage"):
             return epoch_retention.delete_unreferenced(
@@ -468,14 +474,14 @@ class Store(StoreReader):
         bytes_max: int = compaction.COMPACT_BYTES_MAX,
         grace_s: float = compaction.GRACE_S,
     ) -> compaction.Compacted:
-        """Move live blobs out of packs that are mostly dead, up to about `bytes_max` bytes. See `compaction.py`.
+        """Move up to about `bytes_max` bytes of live blobs out of packs that are mostly dead. See `compaction.py`.
 
         The process that deletes epochs should call this method regularly, even while epochs are committed and read. `now_s` must come from
-        a clock that does not jump. Later calls on the same object remove replaced generations after `grace_s` seconds. Afterwards
+        a monotonic clock. Later calls on the same instance remove replaced generations after `grace_s` seconds. After that,
         `delete_unreferenced` removes the packs of these generations. Pass `open_writers=(compaction.WRITER,)` to it.
 
         Raises:
-            StoreError: If the disk is full or failed. Every epoch is as intact as before, and another call continues.
+            StoreError: If the disk is full or failed. Every epoch remains as intact as before, and another call continues the work.
         """
         with store_files.writing(self._disk, "compacted packs"):
             return compaction.compact(
@@ -491,10 +497,10 @@ class Store(StoreReader):
             )
 
     def delete_unneeded_keys(self) -> list[str]:
-        """Delete the keys that no pack, batch, output or object stream names. Return the removed paths. No process may write to the store
+        """Delete keys that no pack, batch, output or object stream names. Return the removed paths. No process may write to the store
         meanwhile.
 
-        If a file that may name a key cannot be read, its key is unknown, and nothing is deleted.
+        If a file that may name a key is unreadable, nothing is deleted, because its key may be needed.
         """
         if self._guard is None or not self._guard.encrypts:
             return []
@@ -506,19 +512,20 @@ class Store(StoreReader):
             return key_records.remove_unneeded(self._disk, self.store_id, needed=needed, open_writers=())
 
     def delete_checkpoints(self, paths: Collection[str]) -> list[str]:
-        """Delete checkpoint packs, and return the removed paths. A missing pack is not an error."""
+        """Delete these checkpoint packs, and return the removed paths. It is not an error if a pack is missing."""
         with store_files.writing(self._disk, "the deletion of checkpoints"):
             return checkpoint_packs.delete(self._disk, paths)
 
     def sweep_checkpoints(self, *, plans_below: int, kept: Collection[str] = ()) -> list[str]:
-        """Delete checkpoint packs of plans below `plans_below`, except the packs in `kept`. Return the removed paths."""
+        """Delete the checkpoint packs of plans below `plans_below`, except the packs in `kept`. Return the removed paths."""
         with store_files.writing(self._disk, "the deletion of checkpoints"):
             return checkpoint_packs.sweep(self._disk, plans_below=plans_below, kept=kept)
 
     # -- probes: do two processes see the same store? ----------------------------------------------------------------
 
     def write_probe(self) -> tuple[str, bytes]:
-        """Write a probe file, and return its path and random token. In another process, `read_probe` must return the same token."""
+        """Write a probe file, and return its path and random token. Another process that uses the same store reads the same token with
+        `read_probe`."""
         token = self._random_bytes(_ID_BYTES)
         path = f"{layout.PROBES}/{self._random_bytes(_ID_BYTES).hex()}"
         with store_files.writing(self._disk, "a probe"):
@@ -526,7 +533,7 @@ class Store(StoreReader):
         return path, token
 
     def remove_probe(self, path: str) -> None:
-        """Remove a probe file. A missing probe is not an error."""
+        """Remove a probe file. It is not an error if the probe is missing."""
         layout.check_probe(path)
         with store_files.writing(self._disk, "the removal of a probe"), contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)
@@ -534,8 +541,8 @@ class Store(StoreReader):
     # -- log marks: the logs that the coordinator's replicas have had ------------------------------------------------
 
     def add_log_mark(self, replica: str, mark: LogMark) -> None:
-        """Make `mark` the newest log mark of `replica`, durably. Raise StoreError if another process of that replica has just written a
-        mark."""
+        """Store `mark` durably as the newest log mark of `replica`. Raise StoreError if another process has just written a mark for this
+        replica."""
         add_mark(self._disk, self.store_id, replica, mark, random_bytes=self._random_bytes)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -566,7 +573,8 @@ class Store(StoreReader):
         return Keyring(self.store_id, name.pack_id, guard, guard.begin_pack(name.writer, name.pack_id))
 
     def _prepare_directory(self, name: layout.PackName, point: str) -> None:
-        """Create the writer's directory durably, once, and again if a sweep has removed the empty directory."""
+        """Create the writer's directory durably, unless it is known and still exists. Garbage collection may have removed an empty
+        directory."""
         if name.directory not in self._known_directories or not exists(self._disk, name.directory):
             if name.folder not in layout.DIRECTORIES:
                 make_durable_directory(self._disk, name.folder)
@@ -583,8 +591,7 @@ class Store(StoreReader):
 
 
 def _identity_of(disk: Disk) -> str:
-    """Return the store's id. If the identity file is damaged, read it again, because the store may have become unavailable between two
-    calls."""
+    """Return the store's id. A damaged identity file is read again, because the store may have become unavailable between two calls."""
     with store_files.reading(disk, layout.IDENTITY):
         try:
             if exists(disk, layout.IDENTITY):
@@ -604,10 +611,10 @@ _TOKEN_BYTES = 16
 
 
 class Holds:
-    """Pins, tags and guarded deletion for one store, using its disk and randomness. `pins.py` describes the operations."""
+    """Pins, tags and guarded deletion for one store. `pins.py` describes the operations."""
 
     def __init__(self, store: Store, *, now_s: Callable[[], float]) -> None:
-        """Create the object. `now_s` returns the time in seconds since 1970."""
+        """Create the object. `now_s` returns the current time in seconds since 1970."""
         self._store = store
         self._disk = store.disk
         self._id = store.store_id
@@ -619,7 +626,7 @@ class Holds:
 
     @contextlib.contextmanager
     def holding(self, epoch: int) -> Iterator[Pin]:
-        """Pin a snapshot for the duration of the block. If the process dies meanwhile, the pin remains until `unpin` removes it."""
+        """Keep a snapshot pinned for the duration of the `with` block. If the process dies, the pin remains until `unpin` removes it."""
         token = self._token()
         made = self._pin(epoch, token)
         try:
@@ -628,7 +635,7 @@ class Holds:
             pins.unpin_own(self._disk, epoch, token)
 
     def unpin(self, epoch: int) -> bool:
-        """Remove all pins of an epoch, and return whether there were any."""
+        """Remove all pins of an epoch, and return whether any existed."""
         return pins.unpin(self._disk, epoch)
 
     def tag(self, name: str, epoch: int) -> Tag:
@@ -641,7 +648,7 @@ class Holds:
         return pins.untag(self._disk, name)
 
     def pins(self) -> list[Pin]:
-        """Return one pin for each pinned epoch, in ascending order of epochs."""
+        """Return one pin per pinned epoch, in ascending order of epochs."""
         return pins.list_pins(self._disk, self._id)
 
     def pinned(self) -> list[int]:
@@ -653,18 +660,19 @@ class Holds:
         return pins.list_tags(self._disk, self._id)
 
     def held(self) -> dict[int, str]:
-        """Return a map from each held epoch to the reason for keeping it."""
+        """Return the reason for which each held epoch is kept."""
         return pins.held_epochs(self._disk, self._id)
 
     def delete(
         self, epochs: Sequence[int], delete: Callable[[int], list[str]] | None = None
     ) -> dict[int, list[str] | None]:
-        """Delete the epochs that are not held. `delete` removes one epoch (default: `Store.delete_epoch`). See `pins.guarded_delete`."""
+        """Delete all given epochs that are not held. `delete` must delete one epoch, and is `Store.delete_epoch` by default. See
+        `pins.guarded_delete`."""
         delete = delete or self._store.delete_epoch
         return pins.guarded_delete(self._disk, self._id, epochs, delete, tokens=self._token, now_s=self._now_s())
 
     def clear_leftovers(self, *, is_alone: bool = False) -> list[str]:
-        """Remove the pins, tags and intents that dead processes left. See `pins.clear_leftovers`."""
+        """Remove the pins, tags and intents that dead processes left behind. See `pins.clear_leftovers`."""
         return pins.clear_leftovers(self._disk, self._id, now_s=self._now_s(), is_alone=is_alone)
 
     def _pin(self, epoch: int, token: str) -> Pin:

@@ -1,26 +1,27 @@
-"""Verification of a store, which reads every byte and reports each difference from the bytes that were written (G11).
+"""Verification of a store, which reads every byte and reports each difference from what was originally written (G11).
 
-The checks:
+Verification checks the following:
 
-- identity, fork record, refs, manifests and probes are intact records of this store, each with the correct name;
-- each ref names an existing manifest. Each manifest names existing packs, with the listed length and index digest. The manifest lists every
-  blob as the pack's index does, and lists every chunk of each checkpoint;
-- in each pack of an epoch and each checkpoint pack, header, blobs, index and footer fill the file without a gap and match their digests;
-- batches and seals of host logs are intact records of this store, each with the correct name. Batches can be decrypted, and are signed
-  where refs are signed. Where there is a key, every missing batch below an existing one has been recorded as deleted;
-- outputs are intact parts that can be decrypted, and each release has all parts that its part 0 names. Consumer positions are intact;
-- object streams consist of segments whose commits follow each other without a gap. Each object matches its digest. The end of the newest
-  segment may be incomplete;
-- pins, tags and keys are intact records, each with the correct name (without the store's key, whether a key can be unwrapped is unknown);
-- the store contains no other files.
+- The identity, the fork record, refs, manifests and probes are intact records of this store, each under the correct name.
+- Each ref names an existing manifest. Each manifest names existing packs, with the listed length and index digest. Each manifest describes
+  every blob as the pack's index does, and lists every chunk of each checkpoint.
+- In each pack, the header, blobs, index and footer fill the file without gaps and match their digests.
+- Batches and seals of host logs are intact records of this store, each under the correct name. Batches can be decrypted, and are signed if
+  refs are signed. If there is a key, every missing batch below an existing one has been recorded as deleted.
+- Output files are intact and can be decrypted, and each release has all parts that its part 0 lists. The positions of consumers are intact.
+- In the segments of object streams, commits follow each other without gaps. Each object matches its digest. The end of the newest segment
+  of a stream may be incomplete.
+- Pins, tags and keys are intact records, each under the correct name. Without the store's key, verification cannot tell whether a key can
+  be unwrapped.
+- The store contains no other files.
 
-Manifests and packs without a ref (the epoch was aborted or is being written), and parts of unreleased outputs, are checked like other files
-and listed as `unreferenced`. A store may be verified while it is in use. Files appear in the order pack, manifest, ref and vanish in the
-order ref, manifest, pack. Verification reads in the order ref, manifest, pack. So if a file is missing, it was deleted meanwhile if and
-only if the file that names it is missing too.
+Manifests and packs without a ref, and parts of unreleased outputs, are checked like other files and listed as `unreferenced`. Unreferenced
+files belong to an epoch that was aborted or is still being written. A store may be verified while it is in use. Files are created in the
+order pack, manifest, ref, and deleted in the order ref, manifest, pack. Verification reads files in the order ref, manifest, pack. So a
+missing file was deleted during the verification if and only if the file that names it is missing too.
 
-Verification detects neither an epoch whose ref is lost completely nor a lost end of a host log. Only the coordinator's log knows which
-epochs and batches must exist.
+Verification cannot detect that an epoch's ref has vanished completely, or that the end of a host log has been lost. Only the coordinator's
+log knows which epochs and batches must exist.
 """
 
 import contextlib
@@ -71,7 +72,7 @@ _ROOT_NAMES = layout.ROOT_DIRECTORIES | {layout.IDENTITY, layout.FORK}
 
 
 class CheckedFile(msgspec.Struct, frozen=True, gc=False):
-    """A file that verification has read completely."""
+    """A file that was read completely during verification."""
 
     path: str
     epoch: int | None
@@ -82,10 +83,10 @@ class Verification(msgspec.Struct):
     """Outcome of a verification.
 
     Attributes:
-        checked: all files that were read, including damaged files.
-        findings: the problems that were found. The list is empty if the store is intact.
-        unreferenced: paths of manifests and packs that no ref needs, of parts of outputs that no release names, and of temporary files.
-            Such files are garbage, or belong to an epoch that is being written. Such files do not count as damage.
+        checked: all files that were read, including damaged ones.
+        findings: problems found, or an empty list if the store is intact.
+        unreferenced: paths of manifests and packs that no ref needs, of output parts that no release names, and of temporary files.
+            Unreferenced files are garbage, or belong to an epoch that is being written. Unreferenced files do not count as damage.
     """
 
     checked: list[CheckedFile]
@@ -94,14 +95,14 @@ class Verification(msgspec.Struct):
 
     @property
     def is_whole(self) -> bool:
-        """True if there are no findings."""
+        """True if verification found no problem."""
         return not self.findings
 
 
 def verify_disk(
     disk: Disk, store_id: str | None, *, epoch: int | None = None, guard: Guard | None = None
 ) -> Verification:
-    """Verify a whole store, or one published epoch. If the identity file is damaged, pass `store_id` None, so that store ids are not
+    """Verify a whole store, or one published epoch. Pass None as `store_id` if the identity file is damaged. Store ids are then not
     compared."""
     verifier = _Verifier(disk, store_id, guard)
     if epoch is None:
@@ -119,8 +120,8 @@ def verify_location(url: str, *, disk: Disk | None = None) -> Verification:
 class _Verifier:
     """One verification run.
 
-    `_roots` maps the root named by a ref to the ref's epoch. `_seen` maps the path of a pack that was read to its index, or to None if the
-    index is damaged. `_digests` maps the path of a pack to the digests of the chunks of each checkpoint in the pack.
+    `_roots` maps each root named by a ref to the ref's epoch. `_seen` maps the path of each pack that was read to its index, or to None if
+    the index is damaged. `_digests` maps the path of each pack to the chunk digests of each checkpoint in the pack.
     """
 
     def __init__(self, disk: Disk, store_id: str | None, guard: Guard | None) -> None:
@@ -240,7 +241,7 @@ class _Verifier:
                 self.verification.findings.append(Finding(pack.path, epoch, reason))
 
     def _check_chunks(self, manifest: Manifest, path: str) -> None:
-        """Check that the manifest lists a location for every chunk of every checkpoint."""
+        """Check that the manifest contains a location for every chunk of every checkpoint."""
         places = {chunk.digest for chunk in manifest.chunks}
         for line in manifest.agents:
             wanted = self._digests.get(manifest.packs[line.pack].path, {}).get(line.agent, [])
@@ -249,7 +250,7 @@ class _Verifier:
                 self.verification.findings.append(Finding(path, manifest.metadata.epoch, reason, line.agent))
 
     def _check_pack(self, path: str, folder: str, expected: PackReference | None = None) -> PackIndex | None:
-        """Read a whole pack, and return its index, or None if the index is damaged or the file is missing."""
+        """Read a whole pack. Return the pack's index, or None if the index is damaged or the file is missing."""
         name = layout.parse_pack_path(path, folder)
         if name is None:
             self._note_unknown(path)
@@ -310,8 +311,8 @@ class _Verifier:
             self._check_none_missing()
 
     def _check_none_missing(self) -> None:
-        """Check that no batch is missing. If a batch is missing from one listing only because it was being appended, a later listing
-        contains it."""
+        """Check that no batch is missing. A batch that is missing from a listing only because it was being appended appears in a later
+        listing."""
         guard = self._guard
         if guard is None or not authenticates(guard):
             return
@@ -333,7 +334,8 @@ class _Verifier:
             check_entry(self._disk, path, store_id=self._store_id, guard=self._guard)
 
     def _check_outputs(self) -> None:
-        """Check outputs. Parts are listed before they are read, so a part that is named but not listed never existed or was deleted."""
+        """Check outputs. Parts are listed before they are read, so a part that a release names but the listing lacks never existed or was
+        deleted."""
         if not self._is_there(layout.OUTPUTS):
             return
         names: list[PartName] = []
@@ -380,7 +382,8 @@ class _Verifier:
                 check_place(self._disk, path, store_id=self._store_id)
 
     def _check_object_stream(self, directory: str) -> None:
-        """Check one object stream. A segment that the newest one does not list is garbage: it was compacted, or was never acknowledged."""
+        """Check one object stream. A segment that the newest segment does not list is garbage, because it was compacted or never
+        acknowledged."""
         numbers = []
         for path in self._files(directory):
             name = path.rpartition("/")[2]
@@ -442,7 +445,7 @@ class _Verifier:
     # -- notes -------------------------------------------------------------------------------------------------------
 
     def _note_checked(self, path: str, epoch: int | None) -> int:
-        """Record that the file is being read, and return the index of the record. Raise FileNotFoundError if the file is missing."""
+        """Record that a file is being read, and return the index of the record. Raise FileNotFoundError if the file is missing."""
         self.verification.checked.append(CheckedFile(path, epoch, self._disk.size(path)))
         return len(self.verification.checked) - 1
 
@@ -450,13 +453,13 @@ class _Verifier:
         self.verification.findings.append(Finding(path, None, "no file of a snapline store has this name"))
 
     def _check_missing(self, path: str, epoch: int, *, referrer: str) -> None:
-        """Report a missing file, unless the file that names it has been deleted meanwhile."""
+        """Report a missing file, unless the file that names it was deleted meanwhile."""
         if self._is_there(referrer) and not self._is_there(path):
             self.verification.findings.append(Finding(path, epoch, f"it is missing; {referrer} names it"))
 
     @contextlib.contextmanager
     def _noting(self, path: str, epoch: int | None) -> Iterator[None]:
-        """Turn errors into findings. A missing identity file is a finding. Any other file that vanished was deleted meanwhile."""
+        """Turn errors into findings. A missing identity file is a finding. Any other missing file was deleted meanwhile."""
         try:
             yield
         except FileNotFoundError:
@@ -497,12 +500,11 @@ class _Verifier:
         return self._entries_if_present(directory, is_directory=False)
 
     def _entries_if_present(self, directory: str, *, is_directory: bool) -> list[str]:
-        """Return the entries of a directory that is created together with its first file, or an empty list if the directory does not
-        exist."""
+        """Return the entries of a directory, or an empty list if the directory does not exist yet."""
         return self._entries(directory, is_directory=is_directory) if self._is_there(directory) else []
 
     def _entries(self, directory: str, *, is_directory: bool) -> list[str]:
-        """Return the paths of the files (or of the directories) in `directory`. Report each entry of the other kind as a finding."""
+        """Return the paths of all files, or of all directories, in `directory`. Report every entry of the other kind as a finding."""
         paths = []
         for entry in self._list(directory):
             path = f"{directory}/{entry.name}"
@@ -514,7 +516,7 @@ class _Verifier:
 
 
 def _reraise_unavailable(error: Exception) -> None:
-    """Raise the cause of `error` if the store is currently unavailable, so that nothing is reported as a finding."""
+    """If `error` was caused by an unavailable store, raise that cause, so that it is not reported as a finding."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, StoreUnavailableError):
         raise cause

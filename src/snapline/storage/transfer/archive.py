@@ -1,4 +1,5 @@
-"""An archive contains snapshots in one file. An archive is a tar of a complete small store, which anybody can unpack and open.
+"""Archives. An archive is a single file that contains snapshots. The file is a tar of a complete small store, which can be unpacked and
+opened.
 
     snapline-store                         } directories first, then files, each sorted by path;
     keys/… (if the store is encrypted)     } all as in the store
@@ -8,19 +9,21 @@
 
 The problem: people want to keep, send and inspect a snapshot without its original store, and files from elsewhere must not be trusted.
 
-**Writing.** Files are copied byte by byte and packs as a whole, so an archive may contain chunks of other epochs that share a pack. Keys
-and signatures remain valid, the archive of an encrypted store is encrypted, and nothing is decoded. The file is written under a temporary
-name, read back and verified, synced, and linked to its name, which must be free. A crash leaves at most `<name>.<random>.partial`. The same
-snapshots of the same store always give the same bytes, because the archive contains no times and no owners.
+**Writing.** Files are copied byte by byte. Packs are copied as a whole, so an archive may contain chunks of other epochs that share a pack.
+Keys and signatures remain valid, the archive of an encrypted store is encrypted, and nothing is decoded. The archive is written under a
+temporary name, read back, verified, synced, and linked to its final name, which must not exist. A crash leaves nothing behind except
+perhaps `<name>.<random>.partial`. Exporting the same snapshots of the same store always produces the same bytes, because the archive
+contains no times and no owners.
 
-**Reading.** `ArchiveDisk` presents the tar to the store as a read-only disk. The complete archive is verified before anything is copied
-from it (`snapshot_copy.py`).
+**Reading.** `ArchiveDisk` presents the archive as a read-only disk, from which a store can be opened. The complete archive is verified
+before any snapshot is copied from it (`snapshot_copy.py`).
 
-The file is not trusted: the disk accepts exactly the files that this module writes. Each header is generated again from name and length and
-compared with the stored header. Padding and end must be zeros, and nothing may follow. So every byte is either compared, or covered by a
-digest that the store checks. Links, devices, sparse files, extended headers, absolute paths and `..` are impossible, because no such header
-is ever generated. Names must be names of a store's files, directories must precede files, and both must be sorted, so duplicates are
-impossible. Nothing is unpacked. Lengths in the file cause no allocations except for the store's own reads, which are bounded.
+Archives are not trusted: the disk accepts only archives that are exactly as this module writes them. Each header is regenerated from name
+and length, and compared with the stored header. Padding and the end of the archive must consist of zeros, and nothing may follow. So every
+byte either is compared, or is covered by a digest that the store verifies. Links, devices, sparse files, extended headers, absolute paths
+and `..` are rejected, because this module never generates such headers. Names must be valid names of store files, directories must precede
+files, and both must be sorted, so duplicates are impossible. Nothing is unpacked. Lengths in the archive cause no allocations except the
+store's own reads, which are bounded.
 
 This module carries G11.
 """
@@ -70,12 +73,12 @@ class _Member(msgspec.Struct, frozen=True, gc=False):
 
 @contextlib.contextmanager
 def reading_archive(path: Path) -> Iterator["ArchiveDisk"]:
-    """Open an archive for the duration of the block.
+    """Open an archive for the duration of the `with` block.
 
     Raises:
         NotFoundError: If the file does not exist.
-        DamagedDataError: If the file is damaged, or not an archive.
-        StoreError: If the file cannot be read.
+        DamagedDataError: If the file is damaged or is not an archive.
+        StoreError: If the file is unreadable.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -95,7 +98,7 @@ def reading_archive(path: Path) -> Iterator["ArchiveDisk"]:
 
 
 class ArchiveDisk:
-    """Read-only disk over an archive, which implements `local_disk.Disk`. Methods that write raise OSError. Threads may share the disk. See
+    """Read-only implementation of `local_disk.Disk` for an archive. All writing methods raise OSError. Threads may share the disk. See
     `reading_archive`."""
 
     def __init__(self, path: Path, handle: int) -> None:
@@ -190,7 +193,7 @@ class ArchiveDisk:
         return member
 
     def _read_header(self, offset: int) -> tuple[str, int, bool]:
-        """Return the name and the length of a member, and whether it is a directory."""
+        """Read and check a tar header. Return the name, the length, and whether it describes a directory."""
         header = os.pread(self._handle, BLOCK_BYTES, offset)
         try:
             prefix, name = _text(header[345:500]), _text(header[:100])
@@ -224,7 +227,7 @@ class ArchiveDisk:
 
 
 def header_of(path: str, size_bytes: int, kind: bytes) -> bytes:
-    """Return the header of a file or directory. Raise ValueError if the path is invalid."""
+    """Return the tar header of a file or directory. Raise ValueError if the path is invalid."""
     if kind not in _MODES:
         raise ValueError(f"{path!r} is neither a file nor a directory")
     info = tarfile.TarInfo(path)
@@ -236,7 +239,7 @@ def header_of(path: str, size_bytes: int, kind: bytes) -> bytes:
 
 
 def directories_of(paths: Iterable[str]) -> list[str]:
-    """Return the sorted directories of an archive with these files, including the directories that every store has."""
+    """Return the directories of an archive with these files, including the directories of an empty store, in sorted order."""
     directories = dict.fromkeys(layout.DIRECTORIES)
     for path in paths:
         directory = path.rpartition("/")[0]
@@ -264,7 +267,7 @@ def _is_file_name(path: str) -> bool:
 
 
 def _is_key_name(path: str) -> bool:
-    """Return whether `path` is the path of a key record. The guard checks the contents of the record."""
+    """Return whether `path` is the path of a key record. The guard checks the record's contents."""
     folder, _, name = path.partition("/")
     return folder == layout.KEYS and name not in ("", ".", "..") and "/" not in name
 
@@ -287,7 +290,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 
 
 class ExportResult(msgspec.Struct, frozen=True):
-    """Result of an export. `roots` maps each epoch in the archive to its root, and `size_bytes` is the archive's length."""
+    """Result of an export. `roots` maps each archived epoch to its root, and `size_bytes` is the length of the archive."""
 
     roots: dict[int, str]
     size_bytes: int
@@ -299,12 +302,12 @@ class ExportResult(msgspec.Struct, frozen=True):
 def write_archive(
     store: Store, epochs: Sequence[int], path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> ExportResult:
-    """Write snapshots of `store`, which may be in use, to a new file. The file is verified and durable when this function returns.
+    """Export snapshots of `store`, which may be in use, to a new file. The function returns only after the file is verified and durable.
 
     Raises:
-        UsageError: If the file exists, no epoch was given, or a pack is too large.
-        NotFoundError: If an epoch does not exist, or was deleted meanwhile.
-        DamagedDataError: If some bytes in the store differ from the bytes that were written.
+        UsageError: If the file already exists, no epoch was given, or a pack is too large.
+        NotFoundError: If an epoch does not exist or was deleted meanwhile.
+        DamagedDataError: If data in the store differs from what was originally written.
         StoreError: If the disk failed.
     """
     if not epochs:
@@ -326,7 +329,7 @@ def write_archive(
 
 
 def _paths_of(store: Store, roots: dict[int, str]) -> list[str]:
-    """Return the sorted paths of the files that the archive must contain."""
+    """Return the paths of the files that the archive must contain, in sorted order."""
     disk = store.disk
     paths = {layout.IDENTITY: None}
     for epoch, root in roots.items():
@@ -368,7 +371,7 @@ def _write_member(disk: Disk, path: str, file: IO[bytes]) -> None:
 
 
 def _verify(store: Store, path: Path) -> None:
-    """Read the archive and verify it, before it gets its final name."""
+    """Read back and verify the archive before it gets its final name."""
     with reading_archive(path) as disk:
         for finding in Store(disk, store.store_id, guard=store.guard).verify().findings:
             raise damaged(finding.path, finding.reason, epoch=finding.epoch, blob=finding.agent)
@@ -380,7 +383,7 @@ def _check_free(path: Path) -> None:
 
 
 def _link_to_name(temporary: Path, path: Path) -> None:
-    """Give the archive its final name durably, without replacing another file."""
+    """Durably give the archive its final name, without replacing an existing file."""
     try:
         os.link(temporary, path)
     except OSError as error:
@@ -407,7 +410,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reporting_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
-    """Raise NotFoundError instead of DamagedDataError if data is missing because an epoch was deleted meanwhile."""
+    """Raise NotFoundError instead of DamagedDataError if data is missing because its epoch was deleted meanwhile."""
     try:
         yield
     except DamagedDataError as error:
@@ -423,14 +426,14 @@ def _reporting_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
 
 
 def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_fleet_store: bool = False) -> list[Copied]:
-    """Verify the whole archive, then copy its snapshots into `target`, in the order of their numbers.
+    """Verify the whole archive, then copy its snapshots into `target` in ascending order of their epochs.
 
-    If a copy fails, the previous snapshots remain in `target`, and another call continues. If `keys` is None, the keys come from the
-    environment. `snapshot_copy.copy_epoch` describes further errors and the caller's duties.
+    If copying a snapshot fails, the snapshots copied before remain in `target`, and another call continues. If `keys` is None, keys are
+    read from the environment. `snapshot_copy.copy_epoch` describes further errors and the caller's duties.
 
     Raises:
         NotFoundError: If the file does not exist.
-        DamagedDataError: If some bytes in the archive differ from the bytes that were written. Nothing was copied.
+        DamagedDataError: If data in the archive differs from what was originally written. Nothing was copied.
     """
     with reading_archive(path) as disk:
         source = open_archive(disk, keys=keys)
@@ -443,5 +446,5 @@ def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_flee
 
 
 def open_archive(disk: ArchiveDisk, *, keys: Keys | None = None) -> Store:
-    """Return the store in an archive, which can only be read."""
+    """Open the store in an archive. The store is read-only."""
     return Store.open(disk.location, disk=disk, keys=keys if keys is not None else keys_from_environment())

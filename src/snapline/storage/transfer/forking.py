@@ -1,26 +1,28 @@
 """Forking creates a store for a new fleet that starts from one snapshot of another fleet.
 
-The problem: the fork has its own store, and therefore its own cluster, and shares nothing with its parent. The fork starts from the
-parent's snapshot under the same number (stamps of messages in transit name epochs), but with other bytes. The manifest names the new
-cluster, some states may have been changed, and in an encrypted store the digests differ. So the fork's snapshot has another root.
+A fork is a new fleet with its own store and its own cluster, and shares nothing with its parent fleet. The fork's first snapshot has the
+epoch number of the parent's snapshot, because stamps of messages in transit name epochs. The bytes of the two snapshots differ, because the
+manifest names the new cluster, some states may have been changed, and digests of an encrypted store differ. So the fork's snapshot has
+another root than the parent's snapshot.
 
-The steps, each durable before the next:
+Forking has five steps, each of which is durable before the next begins:
 
-1. `fork`, the record of the fork (`disk/store_files.py`). A directory that contains this record but no identity is not a store.
-2. Packs with the chunks, by the writer `fork`, then a pack with the checkpoints, and then the manifest.
-3. The pending inputs to take along, in a sealed host log of the snapshot's plan. Pending inputs are inputs that the snapshot has not
-   consumed. The parent may be running meanwhile.
-4. The ref. If signing keys are given for the fork, a process signs the ref with them. The fork's keys may differ from the parent's keys.
-5. The identity, which completes the store.
+1. Write the fork record, the file `fork` (`disk/store_files.py`). A directory with a fork record but without an identity is not a store.
+2. Write packs with the chunks under the writer name `fork`, then a pack with the checkpoints, and then the manifest.
+3. Write the pending inputs to a host log of the snapshot's plan, and seal the log. Pending inputs are inputs that had not been consumed at
+   the time of the snapshot. The parent fleet may be running meanwhile.
+4. Write the ref. If signing keys are given for the fork, the ref is signed with them. The fork's keys may differ from the parent's
+   keys.
+5. Write the identity, which completes the store.
 
-So a crash leaves no fork, or an unfinished fork with the record of step 1. With `begin_again`, `write_fork` removes all files of an
-unfinished fork, with the record last, and starts again. The coordinator of the new fleet creates its state from record and manifest when it
-starts (`coordinator/service/backup.py`).
+So a crash leaves either no fork, or an unfinished fork with a fork record. With `begin_again`, `write_fork` removes all files of an
+unfinished fork, the fork record last, and starts again. When the coordinator of the new fleet starts, it creates its state from the fork
+record and the manifest (`coordinator/service/backup.py`).
 
-The caller's duties: pin the snapshot meanwhile, and let no other process fork into the same place (with `begin_again`, that process could
-remove the files).
+The caller must pin the snapshot meanwhile, and must not let another process fork into the same place. With `begin_again`, that process
+could remove the files.
 
-This module carries G4 (the ref comes after everything that it names) and G11 (every byte is compared with its digest).
+This module guarantees G4 (the ref comes after everything that it names) and G11 (every byte is compared with its digest).
 """
 
 import contextlib
@@ -66,11 +68,11 @@ class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters for creating a fork.
 
     Attributes:
-        name, is_live, parent_name, gone, created: same as in `ForkRecord`.
-        fleet, config_hash: name and hash of the fork's fleet definition.
-        changed: map from agent to its checkpoint, if it differs from the snapshot's checkpoint. Its parts must be the parts in the
-            snapshot.
-        inputs: pending inputs to take along. For each agent they follow the last input that the agent consumed, without a gap.
+        name, is_live, parent_name, gone, created: as in `ForkRecord`.
+        fleet, config_hash: name and hash of the fleet definition of the fork.
+        changed: map from agent to its checkpoint, for each agent whose checkpoint differs from that in the snapshot. A changed checkpoint
+            must have the same parts as the original.
+        inputs: pending inputs to copy into the fork. For each agent, the inputs follow the last consumed input without gaps.
     """
 
     name: str
@@ -94,16 +96,16 @@ def write_fork(
     begin_again: bool = False,
     random_bytes: Callable[[int], bytes] = os.urandom,
 ) -> Store:
-    """Create the fork's store durably, and return it.
+    """Durably create the fork's store, and return it.
 
     Args:
-        keys: keys of the new store.
-        begin_again: first remove the files of an unfinished fork at `target`.
+        keys: keys for the new store.
+        begin_again: whether to remove the files of an unfinished fork at `target` first.
 
     Raises:
-        UsageError: If `target` contains a store or other files, or an unfinished fork without `begin_again`.
-        DamagedDataError: If some bytes in `source` differ from the bytes that were written.
-        StoreError: If a disk failed. Only files that `begin_again` removes remain.
+        UsageError: If `target` contains a store, other files, or without `begin_again` an unfinished fork.
+        DamagedDataError: If data in `source` differs from what was originally written.
+        StoreError: If a disk failed. In that case, the remaining files can be removed with `begin_again`.
     """
     root = source.read_ref(epoch)
     manifest = source.read_manifest(root, epoch=epoch)
@@ -148,7 +150,7 @@ def _write_first(target: Disk, data: bytes, *, temporary_name: str) -> None:
 
 
 def clear_unfinished(target: Disk) -> None:
-    """Remove the files of an unfinished fork, with the record last. If there is no unfinished fork, do nothing. Raise OSError."""
+    """Remove the files of an unfinished fork, the fork record last. Do nothing if there is no unfinished fork. Raise OSError."""
     if exists(target, layout.IDENTITY) or not exists(target, layout.FORK):
         return
     for entry in target.list_directory(""):
@@ -172,10 +174,10 @@ def _empty(target: Disk, directory: str) -> None:
 
 
 class _Fork:
-    """Writer of one fork, from the chunks to the manifest.
+    """Writer of a fork's packs, manifest and inputs.
 
     Attributes:
-        _digests: map from the digest of a chunk in the source to the chunk's digest in the target.
+        _digests: map from each chunk's digest in the source to its digest in the target.
     """
 
     def __init__(self, source: Store, manifest: Manifest, target: Store, order: ForkOrder) -> None:
@@ -188,7 +190,7 @@ class _Fork:
         self._state_bytes = 0
 
     def write(self) -> str:
-        """Write packs, manifest and inputs, and return the root of the manifest."""
+        """Write the packs, the manifest and the inputs, and return the manifest's root."""
         packs = [self._write_chunks(group) for group in pack_groups(sorted(self._chunks(), key=place_of))]
         lines = self._target.write_pack(writer=FORK_WRITER, epoch=self._epoch, blobs=self._checkpoints())
         failpoint("store.fork.packs")
@@ -256,7 +258,7 @@ def _moved(line: AgentLine, entry: BlobEntry, pack: int) -> AgentLine:
 
 
 def with_digests(checkpoint: AgentCheckpoint, digests: Mapping[bytes, bytes]) -> AgentCheckpoint:
-    """Return the checkpoint with the digests of its chunks replaced. `digests` maps old digests to new digests."""
+    """Replace the chunk digests in a checkpoint. `digests` maps the old digests to the new ones."""
     if all(digests[digest] == digest for digest in checkpoint.digests()):
         return checkpoint
     journal = checkpoint.journal_part
@@ -272,7 +274,7 @@ def _renamed(part: StatePart, digests: Mapping[bytes, bytes]) -> StatePart:
 
 
 def write_inputs(target: Store, plan: int, inputs: Sequence[LoggedInput]) -> None:
-    """Write inputs to a host log of a finished plan, and seal the log. If there are no inputs, do nothing.
+    """Write inputs to a host log of a finished plan, and seal the log. Do nothing if there are no inputs.
 
     Raises:
         StoreError, UsageError: As in `Store.append_batch`, or if the store overwrites objects.
@@ -304,13 +306,13 @@ READINGS = 3
 
 
 def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInput]:
-    """Return the inputs of these agents after the given numbers, sorted by agent and number. No log is sealed.
+    """Return the inputs of these agents that follow the given numbers, sorted by agent and number. No log is sealed.
 
-    Inputs that hosts accept meanwhile may be missing. Gaps occur where no kept epoch of the fleet needs an input.
+    The result may lack inputs that hosts accept meanwhile. There may be gaps where no kept epoch of the fleet needs an input.
 
     Raises:
-        DamagedDataError: If the bytes of a batch differ from the bytes that were written.
-        StoreError: If the store cannot be read, or somebody without a key has written or removed a batch.
+        DamagedDataError: If a batch differs from what was originally written.
+        StoreError: If the store is unreadable, or somebody without a key has written or removed a batch.
     """
     missing: dict[LogName, int] = {}
     for _ in range(READINGS):
@@ -336,7 +338,7 @@ def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInpu
 
 
 def first_gap(inputs: list[LoggedInput], consumed: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return the agent and number of the first missing input that precedes an existing one, or None if no input is missing."""
+    """Return the agent and number of the first missing input before an existing one, or None if no input is missing."""
     last = dict(consumed)
     for logged in inputs:
         if logged.number != last[logged.agent] + 1:

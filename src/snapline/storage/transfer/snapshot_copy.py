@@ -1,52 +1,56 @@
-"""Copying of snapshots into another store under the same root, and moving of old snapshots there.
+"""Copy snapshots into another store under the same root, and move old snapshots there.
 
 Every byte is compared with its digest (G11).
 
-The problem: a snapshot consists of a ref, a manifest, and blobs in packs that other snapshots share. The root covers the content but not
-the locations. So a copy has other packs and other locations, but the same root, and can be trusted like the original.
+The problem: a snapshot consists of a ref, a manifest, and blobs in packs that other snapshots share. A snapshot's root covers the content
+but not the locations. So a copy has other packs and locations but the same root, and is as trustworthy as the original.
 
-The steps are the same as for any epoch: packs (of at most `PACK_BYTES_MAX`, by the writer `copy`), manifest, ref. A crash leaves
-unreferenced files, which the next attempt reuses. A blob is not copied if it is
+The steps are the same as for any epoch: write packs (of at most `PACK_BYTES_MAX`, under the writer name `copy`), the manifest, and the ref.
+A crash leaves unreferenced files, which the next attempt to copy the snapshot reuses. A blob is not copied if it already exists in one of
+these packs of the target:
 
-1. in a pack that an earlier attempt at this copy left, or that another process wrote in a simultaneous copy;
-2. in a pack that the target's manifests of near epochs name, up to this epoch's number, because a manifest may not name later packs.
+1. a pack of this epoch that an earlier or concurrent attempt to copy the snapshot wrote;
+2. a pack that manifests of the target's nearest epochs name. The pack's epoch must not be later than the copied epoch, because a manifest
+   may not name later packs.
 
-The indexes of these packs are read and checked before they are used, but their blobs are not (`check_epoch` checks them). If a manifest
-with this root and its packs already exist, only the ref is missing.
+The indexes of these packs are checked before the packs are used, but their blobs are not (`check_epoch` checks them). If a manifest with
+this root and its packs already exist, only the ref is missing.
 
 The caller's duties:
 
-1. No process may delete epochs of the target meanwhile. A violation is detected. A deletion removes its manifest, then reads which packs
-   other manifests name, and then removes packs. The copy writes its manifest, and then checks that the manifests which name the reused
-   packs still exist. If these manifests still exist, the deletion sees the copy's manifest. **Write first, then check; never the other way
-   round.**
-2. No fleet may run on the target. Fleets number their epochs themselves, and two epochs with one number would stop the fleet. So a store to
-   which a fleet writes accepts only older epochs of this fleet, because the fleet will not use their numbers again. A fleet trusts
-   its log, so it never rolls back to such an epoch without being asked to.
+1. No process may delete epochs of the target during a copy. A violation is detected. The deletion of an epoch removes its manifest, then
+   reads which packs other manifests name, and then removes packs. A copy writes its manifest, and then checks that the manifests which name
+   the reused packs still exist. If these manifests still exist, any process that deletes them afterwards finds the copy's manifest. **Write
+   first, then check; never the other way round.**
+2. No fleet may run on the target store. Each fleet numbers its own epochs, and two different epochs with the same number would stop the
+   fleet. So a store to which a fleet writes accepts only older epochs of the same fleet, because the fleet will not reuse their numbers. A
+   fleet trusts its log, so it never rolls back to a copied epoch unless an operator requests it.
 
-Digests of encrypted stores are keyed, and agents' checkpoints contain digests. So a snapshot keeps its root only between stores
-with the same digests: both without encryption, or both with the keys of one store.
+Digests of encrypted stores are keyed, and agents' checkpoints contain digests. So a snapshot keeps its root only if both stores have the
+same digests, because both are unencrypted or both have the keys of one store.
 
-This module carries G4 (the ref comes last, and each epoch has one root) and G11.
+This module guarantees G4 (the ref comes last, and each epoch has one root) and G11.
 
-**Reading all blobs of a snapshot.** To copy or verify blobs, they are read in the order of their locations. A manifest lists each blob's
-location and digest. So blobs are read using the manifest alone, and adjacent blobs with one call. From an object store, a pack of a
-thousand chunks takes eight requests. Indexes of packs are read only to compare the manifest with the packs (`check_places`).
+**Reading all blobs of a snapshot.** When blobs are copied or verified, they are read in the order of their locations. Manifests list the
+location and digest of each blob. So blobs can be read with the manifest alone, and adjacent blobs with a single call. Reading a pack of a
+thousand chunks from an object store takes eight requests. The indexes of packs are read only to compare the manifest with the packs
+(`check_places`).
 
-**Moving old snapshots** to a second, cheaper store means to copy them, verify the copies, and only then delete the originals. The problem:
-disks near the fleet are small, yet last month's snapshots are still needed.
+**Moving old snapshots** to a second, cheaper store takes three steps: copy the snapshots, verify the copies, and only then delete the
+originals. The problem: disks near the fleet are small, but last month's snapshots are still needed.
 
-The model: snapshots are copied one after another, oldest first (`copy_epoch`), so that each finds its unchanged chunks in the previous
-copy. Then every byte of the copy is read from the second store and checked. A pack that several copies share is read once per run. Only
-then is a snapshot removed. A snapshot is never removed
+Snapshots are copied one at a time, oldest first (`copy_epoch`), so that each copy finds its unchanged chunks in the previous copy.
+Afterwards every byte of the copy is read from the second store and checked. A pack that several copies share is read only once per run. A
+snapshot is removed from the first store only after its copy has been verified. A snapshot is never removed from the first store in these
+cases:
 
-1. if a pin, a tag or a recovery holds it, which the guarded deletion of `pins.py` ensures;
-2. if it is the newest one, because a restarted fleet restores it;
-3. if both stores are the same, because then there is no copy. Stores with different ids are different. If the ids are equal (a store copied
-   file by file, or one store under two names), a probe written to the first store and read from the second decides.
+1. A pin, a tag or a recovery holds the snapshot, which the guarded deletion of `pins.py` checks.
+2. The snapshot is the newest one, which a restarted fleet restores.
+3. Both stores are the same store, so that there is no copy. Stores with different ids are different stores. If the ids are equal, one store
+   may be a file-by-file copy of the other. So a probe is written to the first store and read from the second.
 
-A move may be interrupted and repeated. The caller has the same duties as for a copy. As with any deletion, the store's fleet must not run,
-unless the fleet's coordinator removes the snapshots.
+A move can be interrupted and repeated. The caller of a move has the same duties as the caller of a copy. As with any deletion, the first
+store's fleet must not be running, unless the fleet's coordinator removes the snapshots.
 
 This module supports G7: nothing is deleted without a complete copy.
 """
@@ -106,11 +110,11 @@ Key = tuple[str, bytes]
 def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
     """Read and check every blob of every pack that a snapshot needs.
 
-    `checked` contains the paths of packs that were already read, which are skipped. Packs that this call reads are added to it.
+    `checked` contains the paths of packs that were already checked and are skipped. The call adds the packs that it reads to `checked`.
 
     Raises:
         NotFoundError: If the epoch does not exist.
-        DamagedDataError: If a file is damaged. The message names the first such file.
+        DamagedDataError: If a file is damaged. The message names the first damaged file.
     """
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
     check_places(store, manifest)
@@ -124,10 +128,10 @@ def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
 
 
 def read_blobs(store: Store, blobs: Iterable[PlacedBlob], epoch: int) -> Iterator[tuple[PlacedBlob, Buffer]]:
-    """Yield blobs with their checked plaintext, sorted by location. Adjacent blobs are read with one call.
+    """Yield each blob with its verified plaintext, sorted by location. Adjacent blobs are read with a single call.
 
     Raises:
-        DamagedDataError: If a blob is damaged. The message names file, epoch and agent.
+        DamagedDataError: If a blob is damaged. The message names the file, the epoch and the agent.
     """
     disk, guard = store.disk, store.guard
     keyrings: dict[str, Keyring] = {}
@@ -158,7 +162,7 @@ def digests_of(manifest: Manifest) -> frozenset[bytes]:
 def read_checkpoints(
     store: Store, manifest: Manifest, lines: Iterable[AgentLine], digests: frozenset[bytes]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield agents with their encoded checkpoints. Check that all chunks of each checkpoint are among `digests`."""
+    """Yield each agent with its encoded checkpoint. Check that all chunks of each checkpoint are among `digests`."""
     epoch = manifest.metadata.epoch
     for blob, plain in read_blobs(store, [PlacedBlob(manifest.packs[x.pack], x.entry()) for x in lines], epoch):
         try:
@@ -186,7 +190,7 @@ def _read_run(
 
 
 def _runs(blobs: Iterable[PlacedBlob]) -> Iterator[list[PlacedBlob]]:
-    """Yield lists of blobs that are adjacent in one pack, so that one read serves each list."""
+    """Group blobs that are adjacent in a pack, so that one read serves each group."""
     run: list[PlacedBlob] = []
     for blob in sorted(blobs, key=place_of):
         if run:
@@ -225,9 +229,9 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         epoch, root: epoch and root of the snapshot, which are the same in both stores.
-        is_new: the target did not have the snapshot before.
-        written_bytes: total length of the packs written.
-        found_bytes: number of plaintext bytes that the target already had.
+        is_new: whether the target lacked the snapshot before.
+        written_bytes: total size of the packs written.
+        found_bytes: total plaintext size of the blobs that the target already had.
     """
 
     epoch: int
@@ -238,19 +242,20 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copy_epoch(source: Store, target: Store, epoch: int, *, is_fleet_store: bool = False) -> Copied:
-    """Copy a snapshot. When this function returns, the snapshot is published in `target` and durable. Copying a snapshot again succeeds.
+    """Copy a snapshot. The function returns only after the snapshot is published in `target` and durable. Copying a snapshot again has no
+    effect.
 
     Args:
-        source: store with the snapshot. A fleet may be using it.
-        target: store that gets the copy. The module docstring lists the caller's duties.
+        source: store that contains the snapshot, which a fleet may be using.
+        target: store that receives the copy. The module docstring lists the caller's duties.
         epoch: epoch of `source`.
-        is_fleet_store: the caller knows that a fleet writes to `target`, even if the fleet has not written anything yet.
+        is_fleet_store: whether a fleet is known to write to `target`, even if it has not written anything yet.
 
     Raises:
-        NotFoundError: If the epoch is not in `source`, or was deleted meanwhile.
-        DamagedDataError: If some bytes in `source` differ from the bytes that were written, or an earlier attempt left a damaged copy.
-        UsageError: If `target` cannot accept the snapshot, because it is the store of a fleet or its digests differ.
-        StoreError: If `target` has another snapshot under this number, or a disk failed.
+        NotFoundError: If the epoch is not in `source` or was deleted meanwhile.
+        DamagedDataError: If data in `source` differs from what was originally written, or an earlier attempt left a damaged copy.
+        UsageError: If `target` cannot accept the snapshot because it is a fleet's store or has different digests.
+        StoreError: If `target` has a different snapshot with this epoch number, or a disk failed.
     """
     root = source.read_ref(epoch)
     existing_root = _root_in(target, epoch)
@@ -273,7 +278,7 @@ def copy_epoch(source: Store, target: Store, epoch: int, *, is_fleet_store: bool
 
 
 def is_encrypted(store: Store) -> bool:
-    """Return whether the store's blobs are encrypted and its digests therefore keyed."""
+    """Return whether the store's blobs are encrypted, and therefore its digests keyed."""
     return store.guard is not None and store.guard.encrypts
 
 
@@ -288,7 +293,7 @@ def _root_in(store: Store, epoch: int) -> str | None:
 
 
 def _check_digests(source: Store, target: Store) -> None:
-    """Refuse a target whose chunk digests differ from the source's. The check writes at most the target's digest key."""
+    """Raise UsageError if the chunk digests of the two stores differ. The check writes nothing except perhaps the target's digest key."""
     if is_encrypted(source) == is_encrypted(target) and (
         not is_encrypted(source) or source.digest(b"snapline") == target.digest(b"snapline")
     ):
@@ -301,7 +306,7 @@ def _check_digests(source: Store, target: Store) -> None:
 
 
 def _check_target(target: Store, about: Metadata, *, is_fleet_store: bool) -> None:
-    """Refuse an epoch that a fleet on `target` might mistake for its own, or whose number the fleet might use."""
+    """Raise UsageError if a fleet on `target` might mistake the epoch for its own, or might use its number."""
     if not is_fleet_store and not _has_writers(target):
         return
     newest = target.epochs()[-1:]
@@ -322,7 +327,7 @@ def _has_writers(store: Store) -> bool:
 
 @contextlib.contextmanager
 def _reporting_deletion(source: Store, epoch: int) -> Iterator[None]:
-    """Raise NotFoundError instead of DamagedDataError if data is missing because the epoch was deleted meanwhile."""
+    """Raise NotFoundError instead of DamagedDataError if data is missing because its epoch was deleted meanwhile."""
     try:
         yield
     except DamagedDataError as error:
@@ -340,8 +345,8 @@ class _Copy:
     """One run of `copy_epoch`.
 
     Attributes:
-        _placed: blobs of the snapshot that are already in the target.
-        _shared_packs: map from the path of a pack to the path of another epoch's manifest in the target that names it.
+        _placed: blobs of the snapshot that already exist in the target.
+        _shared_packs: map from the path of each shared pack to the path of another epoch's manifest in the target that names the pack.
     """
 
     def __init__(self, source: Store, target: Store, manifest: Manifest, root: str) -> None:
@@ -356,7 +361,7 @@ class _Copy:
         self._digests = digests_of(manifest)
 
     def run(self) -> Copied:
-        """Write packs and manifest durably, and return the result."""
+        """Durably write packs and manifest, and return the result."""
         if not self._is_written():
             wanted = self._wanted()
             self._find(wanted)
@@ -382,7 +387,8 @@ class _Copy:
     # Finding blobs in the target.
 
     def _is_written(self) -> bool:
-        """Return whether an earlier attempt wrote the manifest. If its packs are missing, remove the manifest, because no ref names it."""
+        """Return whether an earlier attempt has written the manifest. If the manifest's packs are missing, remove the manifest, which no
+        ref names."""
         disk = self._target.disk
         generations = list_generations(disk).get(self._root, [])
         if not generations:
@@ -407,7 +413,7 @@ class _Copy:
                 self._find_in(epoch, wanted)
 
     def _left_behind(self) -> Iterator[tuple[PackReference, list[BlobEntry]]]:
-        """Yield packs of this epoch that earlier copies wrote, except damaged packs."""
+        """Yield undamaged packs of this epoch that earlier copies wrote."""
         disk, directory = self._target.disk, f"{layout.PACKS}/{COPY_WRITER}"
         with store_files.reading(disk, directory):
             try:
@@ -502,8 +508,8 @@ class _Copy:
         return Manifest(self._manifest.metadata, lines, list(packs.values()), chunks)
 
     def _check_shared_packs(self) -> None:
-        """Check that the manifests which name the reused packs still exist. Call this after the copy's manifest is durable (module
-        docstring)."""
+        """Check that the manifests that name the reused packs still exist. As the module docstring explains, this check must follow the
+        durable writing of the copy's manifest."""
         used = {blob.pack.path: None for blob in self._placed.values()}
         disk = self._target.disk
         for path in [self._shared_packs[path] for path in used if path in self._shared_packs]:
@@ -521,7 +527,7 @@ class _Copy:
 
 
 def pack_groups(blobs: Iterable[PlacedBlob]) -> Iterator[list[PlacedBlob]]:
-    """Yield lists of blobs, each of which fills one pack."""
+    """Group blobs so that each group fills one pack."""
     group: list[PlacedBlob] = []
     size_bytes = 0
     for blob in blobs:
@@ -543,8 +549,8 @@ class MoveResult(msgspec.Struct, frozen=True):
 
     Attributes:
         copied: result of the copy.
-        is_removed: the snapshot was removed from the first store, and is now only in the second.
-        kept_because: why the snapshot was not removed although this was requested, otherwise "".
+        is_removed: whether the snapshot was removed from the first store, so that it exists only in the second.
+        kept_because: reason why the snapshot was not removed although removal was requested, otherwise "".
     """
 
     copied: Copied
@@ -562,16 +568,17 @@ def all_but_newest(store: Store, count: int) -> list[int]:
 def move_epochs(
     source: Store, target: Store, epochs: Iterable[int], *, holds: Holds | None = None, is_fleet_store: bool = False
 ) -> Iterator[MoveResult]:
-    """Copy snapshots to `target` and verify the copies. Yield the result for each snapshot when it is done.
+    """Copy snapshots to `target` and verify the copies. Yield the result of each snapshot when it is finished.
 
     Args:
-        source, target, is_fleet_store: same as in `copy_epoch`.
+        source, target, is_fleet_store: as in `copy_epoch`.
         epochs: epochs of `source`.
-        holds: pins and tags of `source`. If given, copied epochs are removed from `source`. If None, nothing is removed.
+        holds: pins and tags of `source`. If given, copied epochs are removed from `source`, otherwise nothing is removed.
 
     Raises:
-        DamagedDataError: If bytes of a snapshot or its copy differ from the bytes that were written. The snapshot was not removed.
-        others: Same as in `copy_epoch`.
+        DamagedDataError: If data of a snapshot or its copy differs from what was originally written. In that case, the snapshot has not
+            been removed.
+        others: as in `copy_epoch`.
     """
     wanted = sorted(set(epochs))
     if holds is not None:
@@ -593,13 +600,13 @@ def _remove(source: Store, target: Store, copied: Copied, holds: Holds) -> MoveR
 
 
 def check_distinct_stores(source: Store, target: Store) -> None:
-    """Raise UsageError if both are the same store, because removing a snapshot after the copy would lose it."""
+    """Raise UsageError if both are the same store, because then removing a copied snapshot would lose it."""
     if _are_one(source, target):
         raise UsageError(f"{source.location} and {target.location} are one store: nothing would be left")
 
 
 def _are_one(source: Store, target: Store) -> bool:
-    """Return whether both are one store: the ids are equal, and a file written to `source` is visible in `target`."""
+    """Return whether both are the same store: their ids are equal, and a file written to `source` is visible in `target`."""
     if source.store_id != target.store_id:
         return False
     path, token = source.write_probe()

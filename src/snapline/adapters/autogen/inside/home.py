@@ -1,8 +1,8 @@
-"""A fleet for one AutoGen program, whose turns run in the program itself.
+"""Runs a fleet for one AutoGen program, and runs the fleet's turns inside the program itself.
 
-The fleet belongs to a `SnaplineRuntime` that the program uses in place of `SingleThreadedAgentRuntime`. The fleet's processes run in
-snapline's environment (`session.py`) and own the states and messages, which survive a crash of the fleet's hosts. Turns run in the
-program's own event loop and use the program's own objects.
+The fleet belongs to a `SnaplineRuntime`, which the program uses in place of `SingleThreadedAgentRuntime`. The fleet's processes run in
+snapline's environment (`session.py`). The fleet's processes own the states and messages, which survive a crash of the fleet's hosts. Turns
+run in the program's own event loop and use the program's own objects.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ SHUTDOWN_STEPS = 10
 
 
 class TurnGate:
-    """Gate that every turn passes when it begins. While the gate is closed, turns wait at it and can be admitted one by one."""
+    """Gate that each turn passes before it begins. While the gate is closed, turns wait at the gate and can be admitted one by one."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -57,7 +57,7 @@ class TurnGate:
             pass
 
     def close(self) -> None:
-        """Close the gate, so that turns that begin from now on wait."""
+        """Close the gate, so that new turns wait at it."""
         self._is_open = False
 
     def admit_one(self) -> bool:
@@ -71,10 +71,10 @@ class TurnGate:
 
 
 class ProgramFleet:
-    """The processes of a program's fleet, and requests to them.
+    """Starts and stops the processes of a program's fleet, and sends requests to them.
 
     Attributes:
-        gate: gate that the fleet's turns pass when they begin.
+        gate: gate that each of the fleet's turns passes before it begins.
     """
 
     def __init__(self, runner: TurnRunner, hosts: int, python: str) -> None:
@@ -96,8 +96,8 @@ class ProgramFleet:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def ask(self, item: Item, token: CancellationToken) -> Any:
-        """Send a message and wait for the answer. The answer is available in this process as soon as the turn that handles the message has
-        ended."""
+        """Send a message and wait for the answer. The answer is returned as soon as the turn that handles the message has ended in this
+        process."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         token.link_future(answer)
         self._runner.heard[item["id"]] = answer
@@ -113,7 +113,7 @@ class ProgramFleet:
             del self._runner.heard[item["id"]]
 
     async def send(self, item: Item) -> None:
-        """Send a message to each receiver in the item's `to`. Return when the fleet has accepted the message."""
+        """Send a message to each receiver listed in the item's `to` field. Return when the fleet has accepted the message."""
         await self.up()
         await self._say({"do": "send", "item": item})
 
@@ -133,7 +133,7 @@ class ProgramFleet:
             await self._say({"do": "idle"})
 
     async def down(self) -> None:
-        """Take a snapshot and stop the fleet. The next `up` starts the fleet from that snapshot."""
+        """Take a snapshot and stop the fleet. The next call of `up` starts the fleet from this snapshot."""
         async with self._changing:
             if self._is_up:
                 self._is_up = False
@@ -183,7 +183,6 @@ class ProgramFleet:
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Run turns for one host until it disconnects."""
         writer.write(to_bytes({"hello": ""}))
         try:
             await serve_frames(self._runner, reader, writer)
@@ -217,7 +216,7 @@ class ProgramFleet:
 
 
 def _session(python: str, folder: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the session process in snapline's environment. The process ends when this end of its socket is closed."""
+    """Start the session process in snapline's environment. The session process exits when the returned socket is closed."""
     parent_socket, child_socket = socket.socketpair()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [python, "-m", "snapline.adapters.autogen.session", str(folder)]
@@ -228,7 +227,7 @@ def _session(python: str, folder: Path) -> tuple[subprocess.Popen[bytes], socket
 
 
 def snapline_python(given: str) -> str:
-    """Return the Python interpreter of snapline's environment. Raise RuntimeError if it is not configured."""
+    """Return the path of the Python interpreter of snapline's environment. Raise RuntimeError if no interpreter is configured."""
     python = given or os.environ.get(SNAPLINE_PYTHON, "")
     if not python:
         raise RuntimeError(

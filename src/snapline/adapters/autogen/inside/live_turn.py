@@ -1,16 +1,16 @@
-"""Runs a turn of an unchanged agent from one wait to the next.
+"""Runs a turn of an unmodified AutoGen agent until it waits for a reply or ends.
 
-The problem: AutoGen's handlers are coroutines in an event loop, which does not reveal what they wait for. Control must return to the host
-when the turn cannot continue without the host, because it has ended or waits for replies.
+The problem: AutoGen's handlers are coroutines in an event loop, and the loop does not reveal what a coroutine waits for. The turn must
+return control to the host when it ends or waits for replies.
 
-The model: a turn consists of its handler, the tasks that the handler creates, and the tasks that these tasks create (`track_tasks`). The
-turn is *blocked* when each of these tasks has ended or waits for a reply, and *over* when all of them have ended. A waiting task counts as
-ended if the handler has returned and the task only runs `send_message` (`asyncio.create_task(self.send_message(…))`), because then its
-reply is not used. Such a task counts as a send without a reply.
+The model: a turn consists of its handler and of all tasks that the handler creates directly or indirectly (`track_tasks`). A turn is
+*blocked* when each of its tasks has ended or waits for a reply. A turn is *over* when all of its tasks have ended. A waiting task that only
+runs `send_message` (`asyncio.create_task(self.send_message(…))`) counts as ended once the handler has returned, because its reply is not
+used. The message that an ignored task sends counts as sent without waiting for a reply.
 
-This module reads the awaited future from the task object, and can trace most waits, such as those for tasks and for `gather`. If a task
-waits for something that is not a reply, such as a lock or the network, the turn gets a short time to continue, and then counts as blocked.
-The host checks such a turn again later.
+To learn what a task waits for, this module reads the awaited future from the task object. This module can trace most waits, such as those
+for tasks and for `gather`. A task may wait for something other than a reply, such as a lock or the network. The turn of a task that waits
+for something else gets a short time to continue before it counts as blocked. The host later checks again whether the turn can continue.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ _SENDS: set[CodeType] = {BaseAgent.send_message.__code__}
 
 
 def is_send(method: Callable[..., Any]) -> None:
-    """Register a coroutine function that only sends a message."""
+    """Register a coroutine function as one that only sends a message."""
     _SENDS.add(method.__code__)
 
 
 def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Make the event loop register each task that is created in a turn with that turn."""
+    """Make the event loop add each task that is created during a turn to that turn."""
 
     def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> asyncio.Task[Any]:
         task = asyncio.Task(coroutine, loop=loop, context=context)
@@ -79,7 +79,7 @@ class LiveTurn:
     # -- interface for the host ----------------------------------------------------------------------------------------
 
     async def begin(self, handling: Coroutine[Any, Any, Any]) -> bool:
-        """Run the handler until the turn is blocked or over. Return whether it is over."""
+        """Run the handler until the turn is blocked or over (see the module docstring). Return True if the turn is over."""
         token = current.set(self)
         try:
             self._main = asyncio.get_running_loop().create_task(handling)
@@ -88,13 +88,13 @@ class LiveTurn:
         return await self.go_on()
 
     async def go_on(self) -> bool:
-        """Wait until the turn is blocked or over. Return whether it is over."""
+        """Wait until the turn is blocked or over. Return True if the turn is over."""
         self._stand = asyncio.get_running_loop().create_future()
         self._check_soon()
         return await self._stand
 
     def answered(self, call: int, answer: Any) -> None:
-        """Deliver the reply to a call."""
+        """Pass a reply to the call that awaits it."""
         future = self._replies.pop(call, None)
         if future is None:
             self._early[call] = answer
@@ -107,12 +107,12 @@ class LiveTurn:
         return self._main.result()
 
     def take_items(self, *, is_over: bool) -> list[Item]:
-        """Return the messages sent since the last call. If the turn is over, these messages expect no replies."""
+        """Return the messages sent since the last call. If `is_over` is set, mark the messages as ones whose senders await no replies."""
         items, self.items = self.items, []
         return [{**item, "call": -1} for item in items] if is_over else items
 
     def close(self) -> None:
-        """Close a turn that is over or undone. Its remaining tasks are cancelled and have no effect."""
+        """Close a turn that has ended or has been undone. The turn's remaining tasks are cancelled."""
         self._is_closed = True
         if self._patience is not None:
             self._patience.cancel()

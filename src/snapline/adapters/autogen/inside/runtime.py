@@ -1,12 +1,12 @@
-"""Implements AutoGen's runtime interface with agents of a fleet (`SnaplineRuntime`).
+"""Implements AutoGen's runtime interface on top of a fleet (`SnaplineRuntime`).
 
 A program registers its agents and subscriptions in the same way as with AutoGen's own runtime:
 
     async def register(runtime: AgentRuntime) -> None: await Teller.register(runtime, "teller", lambda: Teller(100))
 
-Messages that an agent sends in a turn belong to the turn (`live_turn.py`). The runtime can be used in two ways. A host can start a process
-that runs the program (`serve_program`). Such a process runs turns for the host that has started it, and ends with the host. Alternatively,
-a program can use the runtime in place of `SingleThreadedAgentRuntime`. Then the runtime has its own fleet (`home.py`), which receives the
+Messages that an agent sends during a turn are collected by the turn (`live_turn.py`). A host can start a process that runs the program
+(`serve_program`). A process started by a host runs turns for that host, and exits when the host exits. Alternatively, a program can use the
+runtime in place of `SingleThreadedAgentRuntime`. A runtime that a program uses directly has its own fleet (`home.py`), which receives the
 messages sent outside of turns.
 """
 
@@ -48,8 +48,8 @@ class SnaplineRuntime(AgentRuntime):
     """Implementation of AutoGen's runtime that runs agents on snapline's hosts.
 
     Attributes:
-        registry: the program's registrations.
-        runner: runner of the turns in this process.
+        registry: the factories, subscriptions and serializers that the program has registered.
+        runner: runs the agents' turns in this process.
     """
 
     def __init__(
@@ -61,12 +61,14 @@ class SnaplineRuntime(AgentRuntime):
         hosts: int = 1,
         python: str = "",
     ) -> None:
-        """Create a runtime. It accepts the parameters of AutoGen's runtime. The fleet's processes are not started before they are needed.
+        """Create a runtime. The constructor accepts the parameters of AutoGen's own runtime. The fleet's processes are started when they
+        are first needed.
 
         Args:
-            tracer_provider: accepted but ignored, since hosts export the traces (docs/tracing.md).
+            tracer_provider: accepted but ignored, because hosts export the traces (docs/tracing.md).
             hosts: number of processes of the program's fleet.
-            python: Python interpreter of snapline's environment. If it is "", the environment variable `SNAPLINE_PYTHON` is used.
+            python: Python interpreter of snapline's environment. If `python` is empty, the value of the environment variable
+                `SNAPLINE_PYTHON` is used.
         """
         self.registry = ProgramRegistry(intervention_handlers or ())
         self.runner = TurnRunner(self, self.registry)
@@ -75,9 +77,9 @@ class SnaplineRuntime(AgentRuntime):
         self._is_started = False
 
     def serve_host(self) -> TurnRunner:
-        """Configure this runtime for a process that a host has started.
+        """Configure this runtime for use in a process that a host has started.
 
-        Such a process has no fleet of its own, and turns of other agents may run in other processes.
+        A process started by a host has no fleet of its own. Other agents' turns may run in other processes.
         """
         self._fleet = self.runner.gate = self.runner.tokens = None
         return self.runner
@@ -97,7 +99,7 @@ class SnaplineRuntime(AgentRuntime):
         self._home().gate.open()
 
     async def process_next(self) -> None:
-        """Let the next turn begin. Wait for a turn to arrive if necessary."""
+        """Start the next turn. If no turn is waiting, wait until one arrives."""
         self._raise_unhandled()
         await self._home().up()
         begun = self.runner.begun
@@ -119,14 +121,14 @@ class SnaplineRuntime(AgentRuntime):
         await self._home().down()
 
     async def stop_when_idle(self) -> None:
-        """Stop as soon as no work is pending."""
+        """Stop the runtime as soon as no work is pending."""
         self._check_started()
         await self._home().idle()
         await self.stop()
         self._raise_unhandled()
 
     async def stop_when(self, condition: Callable[[], bool]) -> None:
-        """Stop as soon as the condition is true."""
+        """Stop the runtime as soon as the condition is true."""
         self._check_started()
         while not condition():
             await asyncio.sleep(POLL_PERIOD_S)
@@ -165,7 +167,7 @@ class SnaplineRuntime(AgentRuntime):
         cancellation_token: CancellationToken | None = None,
         message_id: str | None = None,
     ) -> Any:
-        """Send a message and return the result of its handler. Raises the handler's error."""
+        """Send a message and return the result of its handler. Raise the handler's error if the handler fails."""
         if not self.registry.knows(recipient):
             raise Exception(f"no agent type {recipient.type!r} is registered")  # noqa: TRY002  AutoGen's class
         token = cancellation_token or CancellationToken()
@@ -229,13 +231,13 @@ class SnaplineRuntime(AgentRuntime):
         *,
         expected_class: type[Any] | None = None,
     ) -> AgentType:
-        """Register a factory, like AutoGen's own runtime."""
+        """Register a factory, as in AutoGen's own runtime."""
         kind = AgentType(type) if isinstance(type, str) else type
         self.registry.add_factory(kind.type, agent_factory, expected_class)
         return kind
 
     async def register_agent_instance(self, agent_instance: Any, agent_id: AgentId) -> AgentId:
-        """Register an instance, like AutoGen's own runtime."""
+        """Register an instance, as in AutoGen's own runtime."""
         if agent_id in self.runner.objects():
             raise ValueError(f"agent {agent_id} is registered already")
         self.registry.add_instance(agent_id.type, agent_instance)
@@ -244,28 +246,28 @@ class SnaplineRuntime(AgentRuntime):
         return agent_id
 
     async def add_subscription(self, subscription: Subscription) -> None:
-        """Add a subscription, like AutoGen's own runtime. This is not allowed in a turn, since other processes would not know of the
-        subscription."""
+        """Add a subscription, as in AutoGen's own runtime. Subscriptions cannot be added during a turn, because other processes would not
+        learn of them."""
         _refuse_in_turn("add_subscription")
         await self.registry.subscriptions.add_subscription(subscription)
 
     async def remove_subscription(self, id: str) -> None:
-        """Remove a subscription, like AutoGen's own runtime. This is not allowed in a turn."""
+        """Remove a subscription, as in AutoGen's own runtime. Subscriptions cannot be removed during a turn."""
         _refuse_in_turn("remove_subscription")
         await self.registry.subscriptions.remove_subscription(id)
 
     def add_message_serializer(self, serializer: MessageSerializer[Any] | Sequence[MessageSerializer[Any]]) -> None:
-        """Add serializers, like AutoGen's own runtime."""
+        """Add serializers, as in AutoGen's own runtime."""
         self.registry.serializers.add_serializer(serializer)
 
     # -- agents --------------------------------------------------------------------------------------------------------
 
     async def get(self, id_or_type: Any, /, key: str = "default", *, lazy: bool = True) -> AgentId:
-        """Return an agent's id, like AutoGen's own runtime."""
+        """Return an agent's id, as in AutoGen's own runtime."""
         return await get_impl(id_or_type=id_or_type, key=key, lazy=lazy, instance_getter=self._object)
 
     async def try_get_underlying_agent_instance(self, id: AgentId, type: type[Any] = object) -> Any:
-        """Return the agent's object in this process, in the state after the agent's last turn here."""
+        """Return this process's object for the agent. The object has the state that it had after the agent's last turn in this process."""
         if not self.registry.knows(id):
             raise LookupError(f"no agent type {id.type!r} is registered")
         made = await self._object(id)
@@ -274,23 +276,24 @@ class SnaplineRuntime(AgentRuntime):
         return made
 
     async def agent_metadata(self, agent: AgentId) -> AgentMetadata:
-        """Return an agent's metadata, like AutoGen's own runtime."""
+        """Return an agent's metadata, as in AutoGen's own runtime."""
         metadata: AgentMetadata = (await self._object(agent)).metadata
         return metadata
 
     async def agent_save_state(self, agent: AgentId) -> Mapping[str, Any]:
-        """Return the state of the agent's object in this process, as its `save_state` returns it."""
+        """Return the result of `save_state` for this process's object of the agent."""
         saved: Mapping[str, Any] = await (await self._object(agent)).save_state()
         return saved
 
     async def agent_load_state(self, agent: AgentId, state: Mapping[str, Any]) -> None:
-        """Load a state into the agent's object in this process, using its `load_state`."""
+        """Load a state into this process's object of the agent, using the object's `load_state`."""
         await (await self._object(agent)).load_state(state)
 
     async def save_state(self) -> Mapping[str, Any]:
-        """Return a snapshot of the fleet in JSON, with all agents and all messages in transit. Agents keep running meanwhile.
+        """Return a snapshot of the fleet as JSON, including all agents and all messages in transit. The agents keep running while the
+        snapshot is taken.
 
-        Changes that the program has made to objects outside of turns are passed to the fleet first.
+        Before the snapshot, the fleet receives the changes that the program has made to agents' objects outside of turns.
         """
         for agent, agent_object in self.runner.objects().items():
             if not self.runner.is_busy(agent):
@@ -340,7 +343,7 @@ live_turn.is_send(SnaplineRuntime.send_message)
 
 
 def serve_program(program: str) -> None:
-    """Run turns of the program `module:function` for the host, which is connected to this process's standard input and output."""
+    """Run turns of the program `module:function` for the host at the other end of this process's standard input and output."""
     turns.replace_sources()
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(2, 1)  # redirects the program's prints to stderr, away from the frames
@@ -364,8 +367,8 @@ async def _serve(program: str, channel: socket.socket) -> None:
 
 
 async def _load(program: str) -> SnaplineRuntime:
-    """Run the program's registration function, and return the runtime. A function without parameters creates its own runtime and returns
-    it."""
+    """Run the program's registration function, and return the runtime in which the agents are registered. A registration function without
+    parameters creates its own runtime and returns it."""
     module, _, name = program.partition(":")
     function = getattr(importlib.import_module(module), name)
     runtime = None if not inspect.signature(function).parameters else SnaplineRuntime()

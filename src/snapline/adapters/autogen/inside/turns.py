@@ -1,15 +1,15 @@
-"""Runs turns of the program's agents for a host.
+"""Runs the turns of a program's agents on behalf of a host.
 
-A turn receives a state and a message, and returns the messages sent, the answer and the new state.
+Each turn receives a state and a message. The turn returns the messages that it has sent, its answer and the new state.
 
-The host owns the states, and this process holds no state that cannot be rebuilt. An agent's object is reused for the agent's next turn if
-that turn begins with the state with which the last turn in this process ended. Otherwise the factory creates a new object, which loads the
-state. Registering factories, subscriptions, serializers and intervention handlers works like in AutoGen's runtime, and raises the same
-classes of errors (`ProgramRegistry`).
+The host owns the agents' states, and this process holds no state that cannot be rebuilt. An agent's object is reused if the next turn
+begins with the state that the agent's last turn in this process left. If the states differ, the factory creates a new object, and the state
+is loaded into it. Factories, subscriptions, serializers and intervention handlers are registered as in AutoGen's runtime, and registration
+raises the same errors (`ProgramRegistry`).
 
-After a failure, a handler that has awaited a reply is rerun up to the point where it was waiting, and must make the same calls again. So
-within a turn, `random` and `uuid.uuid4` use a generator that belongs to the turn and is independent of other turns. Outside of turns, both
-work as usual. `numpy`, `secrets` and clocks are never changed.
+After a failure, a handler that has awaited a reply is rerun up to the point where it was waiting, and must make the same calls again.
+Within a turn, `random` and `uuid.uuid4` therefore use a generator that belongs to this turn alone. Outside of turns, `random` and
+`uuid.uuid4` work as usual. `numpy`, `secrets` and clocks are never changed.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ _replaced: list[bool] = []
 
 
 def replace_sources() -> None:
-    """Patch the functions of `random`, and `uuid.uuid4`, so that they use the current turn's generator.
+    """Patch `uuid.uuid4` and the functions of `random` so that they use the current turn's random generator.
 
-    Call this function before the program is imported, since the program may import the patched functions by name.
+    Call this function before the program is imported, because the program may import the patched functions by name.
     """
     if _replaced:
         return
@@ -82,7 +82,8 @@ Factory = Callable[..., Any | Awaitable[Any]]
 
 
 class ProgramRegistry:
-    """The program's registrations. They are the same in every process that runs the program.
+    """The factories, subscriptions, serializers and intervention handlers that a program has registered. The registrations are the same in
+    every process that runs the program.
 
     Attributes:
         serializers, subscriptions: AutoGen's own objects.
@@ -130,7 +131,7 @@ class ProgramRegistry:
         return agent.type in self._factories
 
     async def make(self, agent: AgentId, runtime: Any) -> Any:
-        """Create an object for this agent. Raises LookupError if the agent's type is not registered, and any error that the factory
+        """Create an object for this agent. Raise LookupError if the agent's type is not registered, and any error that the factory
         raises."""
         if agent.type not in self._factories:
             raise LookupError(f"no agent type {agent.type!r} is registered")
@@ -160,8 +161,8 @@ class ProgramRegistry:
     # -- intervention handlers: each may change a message, or drop it --------------------------------------------------
 
     async def sent(self, message: Any, context: MessageContext, recipient: AgentId) -> Any:
-        """Pass a message that is about to be sent through the intervention handlers. Raises MessageDroppedException if one drops it, and
-        any error that a handler raises."""
+        """Pass an outgoing message to the intervention handlers before it is sent. Raise MessageDroppedException if a handler drops the
+        message, and any error that a handler raises."""
         for intervention in self._interventions:
             message = _passed(
                 await intervention.on_send(message, message_context=context, recipient=recipient), "on_send"
@@ -169,13 +170,13 @@ class ProgramRegistry:
         return message
 
     async def published(self, message: Any, context: MessageContext) -> Any:
-        """Pass a message that is about to be published through the intervention handlers. Raises the same errors as `sent`."""
+        """Pass an outgoing message to the intervention handlers before it is published. Raise the same errors as `sent`."""
         for intervention in self._interventions:
             message = _passed(await intervention.on_publish(message, message_context=context), "on_publish")
         return message
 
     async def responded(self, message: Any, sender: AgentId, recipient: AgentId | None) -> Any:
-        """Pass a response through the intervention handlers. Raises the same errors as `sent`."""
+        """Pass a response to the intervention handlers before it is sent. Raise the same errors as `sent`."""
         for intervention in self._interventions:
             message = _passed(
                 await intervention.on_response(message, sender=sender, recipient=recipient), "on_response"
@@ -212,7 +213,8 @@ class AgentObject:
     """An agent's object in this process.
 
     Attributes:
-        state: state at the end of the agent's last turn here. None if there was no turn yet, or if the state is unknown.
+        state: the agent's state at the end of its last turn in this process. None if the agent had no turn in this process yet, or if the
+            state is unknown.
         has_no_factory: whether the object was registered as an instance instead of being created by a factory.
     """
 
@@ -224,14 +226,13 @@ class AgentObject:
 
 
 class TurnRunner:
-    """Runs turns in this process. Each turn is identified by the name that its host has given it.
+    """Runs turns in this process. Each turn is identified by a name that its host has assigned.
 
     Attributes:
-        raised: message id → error that the turn of the message has raised, for callers in this process that wait for the reply. Used only
-            if all agents are in this process.
-        begun: number of turns that have begun.
+        raised: message id → error that the handler of the message raised, kept for callers in this process that wait for the reply. The map
+            is used only if all agents are in this process.
         heard: message id → future with which a caller outside of turns waits for the answer.
-        unhandled: first error raised by a turn for whose reply no caller waits.
+        unhandled: first error raised by a turn whose reply no caller waits for.
         gate: function that is awaited at the beginning of each turn. None if there is no gate.
         tokens: message id → cancellation token of a message that this process has sent. None if agents are in several processes.
     """
@@ -249,7 +250,7 @@ class TurnRunner:
         self.gate: Callable[[], Awaitable[None]] | None = None
 
     async def begin(self, frame: Frame) -> Frame:
-        """Begin a turn, and run it up to its first wait or its end. Return the resulting segment."""
+        """Begin a turn, and run it until it first waits or ends. Return what the turn has produced so far."""
         self.drop(frame)
         if self.gate is not None:
             await self.gate()
@@ -265,8 +266,8 @@ class TurnRunner:
         return await self._segment(frame["turn"], await turn.begin(handling))
 
     async def go_on(self, frame: Frame) -> Frame | None:
-        """Continue a blocked turn, either with a reply or because its host checks it again. Return None if the turn is not in this
-        process."""
+        """Continue a blocked turn, either because a reply has arrived or because the host checks the turn again. Return None if this
+        process has no such turn."""
         live = self._live.get(frame["turn"])
         if live is None:
             return None
@@ -275,7 +276,7 @@ class TurnRunner:
         return await self._segment(frame["turn"], await live[0].go_on())
 
     def drop(self, frame: Frame) -> None:
-        """Drop a turn that was undone, and discard its changes to the agent's object."""
+        """Drop a turn that the host has undone, and discard the turn's changes to the agent's object."""
         live = self._live.pop(frame["turn"], None)
         if live is not None:
             turn, begun, agent_object = live
@@ -289,18 +290,18 @@ class TurnRunner:
         self._objects[agent] = AgentObject(made, has_no_factory=True)
 
     def objects(self) -> dict[AgentId, AgentObject]:
-        """Return agent id → object, for all objects in this process."""
+        """Return a map from agent id to object, for all objects in this process."""
         return dict(self._objects)
 
     async def object_of(self, agent: AgentId) -> AgentObject:
-        """Return an agent's object, which is created if necessary."""
+        """Return an agent's object, creating it if necessary."""
         agent_object = self._objects.get(agent)
         if agent_object is None:
             agent_object = self._objects[agent] = AgentObject(await self._registry.make(agent, self._runtime))
         return agent_object
 
     async def object_with(self, agent: AgentId, state: EncodedValue | None) -> AgentObject:
-        """Return an agent's object in this state. If `state` is None, return it in its initial state."""
+        """Return the agent's object after setting it to the given state. If `state` is None, return the object in its initial state."""
         agent_object = self._objects.get(agent)
         if agent_object is not None and agent_object.state != state:
             self._discard_object(agent, agent_object)
@@ -317,11 +318,12 @@ class TurnRunner:
         agent_object.state = state
 
     def is_busy(self, agent: AgentId) -> bool:
-        """Return whether the agent has an open turn."""
+        """Return whether a turn of the agent is in progress."""
         return any(begun["agent"] == str(agent) for _, begun, _ in self._live.values())
 
     def _discard_object(self, agent: AgentId, held: AgentObject) -> None:
-        """Discard an object whose state is unknown. An object that has no factory is kept, and the next state is loaded into it."""
+        """Discard an object whose state is unknown. If the object was registered without a factory, keep it, and load the next state into
+        it."""
         held.state = None
         if not held.has_no_factory and self._objects.get(agent) is held:
             del self._objects[agent]
@@ -329,7 +331,6 @@ class TurnRunner:
     # -- one turn ------------------------------------------------------------------------------------------------------
 
     async def _handling(self, made: Any, frame: Frame) -> Any:
-        """Decode the message and run the agent's handler for it."""
         self.begun += 1
         drawing.set(random.Random(frame["seed"]))
         message = decode_encoded_value(frame["message"], self._registry.serializers)
@@ -383,7 +384,7 @@ class TurnRunner:
         return {"error": encode_handler_error(error), "text": text}
 
     def _failed(self, error: BaseException, begun: Frame) -> Frame:
-        """Return the segment that ends a failed turn and leaves its agent unchanged."""
+        """Return the final result of a failed turn, which leaves the agent's state unchanged."""
         failed = {"items": [], "is_over": True, "state": None, "answer": None, **self._error_frame(error, begun)}
         return self._ended(failed, begun)
 

@@ -26,7 +26,7 @@ OF_AUTOGEN = frozenset({"_id", "_runtime", "_description", "_handlers"})
 
 
 class NotSerializableError(ValueError):
-    """A message or state cannot be saved. The error's text names it and explains how to proceed."""
+    """A message or state cannot be saved. The error text names the message or state, and explains how to proceed."""
 
 
 def keep(value: object, what: str) -> EncodedValue:
@@ -56,11 +56,11 @@ def decode_encoded_value(kept: EncodedValue, serializers: SerializationRegistry)
 
 
 def encode_autogen_message(message: object, serializers: SerializationRegistry) -> EncodedValue:
-    """Encode a message with AutoGen's serializer for its type if that serializer reproduces the message exactly. Otherwise encode it like
-    `keep`.
+    """Encode a message with AutoGen's serializer for its type if that serializer reproduces the message exactly. If that serializer does
+    not reproduce the message, encode the message like `keep`.
 
     Raises:
-        NotSerializableError: neither encoding is possible, and the message cannot be pickled.
+        NotSerializableError: the message can be encoded neither by AutoGen's serializer nor in JSON, and it cannot be pickled.
     """
     name = type(message).__name__
     if not is_json(message, set()) and serializers.is_registered(
@@ -85,8 +85,8 @@ def encode_handler_error(error: BaseException) -> EncodedValue:
 
 
 def is_json(value: object, seen: set[int]) -> bool:
-    """Return whether JSON reproduces the value exactly. For example, it does not if the same list occurs in two places, since decoding
-    would yield two lists."""
+    """Return whether decoding the value's JSON yields exactly the same value. For example, the result is False if the same list occurs in
+    two places, because decoding yields two lists."""
     if value is None or type(value) in (bool, int, str):
         return True
     if type(value) is float:
@@ -100,10 +100,11 @@ def is_json(value: object, seen: set[int]) -> bool:
 
 
 class AgentStateCodec:
-    """Encodes the state of an agent's object, without the parts that are recreated when the object is created.
+    """Encodes an agent's state, except for attributes that the factory recreates with the object.
 
-    If an agent defines both `save_state` and `load_state`, these methods are used. For all other agents, the attributes are saved, except
-    those of AutoGen's base classes and those that the factory creates and that cannot be pickled, such as clients, locks and queues.
+    If an agent defines both `save_state` and `load_state`, its state is saved and loaded with these methods. If an agent lacks one of these
+    two methods, its attributes are saved, except those of AutoGen's base classes. Attributes that the factory creates and that cannot be
+    pickled, such as clients, locks and queues, are not saved.
     """
 
     def __init__(self, made: Any) -> None:
@@ -119,7 +120,7 @@ class AgentStateCodec:
         """Return the object's current state.
 
         Raises:
-            NotSerializableError: the state cannot be saved. The error names the attribute.
+            NotSerializableError: the state cannot be saved. The error names the attribute that cannot be saved.
         """
         description = f"the state of agent {self._agent.id}"
         if self._saves_itself:
