@@ -88,13 +88,6 @@ def spoilt(agent: str, number: int) -> TakenCheckpoint:
     return made
 
 
-async def test_all_that_waits_shares_one_pack_however_often_an_agent_is_among_it(world: World) -> None:
-    captures = [taken(f"a{n % 3}", n // 3) for n in range(300)]
-    world.add(*captures)
-    await world.work()
-    assert world.packs == [[(f"a{n % 3}", n // 3) for n in range(300)]]
-
-
 async def test_what_is_taken_while_a_pack_is_written_goes_into_the_next(world: World) -> None:
     world.add(taken("a", 1))
     world.writer._write()
@@ -118,13 +111,6 @@ async def test_same_checkpoint_twice_does_not_block_the_others(world: World) -> 
     world.add(taken("a", 1), taken("b", 1), taken("a", 1), taken("b", 2))
     await world.work()
     assert world.packs == [[("a", 1), ("b", 1)], [("a", 1), ("b", 2)]]
-
-
-async def test_packs_are_bounded_in_checkpoints(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PACK_CHECKPOINTS_MAX", 4)
-    world.add(*[taken("a", n) for n in range(10)])
-    await world.work()
-    assert world.packs == [[("a", n) for n in part] for part in (range(4), range(4, 8), range(8, 10))]
 
 
 async def test_packs_are_bounded_in_bytes_but_hold_one_checkpoint_at_least(

@@ -71,14 +71,6 @@ def test_checkpoint_holds_that_they_are_dropped(driver: Driver) -> None:
     assert Client(driver).told(("a", "one", b"\x01p")) == [("refused", 1)]
 
 
-def test_owner_that_fails_before_a_checkpoint_drops_again_under_the_next_plan(driver: Driver) -> None:
-    driver.receive_plan(3)
-    driver.load(3, logged(3, "later"), dropped=(logged(1, "one"), logged(2, "two", b"\x01q")))
-    driver.end_all()
-    inputs = driver.core.agents["a"].inputs
-    assert inputs is not None and inputs.consumed == 3
-
-
 def test_word_of_a_drop_is_not_forgotten_to_save_room(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_io, "REPLIES_BYTES_MAX", 1)
     inputs = driver.core.agents["a"].inputs

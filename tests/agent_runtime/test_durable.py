@@ -19,12 +19,10 @@ from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import (
     DONE,
-    FAILED,
     LATE,
     SegmentEnd,
     TurnJournal,
     argument_digest,
-    encode_error,
     encode_result,
     read_call,
     read_result,
@@ -464,11 +462,6 @@ def test_a_handler_that_cannot_be_durable_is_refused() -> None:
 
     with pytest.raises(FleetDefinitionError, match=r"on_go is durable, and .*on_error is 'keep'"):
         agent_type(Keeper)
-
-
-def test_errors_are_kept_by_name() -> None:
-    assert msgspec.msgpack.decode(encode_error(KeyError("x"))) == ["KeyError", "'x'"]
-    assert FAILED == "failed"
 
 
 # -- until an instant --------------------------------------------------------------------------------------------------

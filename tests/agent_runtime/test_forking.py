@@ -18,11 +18,9 @@ from snapline.agent_runtime.agent import Agent, agent_type, state_version_of
 from snapline.agent_runtime.durable import REFUSED
 from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.message_encoding import encode_body, encode_message
 from snapline.agent_runtime.snapshots.snapshot_forks import Fork, ForkRequest, SettingError, fork_snapshot
 from snapline.errors import EncodingError, FleetDefinitionError, UsageError
-from snapline.messages.host_messages import Welcome
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import ArenaPool
@@ -421,13 +419,6 @@ def test_a_parent_that_is_deleted_afterwards_is_not_missed(tmp_path: Path) -> No
     source.delete_epoch(4)
     snapshot = snapline.open_store(tmp_path / "f", fleet=library()).snapshot()
     assert [message.message for message in snapshot.in_transit] == [{"text": "m", "stars": 0}]
-
-
-@pytest.mark.parametrize("is_refused", [True, False])
-def test_a_host_knows_from_its_welcome_whether_effects_are_refused(is_refused: bool) -> None:
-    core = HostCore("h1")
-    core.handle(0, Welcome(1, "c", refuses_effects=is_refused))
-    assert core._durable._effects.are_refused is is_refused
 
 
 OPEN = OpenEffect("k", 1, b"12345678", "[]", 3, "pay", "m:undo", [b"\x01"])

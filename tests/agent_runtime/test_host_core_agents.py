@@ -50,31 +50,6 @@ def consumed(driver: Driver) -> int:
 # ---- creation -------------------------------------------------------------------------------------------------------
 
 
-def test_a_spawn_is_reserved_before_anything_of_its_turn_leaves(drive: Drive) -> None:
-    driver = drive()
-    request = spawn(driver, ("c", b"\x011"), ("b", b"\x012"))
-    assert driver.said[-1] == msg.ReserveAgents(request, 1, (msg.AgentKind("c", "k"),))
-    assert not driver.turns
-    driver.wake("a")
-    assert not driver.turns, "the turn has not come to its end yet"
-    commands = reserve(driver, request)
-    assert driver.turns["c"] == ev.StartTurn("c", 1, "create", "a", CREATION)
-    assert {turn.agent for turn in commands if isinstance(turn, ev.StartTurn)} == {"a", "b", "c"}
-    driver.end("c")
-    assert driver.turns["c"] == ev.StartTurn("c", 1, "message", "a", b"\x011")
-    assert driver.core.agents["c"].is_started
-
-
-def test_a_refused_spawn_is_a_dead_letter_of_its_parent(drive: Drive) -> None:
-    driver = drive()
-    request = spawn(driver, ("b", b"\x012"), agent="b")
-    reserve(driver, request, refused="agent b has been created before")
-    (letter,) = driver.core.agents["a"].dead_letters
-    assert "agent 'b' was not created: agent b has been created before" in letter.error
-    assert letter.payload == CREATION
-    assert driver.turns["b"].payload == b"\x012", "the other sends of the turn leave"
-
-
 def test_an_answer_to_an_unknown_request_means_nothing(drive: Drive) -> None:
     driver = drive()
     assert reserve(driver, 99) == []
@@ -157,14 +132,6 @@ def test_a_creation_inside_the_cut_is_in_transit_to_an_unborn_agent(drive: Drive
     records = driver.last(ev.StoreEpoch).records
     assert records["c"].is_unborn and [m.payload for m in records["c"].in_transit["a"]] == [CREATION]
     assert records["a"].sent == {"c": 1}
-
-
-def test_a_record_beside_a_pending_reservation_holds_the_spawn_and_the_sends(drive: Drive) -> None:
-    driver = drive()
-    spawn(driver, ("b", b"\x012"))
-    driver.feed(msg.BeginEpoch(1, 1))
-    control = driver.captures("a")[0].control
-    assert control.spawns == [SpawnRequest("c", "k", b"S")] and control.outbox == [ParkedMessage("b", b"\x012")]
 
 
 def test_markers_wait_for_pending_reservations(drive: Drive) -> None:
@@ -301,17 +268,6 @@ def test_a_child_is_not_unborn_in_an_epoch_that_has_ended_here(drive: Drive) -> 
 # ---- departure ------------------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_agent_takes_no_more_turns_and_is_forgotten(drive: Drive) -> None:
-    driver = drive()
-    request = stop(driver, "a", ("b", b"\x011"))
-    assert driver.turns["b"].payload == b"\x011", "what its last turn sent leaves"
-    driver.remote_sends("z", "a", b"\x01late")
-    assert "a" not in driver.turns
-    commands = driver.feed(msg.AgentRetired(request, (), ""))
-    assert ev.ForgetAgent("a") in commands and "a" not in driver.core.agents
-    assert driver.core.shared.counts.dead_letters == 1
-
-
 def test_what_is_sent_to_an_agent_that_left_is_dead_letters(drive: Drive) -> None:
     driver = drive()
     driver.wake("b")
@@ -339,16 +295,6 @@ def test_what_was_parked_for_an_agent_that_left_is_dead_letters(drive: Drive) ->
     driver.wake("b")
     driver.end("b", *[("a", b"\x01")] * 1000)
     assert driver.core.agents["b"].parked == 0 and driver.core.shared.counts.dead_letters == 6000
-
-
-def test_an_unbounded_number_of_parked_messages_can_be_given_up(drive: Drive) -> None:
-    driver = drive()
-    driver.wake("a")
-    driver.wake("b")
-    driver.end("b", *[("a", b"\x01")] * 300_000)
-    driver.end("a", stops=True)
-    driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
-    assert driver.core.shared.counts.dead_letters == 300_000
 
 
 def test_an_outbox_drains_before_the_leave_is_asked_for(drive: Drive) -> None:

@@ -43,16 +43,6 @@ def in_transit(driver: Driver, epoch: int, agent: str) -> dict[str, list[bytes]]
 # ---- recording ------------------------------------------------------------------------------------------------------
 
 
-def test_idle_agents_record_at_once_and_the_part_closes_with_the_last_marker(drive: Drive) -> None:
-    driver = drive()
-    driver.connect()
-    assert [c.agent for c in begin(driver, 1) if isinstance(c, ev.CaptureState)] == ["a", "b"]
-    driver.flush()
-    assert driver.remote.heard == [("marker", 1, {})] and not driver.all_of(ev.StoreEpoch)
-    mark(driver, 1)
-    assert set(stored(driver, 1).records) == {"a", "b"} and stored(driver, 1).plan == 1
-
-
 def captured(said: list[ev.HostOutput]) -> list[str]:
     return [command.agent for command in said if isinstance(command, ev.CaptureState)]
 
@@ -81,79 +71,6 @@ def test_begun_twice_or_for_another_plan_means_nothing(drive: Drive) -> None:
     assert driver.feed(msg.BeginEpoch(2, 7)) == []
 
 
-def test_the_marker_names_the_last_number_before_the_record(drive: Drive) -> None:
-    driver = drive()
-    driver.wake("a")
-    driver.end("a", ("z", b"\x011"), ("z", b"\x012"))
-    driver.wake("b")
-    begin(driver, 1)
-    driver.wake("a")
-    driver.end("a", ("z", b"\x013"))
-    driver.end("b", ("z", b"\x011"))
-    driver.flush()
-    assert driver.remote.heard[-1] == ("marker", 1, {("a", "z"): 2, ("b", "z"): 1})
-    assert driver.items() == [
-        (("a", "z"), b"\x011", 0),
-        (("a", "z"), b"\x012", 0),
-        (("a", "z"), b"\x013", 1),
-        (("b", "z"), b"\x011", 0),
-    ], "the turn that was running is inside the cut, the one begun later is not"
-
-
-def test_a_busy_agent_delays_its_own_record_only(drive: Drive) -> None:
-    driver = drive()
-    driver.wake("b")
-    begin(driver, 1)
-    assert driver.captures("a") and not driver.captures("b")
-    driver.wake("a")
-    driver.end("a", ("b", b"\x011"))
-    mark(driver, 1)
-    assert not driver.all_of(ev.StoreEpoch)
-    driver.end("b", ("a", b"\x012"))
-    assert driver.captures("b"), "before its next turn"
-    assert driver.turns["b"].payload == b"\x011", "which consumes a message from outside the cut"
-    assert in_transit(driver, 1, "b") == {}
-    assert in_transit(driver, 1, "a")["b"] == [b"\x012"], "sent before its record, arrived after a's"
-
-
-def test_messages_that_wait_at_the_record_are_in_transit(drive: Drive) -> None:
-    driver = drive()
-    driver.remote_sends("z", "a", b"\x011", b"\x012", b"\x013")
-    begin(driver, 1)
-    driver.end("a")
-    mark(driver, 1, a=3)
-    assert in_transit(driver, 1, "a") == {"z": [b"\x012", b"\x013"]}
-    assert stored(driver, 1).records["a"].received == {"z": 1}
-
-
-def test_messages_stamped_older_that_arrive_later_are_in_transit(drive: Drive) -> None:
-    driver = drive()
-    driver.connect()
-    begin(driver, 1)
-    driver.remote_sends("z", "a", b"\x011", stamp=0)
-    driver.remote_sends("z", "a", b"\x012", stamp=1)
-    mark(driver, 1, a=1)
-    assert in_transit(driver, 1, "a") == {"z": [b"\x011"]}
-
-
-def test_a_message_of_a_newer_epoch_begins_it_and_waits_behind_the_record(drive: Drive) -> None:
-    driver = drive()
-    driver.remote_sends("z", "a", b"\x011", stamp=2)
-    said = driver.said
-    record = said.index(driver.captures("a")[0])
-    turn = next(n for n, command in enumerate(said) if isinstance(command, ev.StartTurn) and command.what == "message")
-    assert record < turn and driver.captures("a")[0].epochs == (1, 2) and driver.captures("b")[0].epochs == (1, 2)
-
-
-def test_a_marker_begins_its_epoch(drive: Drive) -> None:
-    driver = drive()
-    driver.remote_sends("z", "a", b"\x011")
-    driver.end("a")
-    mark(driver, 1, a=1)
-    assert stored(driver, 1).records["a"].received == {"z": 1}
-    assert begin(driver, 1) == []
-
-
 def test_two_epochs_at_once_share_one_image(drive: Drive) -> None:
     driver = drive()
     driver.wake("a")
@@ -173,47 +90,7 @@ def test_two_epochs_at_once_share_one_image(drive: Drive) -> None:
     assert in_transit(driver, 1, "b") == in_transit(driver, 2, "b") == {"a": [b"\x01x"]}
 
 
-def test_epochs_close_one_by_one(drive: Drive) -> None:
-    driver = drive()
-    driver.connect()
-    begin(driver, 1)
-    begin(driver, 2)
-    mark(driver, 1)
-    assert [store.epoch for store in driver.all_of(ev.StoreEpoch)] == [1]
-    mark(driver, 2)
-    assert [store.epoch for store in driver.all_of(ev.StoreEpoch)] == [1, 2]
-
-
 # ---- links that are opened meanwhile -----------------------------------------------------------------------------------
-
-
-def test_hosts_that_nobody_talks_to_have_no_marker_and_are_not_waited_for(drive: Drive) -> None:
-    driver = drive()
-    begin(driver, 1)
-    assert set(stored(driver, 1).records) == {"a", "b"}
-    assert not driver.core.peers and not driver.all_of(ev.DialPeer)
-
-
-def test_an_epoch_from_before_a_link_has_no_marker_on_it(drive: Drive) -> None:
-    """b is in a turn, and delays the epoch; a, which has recorded, opens a link meanwhile."""
-    driver = drive(starts=False)
-    driver.end("a")
-    begin(driver, 1)
-    assert driver.captures("a") and not driver.captures("b")
-    driver.remote_sends("z", "a", b"\x01w", stamp=1)
-    driver.end("a", ("z", b"\x011"))
-    driver.flush()
-    driver.end("b", ("z", b"\x012"))
-    driver.flush()
-    assert set(stored(driver, 1).records) == {"a", "b"}
-    assert not [row for row in driver.remote.heard if row[0] == "marker"]
-    assert driver.items() == [(("a", "z"), b"\x011", 1), (("b", "z"), b"\x012", 1)], (
-        "behind b's record, which has it in the outbox"
-    )
-    assert stored(driver, 1).records["b"].sent.get("z", 0) == 0
-    begin(driver, 2)
-    driver.flush()
-    assert driver.remote.heard[-1] == ("marker", 2, {("a", "z"): 1, ("b", "z"): 1}), "later ones have"
 
 
 def test_a_link_brings_the_epoch_that_has_begun_there(drive: Drive) -> None:
@@ -234,18 +111,6 @@ def test_an_epoch_that_begins_while_a_link_is_being_opened_waits_for_what_its_en
     driver.feed(ev.StreamClosed("h2"))
     driver.connect(attempt=2)
     assert driver.core.peers["h2"].floor == 1 and stored(driver, 1)
-
-
-def test_who_may_not_dial_knocks_until_it_is_dialled(drive: Drive) -> None:
-    driver = drive(host="h3", starts=False)
-    driver.end("a", ("z", b"\x011"))
-    (knock,) = driver.all_of(ev.KnockAtPeer)
-    assert (knock.peer, knock.hello.host, knock.hello.attempt) == ("h2", "h3", 0) and not driver.all_of(ev.DialPeer)
-    driver.feed(ev.TimerFired(), 200 * MS)
-    assert len(driver.all_of(ev.KnockAtPeer)) == 2
-    driver.flush()
-    driver.feed(ev.TimerFired(), 200 * MS)
-    assert len(driver.all_of(ev.KnockAtPeer)) == 2 and driver.items() == [(("a", "z"), b"\x011", 0)]
 
 
 def test_at_who_is_lost_or_far_away_nobody_knocks_without_end(drive: Drive) -> None:
@@ -425,33 +290,6 @@ def test_a_store_that_cannot_be_read_just_now_is_tried_again_for_a_minute(drive:
     refusal = msg.PlanRefused(2, 1, 0, "", "no such mount", may_pass=True)
     assert driver.feed(failed) == [refusal]
     assert refusal in driver.feed(msg.Welcome(1, "c"))
-
-
-def test_a_restored_agent_gets_the_in_transit_messages_before_new_ones(drive: Drive) -> None:
-    transit = {"z": [InTransitMessage(5, 1, b"\x015"), InTransitMessage(6, 2, b"\x016")]}
-    saved = checkpoint("a", received={"z": 4}, in_transit=transit)
-    driver = drive(here=("a",), checkpoints={"a": saved}, begun=3)
-    driver.connect()
-    driver.remote.open(1, "z", "a", 7)
-    driver.remote_sends("z", "a", b"\x017", stamp=3)
-    got = []
-    while "a" in driver.turns:
-        got.append(driver.turns["a"].payload)
-        driver.end("a")
-    assert got == [b"\x015", b"\x016", b"\x017"]
-    begin(driver, 4)
-    mark(driver, 4, a=7)
-    assert stored(driver, 4).records["a"].received == {"z": 7}
-
-
-def test_what_a_restored_agent_has_not_consumed_is_in_transit_again(drive: Drive) -> None:
-    transit = {"b": [InTransitMessage(2, 1, b"\x012"), InTransitMessage(3, 1, b"\x013")]}
-    saved = {"a": checkpoint("a", received={"b": 1}, in_transit=transit), "b": checkpoint("b", sent={"a": 3})}
-    driver = drive(checkpoints=saved, begun=3)
-    begin(driver, 4)
-    driver.end("a")
-    mark(driver, 4)
-    assert in_transit(driver, 4, "a") == {"b": [b"\x013"]} and stored(driver, 4).records["b"].sent == {"a": 3}
 
 
 def test_a_gap_in_a_saved_channel_is_found(drive: Drive) -> None:

@@ -7,10 +7,9 @@ from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT, PARKED_MESSAGES_MAX
-from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
 from snapline.messages import host_messages as msg
-from snapline.storage.packs.checkpoint import InTransitMessage, ParkedMessage, SavedTimer
+from snapline.storage.packs.checkpoint import InTransitMessage, SavedTimer
 
 Drive = Callable[..., Driver]
 
@@ -20,40 +19,6 @@ def payloads(count: int, start: int = 0) -> list[bytes]:
 
 
 # ---- one turn at a time ---------------------------------------------------------------------------------------------
-
-
-def test_every_agent_starts_once(drive: Drive) -> None:
-    driver = drive(starts=False)
-    assert {turn.agent: turn.what for turn in driver.turns.values()} == {"a": "start", "b": "start"}
-    driver.end_all()
-    assert not driver.turns and driver.core.shared.counts.turns == 2
-
-
-def test_messages_become_turns_one_by_one_and_in_order(drive: Drive) -> None:
-    driver = drive()
-    driver.wake("a")
-    driver.end("a", ("b", b"\x011"), ("b", b"\x012"))
-    assert driver.turns["b"].payload == b"\x011" and driver.turns["b"].sender == "a"
-    (second,) = driver.end("b")
-    assert second == ev.StartTurn("b", 1, "message", "a", b"\x012")
-    assert driver.end("b") == []
-
-
-def test_sends_of_a_turn_leave_together_and_only_when_it_has_ended(drive: Drive) -> None:
-    driver = drive()
-    driver.wake("a")
-    assert not driver.items()
-    driver.end("a", ("z", b"\x011"), ("y", b"\x012"), ("z", b"\x013"))
-    driver.flush()
-    assert driver.items() == [(("a", "z"), b"\x011", 0), (("a", "z"), b"\x013", 0)]  # where y is, is not known yet
-
-
-def test_an_agent_may_send_to_itself(drive: Drive) -> None:
-    driver = drive()
-    driver.wake("a")
-    (turn,) = [x for x in driver.end("a", ("a", b"\x011")) if isinstance(x, ev.StartTurn)]
-    assert (turn.sender, turn.payload) == ("a", b"\x011")
-    driver.end("a")
 
 
 def test_the_end_of_a_turn_of_another_incarnation_means_nothing(drive: Drive) -> None:
@@ -81,16 +46,6 @@ def test_a_failed_turn_is_undone_and_tried_again_then_buried_with_its_traceback(
     (letter,) = driver.core.agents["a"].dead_letters
     assert (letter.sender, letter.payload, letter.attempts, letter.time_ns) == ("z", b"\x01w", 3, 5)
     assert letter.error == "Traceback …\nValueError: no" and driver.core.shared.counts.dead_letters == 1
-
-
-def test_attempts_are_counted_for_each_message(drive: Drive) -> None:
-    driver = drive()
-    driver.remote_sends("z", "a", *payloads(2))
-    driver.fail("a", retries=1)
-    driver.end("a")
-    driver.fail("a", retries=1)
-    assert "a" in driver.turns, "the second message has an attempt left"
-    driver.end("a")
 
 
 def test_keep_tries_again_without_undoing(drive: Drive) -> None:
@@ -199,47 +154,6 @@ def test_a_start_that_keeps_crashing_is_given_up(drive: Drive) -> None:
 
 
 # ---- credit and room ------------------------------------------------------------------------------------------------
-
-
-def test_without_credit_messages_are_parked_and_keep_their_order(drive: Drive) -> None:
-    driver = drive()
-    count = 3 * CHANNEL_CREDIT
-    driver.wake("a")
-    driver.end("a", *[("b", payload) for payload in payloads(count)])
-    assert driver.core.agents["a"].parked == count - CHANNEL_CREDIT
-    got = []
-    while "b" in driver.turns:
-        got.append(driver.turns["b"].payload)
-        driver.end("b")
-    assert got == payloads(count) and driver.core.agents["a"].parked == 0
-
-
-def test_the_same_over_a_link(drive: Drive) -> None:
-    driver = drive()
-    driver.wake("a")
-    driver.end("a", *[("z", payload) for payload in payloads(600)])
-    driver.flush()
-    assert [row[1] for row in driver.items()] == payloads(CHANNEL_CREDIT)
-    assert driver.core.agents["a"].parked == 600 - CHANNEL_CREDIT
-    for credit in (400, 1000):
-        driver.remote.link.handle(driver.now, lk.ItemsConsumed(0, 0, [1], [credit]))
-        driver.now += SECOND // 10
-        driver.remote.link.handle(driver.now, lk.TimerFired())
-        driver.flush()
-        driver.flush()
-    assert [row[1] for row in driver.items()] == payloads(600)
-
-
-def test_without_a_stream_messages_wait_in_the_outbox(drive: Drive) -> None:
-    driver = drive(starts=False)
-    driver.end("a", ("z", b"\x011"))
-    driver.feed(msg.BeginEpoch(1, 1))
-    driver.end("b", ("z", b"\x012"))
-    outboxes = {capture.agent: capture.control.outbox for capture in driver.all_of(ev.CaptureState)}
-    assert outboxes == {"a": [ParkedMessage("z", b"\x011")], "b": [ParkedMessage("z", b"\x012")]}
-    driver.flush()
-    driver.flush()
-    assert driver.items() == [(("a", "z"), b"\x011", 1), (("b", "z"), b"\x012", 1)], "they leave with the newest stamp"
 
 
 def test_without_room_messages_are_parked_channel_by_channel(drive: Drive) -> None:
@@ -358,23 +272,6 @@ def test_a_cancelled_timer_stays_silent(drive: Drive) -> None:
     assert "a" not in driver.turns
 
 
-def test_a_checkpoint_holds_what_is_left_of_timers(drive: Drive) -> None:
-    driver = drive()
-    driver.wake("a")
-    driver.end("a", timers=[("t", 10 * MS, b"\x01t")])
-    driver.feed(msg.BeginEpoch(1, 1), 4 * MS)
-    assert driver.captures("a")[0].control.timers == [SavedTimer("t", 6 * MS, b"\x01t")]
-
-
-def test_a_restored_timer_waits_for_the_rest_of_its_delay(drive: Drive) -> None:
-    saved = checkpoint("a", timers=[SavedTimer("t", 6 * MS, b"\x01t")])
-    driver = drive(here=("a",), checkpoints={"a": saved}, begun=3)
-    driver.feed(ev.TimerFired(), 5 * MS)
-    assert not driver.turns
-    driver.feed(ev.TimerFired(), MS)
-    assert driver.turns["a"].payload == b"\x01t"
-
-
 def test_what_has_passed_since_the_checkpoint_counts_for_its_timers(drive: Drive) -> None:
     saved = [
         SavedTimer("late", 90 * MS, b"\x01l"),
@@ -416,14 +313,6 @@ def test_a_fired_timer_that_waits_is_saved_beside_a_new_one_of_its_name(drive: D
     restored.end("a")
     restored.feed(ev.TimerFired(), 60 * MS)
     assert restored.turns["a"].payload == b"\x01second"
-
-
-def test_a_restored_outbox_leaves_as_new(drive: Drive) -> None:
-    saved = checkpoint("a", sent={"z": 7}, outbox=[ParkedMessage("z", b"\x018"), ParkedMessage("z", b"\x019")])
-    driver = drive(here=("a",), checkpoints={"a": saved}, begun=3)
-    driver.flush()
-    assert driver.items() == [(("a", "z"), b"\x018", 3), (("a", "z"), b"\x019", 3)]
-    assert driver.remote.opened[1] == ("a", "z", 8)
 
 
 def test_checkpoints_are_numbered_on_after_a_recovery(drive: Drive) -> None:

@@ -232,12 +232,6 @@ def test_key_with_another_payload_is_refused(driver: Driver, client: Client, is_
     assert client.reason(request) == "key 'k1' was used for another input of a: give each input a key of its own"
 
 
-def test_keys_are_of_one_agent(driver: Driver, client: Client) -> None:
-    request = client.offer(("a", "same", b"\x011"), ("b", "same", b"\x012"))
-    client.append()
-    assert client.answers[request] == [("accepted", 1), ("accepted", 2)]
-
-
 @pytest.mark.parametrize(
     ("offered", "status", "reason"),
     [

@@ -95,7 +95,8 @@ def test_who_asks_with_cursors_has_every_line_once_and_knows_how_many_are_missin
     assert sum(missed) > 0 and min(map(len, told)) > 50
 
 
-def test_a_host_keeps_so_many_lines_and_tells_none_that_is_old(clock: Clock) -> None:
+def test_a_host_keeps_so_many_lines_and_tells_none_that_is_old(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_trace, "RECENT_LINES_MAX", 100)
     lines = kept(clock)
     for number in range(host_trace.RECENT_LINES_MAX + 5):
         lines.message("send", "a", "b", number)

@@ -110,8 +110,3 @@ def test_a_description_that_reads_all_is_found(monkeypatch: Patch, worlds: tuple
     monkeypatch.setattr(PartReader, "read", counted)
     with pytest.raises(Found):
         tests.test_a_description_reads_one_chunk_of_an_array(sizes, reading(worlds[0]))
-
-
-@pytest.mark.parametrize("find", [find for _, find in MUTANTS])
-def test_without_a_fault_nothing_is_found(worlds: tuple[Host, Written], find: Any) -> None:
-    find(*worlds)

@@ -315,13 +315,8 @@ def test_an_unknown_message_type_names_type_sender_and_next_step(runner: Runner)
 def test_a_message_that_does_not_decode_is_final_and_changes_nothing(runner: Runner, payload: bytes) -> None:
     failed = runner.run(payload=payload)
     assert isinstance(failed, ev.TurnFailed) and failed.is_final and runner.state == Sum()
-
-
-def test_a_message_of_another_definition_is_named() -> None:
-    failed = Runner().run(payload=b"\x03Add" + msgspec.msgpack.encode({"amount": "many"}))
-    assert (
-        "a message of type 'Add' from 'b' does not decode (Expected `int`, got `str` - at `$.amount`)" in failed.error
-    )
+    named = "a message of type 'Add' from 'b' does not decode (Expected `int`, got `str` - at `$.amount`)"
+    assert (named in failed.error) is payload.endswith(b"many")
 
 
 # ---- creation -------------------------------------------------------------------------------------------------------

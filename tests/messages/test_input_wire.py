@@ -74,8 +74,8 @@ def within_an_input() -> list[bytes]:
     return [pb.OfferRequest(inputs=[pb.GivenInput(more=True)]).SerializeToString()]
 
 
-def a_bomb() -> list[bytes]:
-    return [b"\x12\x00" * (PART_BYTES // 2)]
+def a_bomb(inputs: int = PART_BYTES // 2) -> list[bytes]:
+    return [b"\x12\x00" * inputs]
 
 
 def a_bomb_of_numbers() -> list[bytes]:
@@ -105,7 +105,7 @@ def test_what_no_client_has_to_say_is_refused(request_of: object, words: str) ->
 def test_the_test_of_the_bomb_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_wire, "check_counts", lambda *_, **__: None)
     with pytest.raises(ProtocolError) as caught:
-        read(a_bomb())
+        read(a_bomb(2 * INPUTS_MAX))
     assert "nothing of it is read" not in str(caught.value)
 
 

@@ -26,24 +26,10 @@ def test_an_epoch_without_channels_is_whole() -> None:
     assert check_coverage(reports(sent={"a": {}}, received={}), ()).is_whole
 
 
-def test_received_plus_recorded_covers_what_was_sent() -> None:
-    coverage = check_coverage(
-        reports(sent={"a": {"b": 7}}, received={"b": {"a": 4}}, recorded={"b": {"a": 3}}),
-        (),
-    )
-    assert coverage.is_whole
-
-
 def test_what_has_not_arrived_is_missing() -> None:
     coverage = check_coverage(reports(sent={"a": {"b": 7}}, received={"b": {"a": 4}}, recorded={"b": {"a": 2}}), ())
     assert coverage.missing == [("a", "b", "7 sent, 4 received, 2 recorded")]
     assert coverage.orphans == []
-
-
-def test_a_channel_the_receiver_does_not_know_is_missing() -> None:
-    assert check_coverage(reports(sent={"a": {"b": 1}}, received={"b": {}}), ()).missing == [
-        ("a", "b", "1 sent, 0 received, 0 recorded")
-    ]
 
 
 def test_an_agent_that_a_sender_names_is_waited_for() -> None:
@@ -57,24 +43,6 @@ def test_an_agent_that_a_receiver_names_is_waited_for() -> None:
 
 def test_channels_without_messages_wait_for_nobody() -> None:
     assert check_coverage(reports(sent={"a": {"b": 0}}, received={"a": {"c": 0}}), ()).is_whole
-
-
-def test_more_received_than_sent_is_an_orphan() -> None:
-    coverage = check_coverage(reports(sent={"a": {"b": 3}}, received={"b": {"a": 4}}), ())
-    assert coverage.orphans == [("a", "b", 3, 4)]
-    assert not coverage.is_whole
-
-
-def test_more_recorded_than_sent_is_an_alarm_too() -> None:
-    """A channel state with a message from outside the cut breaks G2."""
-    coverage = check_coverage(reports(sent={"a": {"b": 3}}, received={"b": {"a": 3}}, recorded={"b": {"a": 1}}), ())
-    assert coverage.orphans == [("a", "b", 3, 4)]
-
-
-def test_received_on_a_channel_its_sender_does_not_list_is_an_orphan() -> None:
-    assert check_coverage(reports(sent={"a": {}}, received={"b": {"a": 2}}), ()).orphans == [("a", "b", 0, 2)]
-    recorded = reports(sent={"a": {}, "b": {}}, received={}, recorded={"b": {"a": 2}})
-    assert check_coverage(recorded, ()).orphans == [("a", "b", 0, 2)]
 
 
 def test_dead_letters_are_not_waited_for() -> None:

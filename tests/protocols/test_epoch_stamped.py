@@ -93,33 +93,12 @@ def test_a_turn_boundary_with_nothing_owed_is_a_no_op(make_core: MakeCore) -> No
     assert feed(make_core(), boundary(sent={"a": 1})) == []
 
 
-def test_an_agent_without_channels_records_alone(make_core: MakeCore) -> None:
-    core = make_core()
-    assert feed(core, EpochAnnounced(1), boundary()) == [RecordState((1,)), SendMarkers(1, {})]
-    assert core.record_of(1).in_transit == {}
-
-
 def test_one_image_serves_every_epoch_owed(make_core: MakeCore) -> None:
     """A turn that lasts minutes: three epochs begin meanwhile."""
     core = make_core()
     commands = feed(core, EpochAnnounced(1), EpochAnnounced(2), arrived(1, stamp=3), boundary(waiting(1, stamp=3)))
     assert commands == [RecordState((1, 2, 3)), SendMarkers(1, {}), SendMarkers(2, {}), SendMarkers(3, {})]
     assert core.open_epochs() == (1, 2, 3)
-
-
-def test_waiting_messages_join_exactly_the_epochs_above_their_stamp(make_core: MakeCore) -> None:
-    core = make_core()
-    mailbox = (waiting(5, stamp=0), waiting(6, stamp=1), waiting(7, stamp=2))
-    feed(core, EpochAnnounced(2), boundary(*mailbox, received={"a": 4}))
-    assert in_transit(core, 1) == [5]
-    assert in_transit(core, 2) == [5, 6]
-
-
-def test_late_messages_join_every_open_epoch_above_their_stamp(make_core: MakeCore) -> None:
-    core = make_core()
-    feed(core, EpochAnnounced(3), boundary(received={"a": 4}))
-    feed(core, arrived(5, stamp=0), arrived(6, stamp=1), arrived(7, stamp=2), arrived(8, stamp=3))
-    assert [in_transit(core, epoch) for epoch in (1, 2, 3)] == [[5], [5, 6], [5, 6, 7]]
 
 
 def test_payload_and_piggyback_are_recorded_as_they_came(make_core: MakeCore) -> None:
@@ -134,27 +113,6 @@ def test_record_of_is_a_copy(make_core: MakeCore) -> None:
     feed(core, EpochAnnounced(1), boundary(waiting(1, stamp=0)))
     core.record_of(1).in_transit["a"].clear()
     assert in_transit(core, 1) == [1]
-
-
-def test_messages_of_the_recorded_epoch_change_nothing(make_core: MakeCore) -> None:
-    core = make_core()
-    feed(core, EpochAnnounced(1), boundary())
-    image = core.freeze()
-    feed(core, arrived(1, stamp=1))
-    assert core.freeze() == image
-
-
-def test_a_channel_the_receiver_never_saw_is_recorded(make_core: MakeCore) -> None:
-    core = make_core()
-    feed(core, EpochAnnounced(1), boundary(received={"c": 2}), arrived(1, stamp=0))
-    assert in_transit(core, 1) == [1]
-
-
-def test_a_marker_closes_when_the_numbers_balance(make_core: MakeCore) -> None:
-    core = make_core()
-    feed(core, EpochAnnounced(1), boundary(waiting(3, stamp=0), received={"a": 2}))
-    feed(core, arrived(4, stamp=0), arrived(5, stamp=1), MarkerReceived("a", 1, 4), arrived(6, stamp=1))
-    assert in_transit(core, 1) == [3, 4]
 
 
 @pytest.mark.parametrize("last_number", [3, 5])
@@ -275,13 +233,6 @@ def test_an_agent_cannot_be_unborn_above_its_first_stamp() -> None:
         EpochStampedCore("b", recorded=1, unborn_in=[2])
 
 
-def test_restored_messages_of_older_epochs_join_the_next_record(make_core: MakeCore) -> None:
-    """After a recovery: r is the latest epoch begun, the mailbox holds the line's in-transit messages."""
-    core = make_core(recorded=7)
-    feed(core, EpochAnnounced(8), boundary(waiting(5, stamp=3), waiting(6, stamp=7), received={"a": 4}))
-    assert in_transit(core, 8) == [5, 6]
-
-
 def test_a_leaver_owes_nothing_that_began_after_its_leave(make_core: MakeCore) -> None:
     core = make_core()
     feed(core, EpochAnnounced(3), MarkerReceived("a", 3, 0), LeaveCommitted(2))
@@ -289,12 +240,6 @@ def test_a_leaver_owes_nothing_that_began_after_its_leave(make_core: MakeCore) -
     feed(core, EpochAnnounced(4), arrived(1, stamp=5), MarkerReceived("a", 4, 0), EpochEnded(4))
     assert core.owed == 2
     assert feed(core, boundary())[0] == RecordState((1, 2))
-
-
-def test_a_leaver_still_records_what_belongs_to_earlier_epochs(make_core: MakeCore) -> None:
-    core = make_core()
-    feed(core, EpochAnnounced(1), boundary(), LeaveCommitted(1), arrived(1, stamp=0), arrived(2, stamp=2))
-    assert in_transit(core, 1) == [1]
 
 
 @pytest.mark.parametrize("event", [EpochAnnounced, EpochEnded, lambda epoch: MarkerReceived("a", epoch, 0)])

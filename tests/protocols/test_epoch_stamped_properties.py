@@ -8,8 +8,6 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.protocols.epoch_driver import Cut, Epoch, SimulatedAgent, World
 
 from snapline.errors import ProtocolError
@@ -145,12 +143,6 @@ def count(world: World, seen: Counter[str]) -> None:
     for agent in world.agents.values():
         positions = [(image.sent_count, image.consumed_count) for image in agent.images.values()]
         seen["one image for several epochs"] += len(set(positions)) < len(positions)
-
-
-@settings(max_examples=20, deadline=None)
-@given(random=st.randoms(use_true_random=False), steps=st.integers(0, 300))
-def test_chosen_executions_have_neither_orphans_nor_wrong_channel_states(random: Random, steps: int) -> None:
-    run(World, random, steps=steps)
 
 
 def test_one_seed_gives_one_execution() -> None:

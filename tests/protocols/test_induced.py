@@ -20,8 +20,6 @@ from tests.protocols.executions import (
     Script,
     agents_of,
     drive,
-    is_consistent,
-    messages_of,
     parse,
     random_script,
     small_scripts,
@@ -29,9 +27,7 @@ from tests.protocols.executions import (
 )
 
 from snapline.errors import DamagedDataError, ProtocolError, UsageError
-from snapline.protocols.dependency_vector import FdasRule
-from snapline.protocols.index_based import BcsRule, HmnrRule
-from snapline.protocols.piggyback import ORDINALS_MAX, Entries, decode, encode
+from snapline.protocols.piggyback import ORDINALS_MAX, encode
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES, make_rule, restore_rule
 
@@ -97,50 +93,6 @@ def test_the_graph_finds_what_all_cuts_find() -> None:
         assert Graph(histories).useless() == useless, f"seed {seed}"
         found += len(useless)
     assert found > 50
-
-
-def test_bcs_first_checkpoints_from_an_index_on_are_a_consistent_cut() -> None:
-    last_ones_are_not = 0
-    for script in small_scripts(range(1, 600, 2)):
-        rules = [IndexedBcs(agent) for agent in range(agents_of(script))]
-        messages = messages_of(drive(script, rules).histories)
-        for index in range(max(rule.index for rule in rules) + 2):
-            assert is_consistent(messages, [first_from(rule.indices, index) for rule in rules])
-            last_ones_are_not += not is_consistent(
-                messages, [first_from(rule.indices, index + 1) - 1 for rule in rules]
-            )
-    assert last_ones_are_not > 20
-
-
-class IndexedBcs(BcsRule):
-    """Notes the index of every checkpoint."""
-
-    def __init__(self, agent: int, agents: int = 1) -> None:
-        super().__init__(agent, agents)
-        self.indices = [self.index]
-
-    def checkpoint(self, cause: bytes | None = None) -> None:
-        super().checkpoint(cause)
-        self.indices.append(self.index)
-
-
-def first_from(indices: list[int], index: int) -> int:
-    """Number of the first checkpoint with this index or a higher one; that of the live state if there is none."""
-    return next((number for number, other in enumerate(indices) if other >= index), len(indices))
-
-
-class FdasBySender(FdasRule):
-    """Looks at the sender's entry alone."""
-
-    def _raises_the_vector(self, sender: int, entries: Entries) -> bool:
-        return entries.get(sender, 0) > self._vector.get(sender, 0)
-
-
-def test_fdas_by_the_senders_entry_alone_decides_the_same() -> None:
-    for seed, script in enumerate(small_scripts(range(EXECUTIONS))):
-        rules = [FdasBySender(agent) for agent in range(agents_of(script))]
-        execution = drive(script, rules if seed % 2 else [Full(rule) for rule in rules])
-        assert execution.forced == run_reference("fdas", script).forced, f"seed {seed}"
 
 
 # -- where, and how many ----------------------------------------------------------------------------------------------
@@ -352,13 +304,6 @@ def test_the_bytes_are_these(name: str) -> None:
     assert rule.send(0).hex() == PIGGYBACKS[name]
 
 
-def test_numbers_survive_encoding() -> None:
-    random = Random(1)
-    for _ in range(300):
-        numbers = [random.getrandbits(random.choice((1, 7, 8, 14, 15, 300))) for _ in range(random.randrange(6))]
-        assert decode(encode(numbers)) == numbers
-
-
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -444,22 +389,3 @@ def test_impossible_ordinals_are_misuse(agent: int) -> None:
 def test_unknown_protocols_are_misuse_and_the_known_ones_are_named(call: Callable[[], object]) -> None:
     with pytest.raises(UsageError, match="uncoordinated, bcs, hmnr, fdas, fdi, bhmr, nras, cbr, cas"):
         call()
-
-
-def test_hmnr_clocks_are_no_cut() -> None:
-    """Why recovery goes by the records: HMNR's first checkpoints with a clock >= k are not consistent."""
-    inconsistent = 0
-    for script in small_scripts(range(1, 600, 2)):
-        rules = [ClockedHmnr(agent) for agent in range(agents_of(script))]
-        messages = messages_of(drive(script, rules).histories)
-        for clock in range(1, max(rule.clocks[-1] for rule in rules) + 1):
-            inconsistent += not is_consistent(messages, [first_from(rule.clocks, clock) for rule in rules])
-    assert inconsistent > 20
-
-
-class ClockedHmnr(HmnrRule):
-    """Notes the clock of every checkpoint."""
-
-    def checkpoint(self, cause: bytes | None = None) -> None:
-        super().checkpoint(cause)
-        self.clocks = [*getattr(self, "clocks", []), self._clock]

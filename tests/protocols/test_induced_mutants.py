@@ -476,11 +476,11 @@ def state(rule: CheckpointRule) -> object:
     return stranger._read(rule.send_full(STRANGER))  # type: ignore[attr-defined]  # of the rules with vectors
 
 
-@pytest.mark.parametrize("name", ["bcs", "hmnr", "fdas", "fdi", "bhmr"])
+@pytest.mark.parametrize("name", ["hmnr", "fdas", "fdi", "bhmr"])
 def test_channels_that_are_not_fifo_need_absolute_piggybacks(name: str) -> None:
-    """With deltas a rule forces elsewhere there; but for BCS, which has none."""
+    """With deltas a rule forces elsewhere there."""
     scripts = small_scripts(range(EXECUTIONS_MAX), is_fifo=False)
-    assert any(forces_elsewhere(RULES[name], script) for script in scripts) == (name != "bcs")
+    assert any(forces_elsewhere(RULES[name], script) for script in scripts)
 
 
 def forces_elsewhere(rule_type: RuleType, script: Script) -> bool:

@@ -17,7 +17,6 @@ from snapline.protocols.koo_toueg import (
     Event,
     KooTouegCore,
     KooTouegRound,
-    MakePermanent,
     MessageConsumed,
     MessageSent,
     RoundDecided,
@@ -51,11 +50,6 @@ def core() -> KooTouegCore:
 # -- the agent --------------------------------------------------------------------------------------------------------
 
 
-def test_the_tables_hold_the_last_received_and_the_first_sent(core: KooTouegCore) -> None:
-    assert core.received_from == {"a": 5, "c": 1}
-    assert core.first_sent == {"a": 7}
-
-
 def test_an_initiator_takes_a_tentative_checkpoint_and_asks_with_the_numbers_from_before(core: KooTouegCore) -> None:
     commands = feed(core, CheckpointRequested(1, None, 0))
     assert commands == [TakeTentative(1), Answer(1, None, True, True, {"a": 5, "c": 1})]
@@ -74,31 +68,9 @@ def test_asked_an_agent_takes_part_only_if_something_sent_since_its_checkpoint_h
     assert commands[-1] == Answer(1, by, True, is_needed, {"a": 5, "c": 1} if is_needed else {})
 
 
-def test_messages_to_oneself_ask_nobody() -> None:
-    core = KooTouegCore("b")
-    commands = feed(core, MessageSent("b", 1), MessageConsumed("b", 1), CheckpointRequested(1, None, 0))
-    assert commands[-1] == Answer(1, None, True, True, {})
-
-
 def test_a_repeated_request_gets_the_same_answer_and_no_second_checkpoint(core: KooTouegCore) -> None:
     first = feed(core, CheckpointRequested(1, "a", 7))
     assert feed(core, CheckpointRequested(1, "a", 7)) == first[-1:]
-
-
-def test_a_participant_says_yes_to_whoever_asks_next(core: KooTouegCore) -> None:
-    feed(core, CheckpointRequested(1, None, 0))
-    assert feed(core, CheckpointRequested(1, "c", 3)) == [Answer(1, "c", True, True, {"a": 5, "c": 1})]
-
-
-def test_without_need_for_the_first_asker_there_may_be_need_for_the_second(core: KooTouegCore) -> None:
-    feed(core, CheckpointRequested(1, "c", 3))
-    assert feed(core, CheckpointRequested(1, "a", 7))[0] == TakeTentative(1)
-
-
-def test_the_commit_makes_the_tentative_checkpoint_permanent(core: KooTouegCore) -> None:
-    assert feed(core, CheckpointRequested(1, None, 0), RoundDecided(1, True)) == [MakePermanent(1)]
-    assert not core.is_blocked
-    assert core.received_from == core.first_sent == {}
 
 
 def test_an_abort_leaves_no_trace_but_the_rounds_number(core: KooTouegCore) -> None:
@@ -117,11 +89,6 @@ def test_a_decision_for_one_without_a_tentative_checkpoint_changes_no_table(
     assert feed(core, RoundDecided(2, is_committed), RoundDecided(8, is_committed)) == []
     assert core.received_from == {"a": 5, "c": 1}
     assert core.first_sent == {"a": 7}
-
-
-def test_a_decision_that_comes_twice_is_carried_out_once(core: KooTouegCore) -> None:
-    feed(core, CheckpointRequested(1, None, 0), RoundDecided(1, True))
-    assert feed(core, RoundDecided(1, True)) == []
 
 
 @pytest.mark.parametrize(
@@ -270,10 +237,6 @@ def test_several_initiators_are_asked_in_the_order_of_their_names() -> None:
     round = KooTouegRound(1, {"c", "a", "b"})
     assert play(round, RoundStarted()) == [AskAgent(agent, None, 0) for agent in "abc"]
     assert play(round, RoundStarted()) == []
-
-
-def test_an_initiator_without_need_of_others_commits_alone() -> None:
-    assert play(KooTouegRound(1, ["a"]), RoundStarted(), yes("a", None, {})) == [Decide(True)]
 
 
 def test_answers_may_come_twice_and_from_older_rounds() -> None:

@@ -63,48 +63,6 @@ def test_every_is_due_so_long_after_the_last_checkpoint() -> None:
     assert clock.due_ns == 10 * SECOND
 
 
-def test_messages_are_counted_from_the_last_checkpoint_whatever_its_cause() -> None:
-    clock = PolicyClock(EveryMessages(3), "a")
-    clock.consumed(2)
-    assert not clock.is_due(0)
-    clock.taken(0, 0)  # a forced one
-    clock.consumed(2)
-    assert not clock.is_due(10**18) and clock.due_ns is None
-    clock.consumed()
-    assert clock.is_due(0)
-
-
-def test_by_hand_is_due_only_when_asked() -> None:
-    clock = active(Manual())
-    assert clock.due_ns is None and not clock.is_due(10**18)
-    clock.asked()
-    assert clock.is_due(0)
-    clock.taken(0, 0)
-    clock.consumed()
-    assert not clock.is_due(10**18)
-
-
-@given(policies, st.integers(0, 10**18))
-@settings(derandomize=True, deadline=None, max_examples=50)
-def test_nothing_is_due_while_nothing_has_happened(policy: Policy, now_ns: int) -> None:
-    """Even when asked: the checkpoint would equal the last one. The wish is not forgotten."""
-    clock = PolicyClock(policy, "a")
-    clock.asked()
-    assert not clock.is_due(now_ns) and clock.due_ns is None
-    clock.consumed()
-    assert clock.is_due(now_ns)
-
-
-def test_any_of_several_makes_it_due() -> None:
-    policy = AnyOf((Every(10, jitter=0), EveryMessages(5), Every(4, jitter=0), EveryMessages(7), Manual()))
-    clock = active(policy)
-    assert clock.due_ns == 4 * SECOND
-    clock.consumed(3)
-    assert not clock.is_due(0)
-    clock.consumed()
-    assert clock.is_due(0)
-
-
 @given(policies, st.integers(0, 2**32))
 @settings(derandomize=True, deadline=None, max_examples=100)
 def test_a_clock_agrees_with_the_words_of_its_policy(policy: Policy, seed: int) -> None:

@@ -104,21 +104,6 @@ def test_none_just_drops_forced_checkpoints(protocol: str) -> None:
     assert forced == {}
 
 
-H_VECTORS = [
-    ("H1", "a>b c! b>c c>d e>d", {"hmnr": {}, "bcs": {"d": [0]}}),
-    ("H2", "b>c c>a a>b", {"hmnr": {}, "bcs": {}}),
-    ("H3", "b>c c! c>a a>b*", {"hmnr": {"b": [1]}, "bcs": {"a": [0], "b": [1]}}),
-    ("H4", "b>c a>b", {"hmnr": {}, "bcs": {}}),
-    ("H5", "b>c a! a>b*", {"hmnr": {"b": [1]}, "bcs": {"b": [1]}}),
-]
-
-
-@pytest.mark.parametrize("text, expected", [vector[1:] for vector in H_VECTORS], ids=[v[0] for v in H_VECTORS])
-def test_forced_positions_of_the_vectors(text: str, expected: dict[str, dict[str, list[int]]]) -> None:
-    for protocol, forced in expected.items():
-        assert redecide(parse(text), protocol)[1] == forced, protocol
-
-
 def test_a_forced_checkpoint_stands_right_before_its_receive() -> None:
     decided, forced = redecide(parse("b>m1:c m1>c a! b!f a>m2:b m2>b"), "bcs")
     assert forced == {"b": [1]}

@@ -31,7 +31,7 @@ from snapline.recovery.execution import (
     recovery_line_by_checkpoints,
     rounds,
 )
-from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
+from snapline.recovery.trace import Trace
 
 Way = Callable[[Execution, Collection[int]], Line]
 
@@ -125,17 +125,6 @@ def test_three_ways_agree_on_larger_executions(seed: int) -> None:
         failed = source.sample(trace.agents, source.randint(1, len(trace.agents)))
         found = all_agree(execution, execution.ordinals(failed))
         assert names_of(found, trace) == line_by_fix_point(trace, failed)
-
-
-def test_the_line_of_several_failures_is_the_minimum_of_the_single_ones() -> None:
-    for seed in range(300):
-        source = random.Random(seed)
-        trace = random_trace(source, source.randint(2, 6), 60, 0.2)
-        execution = Execution.of(trace)
-        count = len(trace.agents)
-        singles = [recovery_line(execution, [agent]) for agent in range(count)]
-        failed = source.sample(range(count), source.randint(1, count))
-        assert recovery_line(execution, failed) == list(map(min, *(singles[i] for i in failed), execution.live_line()))
 
 
 def test_the_line_is_consistent_and_nobody_failed_stays_live() -> None:
@@ -284,79 +273,3 @@ def test_a_faulty_line_is_noticed(name: str) -> None:
 def test_a_fault_in_the_rounds_is_noticed(old: str, new: str) -> None:
     ask: Callable[[Trace, Collection[str]], list[execution_module.Round]] = mutant(old, new).domino_rounds
     assert next(rounds_disagree(ask, range(200)), None) is not None
-
-
-def line_by_counts(trace: Trace, failed: Collection[str], *, with_empty_intervals: bool) -> Cut:
-    """The checkpoint graph from counts, as CheckMate builds it (FIFO channels): an edge where an interval's numbers sent
-    meet one's numbers received. Intervals in which nothing was sent or received have none, unless the mutant says so.
-    """
-    sent, received, last = counts_of(trace)
-    channels = sorted({channel for counts in (*sent.values(), *received.values()) for channel in counts})
-    cut = {agent: last[agent] + (agent not in failed) for agent in trace.agents}
-
-    def reached(root: tuple[str, int]) -> set[tuple[str, int]]:
-        found, waiting = set(), [root]
-        while waiting:
-            agent, number = waiting.pop()
-            for target in [(agent, number + 1), *meetings(agent, number)]:
-                if target[1] <= last[target[0]] + (target[0] not in failed) and target not in found:
-                    found.add(target)
-                    waiting.append(target)
-        return found
-
-    def meetings(agent: str, number: int) -> Iterator[tuple[str, int]]:
-        for i, j in channels:
-            if i != agent or number > last[i]:
-                continue
-            first, end = sent[i, number].get((i, j), 0), sent[i, number + 1].get((i, j), 0)
-            for closing in range(1, last[j] + 2):
-                low, high = received[j, closing - 1].get((i, j), 0), received[j, closing].get((i, j), 0)
-                if max(first, low) < min(end, high) or (with_empty_intervals and max(first, low) <= min(end, high)):
-                    yield j, closing
-
-    while True:
-        marked = set().union(*map(reached, cut.items()))
-        lower = {agent: max(x for x in range(cut[agent] + 1) if (agent, x) not in marked) for agent in cut}
-        if lower == cut:
-            return cut
-        cut = lower
-
-
-Counts = dict[tuple[str, int], dict[tuple[str, str], int]]
-
-
-def counts_of(trace: Trace) -> tuple[Counts, Counts, dict[str, int]]:
-    """By agent and checkpoint, the last a live state: numbers sent and received so far by channel."""
-    sent: Counts = {(agent, 0): {} for agent in trace.agents}
-    received: Counts = {(agent, 0): {} for agent in trace.agents}
-    now: dict[str, list[dict[tuple[str, str], int]]] = {agent: [{}, {}] for agent in trace.agents}
-    last = dict.fromkeys(trace.agents, 0)
-    senders: dict[str, str] = {}
-    for event in trace.events:
-        if isinstance(event, CheckpointTaken):
-            last[event.agent] = event.number
-            sent[event.agent, event.number], received[event.agent, event.number] = map(dict, now[event.agent])
-        elif isinstance(event, MessageSent):
-            senders[event.message] = event.agent
-            counts = now[event.agent][0]
-            counts[event.agent, event.to] = counts.get((event.agent, event.to), 0) + 1
-        else:
-            channel = (senders[event.message], event.agent)
-            counts = now[event.agent][1]
-            counts[channel] = counts.get(channel, 0) + 1
-    for agent in trace.agents:
-        sent[agent, last[agent] + 1], received[agent, last[agent] + 1] = now[agent]
-    return sent, received, last
-
-
-def test_counts_alone_tell_the_line_and_empty_intervals_must_not() -> None:
-    """A fifth way for FIFO channels; its mutant, edges for empty intervals, is CheckMate's fault."""
-    wrong = 0
-    for seed in range(200):
-        source = random.Random(seed)
-        trace = random_trace(source, source.randint(2, 4), 24, 0.25, is_fifo=True)
-        failed = source.sample(trace.agents, source.randint(1, len(trace.agents)))
-        expected = line_by_fix_point(trace, failed)
-        assert line_by_counts(trace, failed, with_empty_intervals=False) == expected
-        wrong += line_by_counts(trace, failed, with_empty_intervals=True) != expected
-    assert wrong > 20
