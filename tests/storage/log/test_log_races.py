@@ -319,7 +319,7 @@ def test_a_fast_appender_is_stopped(pace: int) -> None:
 # -- threads on a real disk -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_threads_on_a_real_disk(tmp_path: Path, seed: int) -> None:
     """A host that appends as fast as it can, owners that seal, a collector: as above, with the kernel's own orders.
 
