@@ -335,24 +335,6 @@ def test_the_next_try_begins_with_what_was_written(monkeypatch: pytest.MonkeyPat
     assert target.verify().unreferenced == []
 
 
-def test_an_error_at_every_call_is_clean_and_the_next_try_finishes() -> None:
-    source = make_source({1: {"a": [1, 2]}})
-    for moment in range(1000):
-        target = make_target()
-        disk = disk_of(target)
-        disk.fail_at = len(disk.calls) + moment
-        try:
-            copy_epoch(source.store, target, 1)
-        except StoreError:
-            assert disk.open_handles == 0
-            copy_epoch(source.store, target, 1)
-            source.check(target, 1)
-            assert target.verify().findings == []
-        else:
-            assert moment > 10
-            return
-
-
 def test_a_lost_pack_of_an_unpublished_copy_is_written_again() -> None:
     source, target = make_source(), make_target()
     with pytest.MonkeyPatch.context() as patch:

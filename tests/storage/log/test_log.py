@@ -148,20 +148,6 @@ def test_other_paths_are_none_of_a_log(path: str) -> None:
     assert parse_path(path) is None
 
 
-def test_a_server_that_overwrites_is_refused() -> None:
-    """Its writers do not exclude each other."""
-
-    class Overwriting(SimulatedDisk):
-        class abilities:
-            creates_only = False
-
-    store = make_store(Overwriting())
-    with pytest.raises(UsageError, match="overwrites"):
-        append(store, 1)
-    with pytest.raises(UsageError, match="overwrites"):
-        store.seal_log(LOG)
-
-
 def test_a_failed_last_sync_is_made_up_for() -> None:
     """At every call that can fail: the batch is durable when a repetition says so, and it is one batch."""
     for moment in range(100):

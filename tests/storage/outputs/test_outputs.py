@@ -6,7 +6,6 @@ from tests.storage.outputs.releasing import CREATED_NS, make_output, make_output
 from tests.storage.simulated_disk import SimulatedDisk, run_at_every_call
 
 from snapline.errors import NotFoundError, StoreError, UsageError
-from snapline.storage.disk.object_disk import DiskCapabilities
 from snapline.storage.outputs import output_files as writing
 from snapline.storage.outputs import output_record as records
 from snapline.storage.outputs.output_files import RevertedEpochs
@@ -203,12 +202,6 @@ def test_what_cannot_be_released_is_refused_before_anything_is_written(disk: Sim
     with pytest.raises(UsageError, match="at most 67108864 are possible"):
         store.release_outputs(1, root_of(1), 0, [make_output("a1", 1, size=2**26)], created_ns=0)
     assert not any(path.startswith("outputs") for path in disk.files())
-
-
-def test_a_disk_that_overwrites_objects_is_refused(disk: SimulatedDisk, store: Store) -> None:
-    disk.abilities = DiskCapabilities(creates_only=False)  # type: ignore[attr-defined]  # As an object disk has them.
-    with pytest.raises(UsageError, match="a fleet with outputs needs another one"):
-        release(store, 1)
 
 
 # -- consumers --------------------------------------------------------------------------------------------------------
