@@ -40,6 +40,7 @@ from snapline.storage.keys.key_files import (
     make_signing_key,
 )
 from snapline.storage.keys.key_records import list_keys, read_record
+from snapline.storage.packs.pack import Keyring, PackBlob, decode_blob, encode_blob
 from snapline.storage.store import protection
 
 SIGNER = make_signing_key(b"s" * 32)
@@ -177,6 +178,27 @@ def test_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert made.open_pack(cipher.key_id, f"{n:032x}").open(0, CONTEXT, sealed[n]) == b"state"
     recents = (made._data_keys, made._ciphers, made._writers, made._begun)
     assert [len(recent._entries) for recent in recents] == [3, 3, 3, 3]
+
+
+def test_a_keyring_refuses_plain_moved_and_foreign_blobs() -> None:
+    """Downgrade and swapping, through the format itself."""
+    disk = make_disk()
+    made = load(disk)
+    cipher = made.begin_pack("h1.1", PACK)
+    keyring = Keyring(STORE, PACK, made, cipher)
+    entry, header, stored = encode_blob(PackBlob("a1", 1, b"state " * 100), offset=50, keyring=keyring)
+    whole = header + bytes(stored)
+    assert bytes(decode_blob(whole, entry, path="p", epoch=1, keyring=keyring)) == b"state " * 100
+    plain_entry, plain_header, plain = encode_blob(PackBlob("a1", 1, b"state " * 100), offset=50)
+    with pytest.raises(StoreError, match="not encrypted"):
+        decode_blob(plain_header + bytes(plain), plain_entry, path="p", epoch=1, keyring=keyring)
+    with pytest.raises(StoreError, match="SNAPLINE_STORE_KEY"):
+        decode_blob(whole, entry, path="p", epoch=1)
+    moved = msgspec.structs.replace(entry, offset=90)
+    elsewhere = Keyring(STORE, OTHER_PACK, made, made.open_pack(cipher.key_id, OTHER_PACK))
+    for found, ring in ((moved, keyring), (entry, elsewhere), (entry, Keyring(OTHER_STORE, PACK, made, cipher))):
+        with pytest.raises(DamagedDataError):
+            decode_blob(whole, found, path="p", epoch=1, keyring=ring)
 
 
 # -- which store, which keys -------------------------------------------------------------------------------------------

@@ -76,7 +76,10 @@ actions = st.one_of(
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(actions, max_size=60), st.sampled_from([64, 400, 256 * 1024]))
-@example([("set", slice(None, None, 2), 0, [7] * 6), ("set", slice(None, None, 2), 0, [7]), ("delete", -1)], 64)
+@example(
+    [("set", slice(None, None, 2), 0, [7] * 6), ("set", slice(None, None, 2), 0, [7]), ("delete", -1), ("delete", 99)],
+    64,
+)
 def test_any_capture_gives_the_list_whatever_became_of_those_before(steps: list[Any], target_bytes: int) -> None:
     """A base may be any complete checkpoint, or none; others were aborted; agents go back to earlier ones."""
     with pytest.MonkeyPatch.context() as patch:
