@@ -38,7 +38,7 @@ def test_a_program_may_be_asynchronous(snapline_crash_kit: CrashKit) -> None:
     ],
 )
 def test_a_wrong_store_is_found_for_what_it_is(snapline_crash_kit: CrashKit, program: Program, kind: str) -> None:
-    report = snapline_crash_kit.run(program)
+    report = snapline_crash_kit.run(program, points=12)
     assert kind in {each.kind for each in report.findings}, report
     point = next(x.at for x in report.findings if x.kind == kind)
     wanted = rf"{program.__name__} does not resume rightly[^¿]*\n  {kind}, [^¿]*points=\["
