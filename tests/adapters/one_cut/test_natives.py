@@ -7,7 +7,7 @@ from snapline.sim.pytest_plugin import Simulation
 
 
 def test_native_agents_conserve_the_total_whatever_fails(snapline_sim: Simulation) -> None:
-    summary = snapline_sim.check(native_cycle.natives, seeds=6, invariant=native_cycle.conserve)
+    summary = snapline_sim.check(native_cycle.natives, seeds=12, invariant=native_cycle.conserve)
     assert summary.verdict == "pass"
     assert summary.probes["recovery"] and summary.probes["channel state not empty"]
 
