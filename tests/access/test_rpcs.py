@@ -1,14 +1,14 @@
 """Every RPC by every caller, with certificates and without, is as the table says."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import grpc.aio
 from tests.access.table import AT_HEALTH_DOORS, NOBODY, OTHER_HOST, RPCS, STRANGERS, USER_ROLES
 from tests.access.world import NO, PATHS, SERVERS, SHUT_OUT, UNKNOWN, YES, Caller, World, call
-from tests.integration.processes import snapline, together
+from tests.kit.command_line import invoke
 
+from snapline.cli.main import app
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.security.rpc_authorization import RPC_RULES
@@ -104,18 +104,18 @@ async def test_a_request_that_is_too_large_is_refused(secured: World) -> None:
         assert refused.endswith(f"{size + 1} bytes; {size} are allowed"), (rpc, refused)
 
 
-async def test_people_use_tokens_by_the_command_line(secured: World, tmp_path: Path) -> None:
+def test_people_use_tokens_by_the_command_line(secured: World, tmp_path: Path) -> None:
     """At the coordinator and at a host."""
     where = ("--coordinator", secured.places["coordinator"])
     admin = (*where, *secured.options("admin-admin"))
-    made = await snapline("auth", "token", "create", "bob", "--role", "operator", *admin, "-o", "json")
+    made = invoke(app, "auth", "token", "create", "bob", "--role", "operator", *admin)
     assert made.code == 0, made.err
     file = tmp_path / "token"
     file.touch(mode=0o600)
-    file.write_text(json.loads(made.out)["token"])
+    file.write_text(made.json["token"])
     bob = (*where, *secured.options("bearer-bearer"), "--auth-token", file)
-    done, shown = await together(("snapshot", "create", *bob), ("agent", "describe", "a", *bob))
+    done, shown = invoke(app, "snapshot", "create", *bob), invoke(app, "agent", "describe", "a", *bob)
     assert (done.code, shown.code) == (0, 0), done.err + shown.err
-    revoked = await snapline("auth", "token", "revoke", "bob", *admin)
-    refused = await snapline("snapshot", "create", *bob)
+    revoked = invoke(app, "auth", "token", "revoke", "bob", *admin)
+    refused = invoke(app, "snapshot", "create", *bob)
     assert (revoked.code, refused.code) == (0, 2) and "this token may not do that: it was revoked" in refused.err

@@ -1,9 +1,11 @@
 """A small store with two snapshots, and a way to run the command line."""
 
+import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -115,3 +117,17 @@ def store(tmp_path: Path) -> Path:
         )
         made.publish(epoch, made.write_manifest(Manifest(metadata, lines, packs)))
     return tmp_path / "store"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def epochs_of(store: Path) -> list[int]:
+    return Store.open(store).epochs()

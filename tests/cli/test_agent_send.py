@@ -1,40 +1,17 @@
 """`snapline agent send` and `agent ask`, against a fleet that is made up: one sentence and the right exit code for each mistake, never a traceback."""
 
-import asyncio
 import json
-import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
+from tests.cli.test_outputs import Threaded
 from tests.client.fake_fleet import FakeFleet
 from tests.kit.command_line import Outcome, Run
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.client import queues
 from snapline.messages.client_requests import InputOutcome
-
-_Result = TypeVar("_Result")
-
-
-class Threaded:
-    """A fleet on a thread of its own: the command has an event loop itself."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-        self.fleet = self.run(FakeFleet().start())
-
-    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
-
-    def stop(self) -> None:
-        self.run(self.fleet.stop())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ import gzip
 import io
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -85,9 +83,6 @@ def test_standard_input_and_gzip(run: Run, run_process: Run, trace: Path) -> Non
     for given in (trace, packed):
         done = CliRunner().invoke(app, ["analyze", "-", "-o", "json"], input=given.read_bytes())
         assert (done.exit_code, done.stdout) == (0, plain)
-        command = [sys.executable, "-m", "snapline", "analyze", "-", "-o", "json"]
-        piped = subprocess.run(command, input=given.read_bytes(), capture_output=True, check=True, timeout=60)
-        assert piped.stdout.decode() == plain
 
 
 def test_a_protocol_decides_anew(run: Run, trace: Path) -> None:
@@ -192,13 +187,6 @@ def test_pictures_are_written_beside_the_answer(run: Run, trace: Path) -> None:
     assert ElementTree.fromstring(Path("a.svg").read_text()).tag.endswith("svg")
     assert "<svg" in Path("a.html").read_text()
     assert run("analyze", trace, "--svg", "b.svg", "-q", "-o", "json").err == ""
-
-
-def test_pictures_show_the_execution_that_the_protocol_makes(run: Run, trace: Path) -> None:
-    pytest.importorskip("snapline.diagrams")
-    for protocol, forced in (("none", 0), ("cas", 3)):
-        done = run("analyze", trace, "--svg", "a.svg", "--html", "a.html", "--protocol", protocol, "-o", "json")
-        assert done.code == 0 and done.json["checkpoints"]["forced"] == forced
 
 
 def test_the_window_of_the_picture(run: Run, trace: Path) -> None:

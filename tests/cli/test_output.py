@@ -87,10 +87,6 @@ def test_commands_print_what_is_fit_for_a_terminal() -> None:
                 )
 
 
-def test_without_a_terminal_the_form_is_json() -> None:
-    assert Printer().format is OutputFormat.JSON
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

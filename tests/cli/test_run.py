@@ -128,6 +128,16 @@ def until(condition: Callable[[], Any]) -> Any:
     return found
 
 
+BALL = ("ball:make", "--hosts", "2", "--data-dir", "data", "--arg", "stop=stop")
+
+
+def address_of_view() -> str:
+    """Where it listens, as soon as it does."""
+    log = Path("data/logs/view.log")
+    found: str = until(lambda: log.exists() and log.read_text().startswith("http://") and log.read_text().strip())
+    return found
+
+
 def has_epoch(run: Run, epoch: int = 1) -> Callable[[], bool]:
     def ask() -> bool:
         done = run("status", "--data-dir", "data")
@@ -138,8 +148,12 @@ def has_epoch(run: Run, epoch: int = 1) -> Callable[[], bool]:
 
 
 def test_a_fleet_from_its_start_to_its_end(launch: Callable[..., Launched], run: Run, folder: Path) -> None:
-    launched = launch("ball:make", "--hosts", "2", "--data-dir", "data", "--arg", "stop=stop")
+    launched = launch(*BALL, "--ui")
+    address = address_of_view()
+    assert address.startswith("http://127.0.0.1:")
     until(has_epoch(run))
+    second = run("run", *BALL)
+    assert second.code == 11 and "another fleet runs in data" in second.err
 
     status = run("status", "--data-dir", "data")
     assert (status.json["apiVersion"], status.json["kind"]) == ("snapline/v1", "FleetStatus")
@@ -173,12 +187,18 @@ def test_a_fleet_from_its_start_to_its_end(launch: Callable[..., Launched], run:
     assert report["recovery"]["line_epoch"] == recovery["line_epoch"] and report["effects"] == []
     assert "h2" in run("recovery", "report", "--data-dir", "data", "-o", "table").out
 
-    (folder / "stop").touch()
-    code, out, err = launched.end()
+    with urllib.request.urlopen(f"{address}/events/fleet", timeout=WAIT_S) as looking:  # nobody waits for who looks on
+        assert "ball" in looking.readline().decode()
+        pid = launched.children()["view"]
+        until(lambda: os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, launched.process.pid))
+        (folder / "stop").touch()
+        code, out, err = launched.end()
     assert code == 0, err
     result = json.loads(out)
     assert (result["kind"], result["outcome"], result["data_dir"]) == ("RunResult", "stopped", "data")
     assert "h2 ended (SIGKILL), starting it again" in err and "finished" in err
+    assert f"the fleet in a browser: {address}\n" in err and f"the view at {address} has ended with the fleet\n" in err
+    assert not Path(f"/proc/{pid}").exists()
     check_every_ball_was_seen_once(run)
 
 
@@ -193,8 +213,10 @@ def check_every_ball_was_seen_once(run: Run) -> None:
     assert sum(state["seen"] for state in states) == max(state["highest"] for state in states) > 0
 
 
-def test_ctrl_c_ends_all_and_the_same_folder_continues(launch: Callable[..., Launched], run: Run, folder: Path) -> None:
-    arguments = ("ball:make", "--hosts", "2", "--data-dir", "data", "--arg", "stop=stop", "--quiet")
+def test_ctrl_c_ends_all_and_the_same_folder_continues_without_its_view(
+    launch: Callable[..., Launched], run: Run, folder: Path
+) -> None:
+    arguments = (*BALL, "--quiet")
     launched = launch(*arguments)
     until(has_epoch(run, 2))
     children = launched.children()
@@ -208,12 +230,16 @@ def test_ctrl_c_ends_all_and_the_same_folder_continues(launch: Callable[..., Lau
     assert at_rest.code == 8 and "--store data/store" in at_rest.err
     epoch = run("snapshot", "show", "--store", "data/store").json["epoch"]
 
-    launched = launch(*arguments)
+    launched = launch(*arguments, "--ui")
+    address_of_view()
+    kill(launched.children()["view"])
     until(has_epoch(run, epoch + 1))
+    until(has_epoch(run, run("status", "--data-dir", "data").json["last_complete_epoch"] + 1))
     (folder / "stop").touch()
     code, out, err = launched.end()
     assert code == 0, err
     assert json.loads(out)["epoch"] > epoch
+    assert "the view has ended (SIGKILL); the fleet goes on" in err and "ui serve --data-dir data" in err
     check_every_ball_was_seen_once(run)
 
 
@@ -225,25 +251,17 @@ def test_a_fleet_whose_last_host_died_has_failed(launch: Callable[..., Launched]
     assert (code, json.loads(out)["outcome"], json.loads(out)["reason"]) == (1, "failed", "every host has died")
 
 
-def test_a_wrong_fleet_is_one_sentence(launch: Callable[..., Launched]) -> None:
-    code, out, err = launch("ball:make", "--arg", "start=1", "--hosts", "2", "--data-dir", "data", "--quiet").end()
-    assert (code, out) == (2, "")
-    assert "--arg does not fit ball:make" in err and len(err.splitlines()) == 1
-
-
-def test_a_second_launcher_on_a_folder_is_turned_away(launch: Callable[..., Launched], run: Run) -> None:
-    launch("ball:make", "--hosts", "1", "--data-dir", "data", "--arg", "stop=stop")
-    until(lambda: Path("data/coordinator.json").exists())
-    code, _, err = launch("ball:make", "--hosts", "1", "--data-dir", "data", "--arg", "stop=stop").end()
-    assert code == 11
-    assert "another fleet runs in data" in err
+def test_a_wrong_fleet_is_one_sentence(run: Run, folder: Path) -> None:
+    (folder / "ball.py").write_text(FLEET)
+    done = run("run", "ball:make", "--arg", "start=1", "--hosts", "2", "--data-dir", "data", "--quiet")
+    assert (done.code, done.out) == (2, "")
+    assert "--arg does not fit ball:make" in done.err and len(done.err.splitlines()) == 1
 
 
 def test_a_fleet_with_three_coordinators_goes_on_without_their_leader(
     launch: Callable[..., Launched], run: Run, folder: Path
 ) -> None:
-    arguments = ("ball:make", "--hosts", "2", "--data-dir", "data", "--arg", "stop=stop")
-    launched = launch(*arguments, "--coordinators", "3")
+    launched = launch(*BALL, "--coordinators", "3")
     until(has_epoch(run))
     assert sorted(launched.children()) == ["c1", "c2", "c3", "h1", "h2"]
 
@@ -278,51 +296,8 @@ def test_a_fleet_with_three_coordinators_goes_on_without_their_leader(
     assert f"{before['leader']} ended (SIGKILL), starting it again" in err
     check_every_ball_was_seen_once(run)
 
-    code, _, err = launch(*arguments, "--coordinators", "1").end()
+    code, _, err = launch(*BALL, "--coordinators", "1").end()
     assert code == 2 and "give --coordinators 3" in err
-
-
-# -- the view beside it ---------------------------------------------------------------------------------------------------
-
-BALL = ("ball:make", "--hosts", "2", "--data-dir", "data", "--arg", "stop=stop")
-
-
-def address_of_view() -> str:
-    """Where it listens, as soon as it does."""
-    log = Path("data/logs/view.log")
-    found: str = until(lambda: log.exists() and log.read_text().startswith("http://") and log.read_text().strip())
-    return found
-
-
-def test_the_view_shows_the_fleet_and_ends_with_it(launch: Callable[..., Launched], run: Run, folder: Path) -> None:
-    """Somebody looks on while the fleet ends: nobody waits for them."""
-    launched = launch(*BALL, "--ui")
-    address = address_of_view()
-    assert address.startswith("http://127.0.0.1:")
-    until(has_epoch(run))
-    with urllib.request.urlopen(f"{address}/events/fleet", timeout=WAIT_S) as looking:
-        assert "ball" in looking.readline().decode()
-        pid = launched.children()["view"]
-        until(lambda: os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, launched.process.pid))
-        (folder / "stop").touch()
-        code, out, err = launched.end()
-    assert (code, json.loads(out)["outcome"]) == (0, "stopped"), err
-    assert f"the fleet in a browser: {address}\n" in err and f"the view at {address} has ended with the fleet\n" in err
-    assert not Path(f"/proc/{pid}").exists()
-
-
-def test_a_view_that_dies_takes_nothing_with_it(launch: Callable[..., Launched], run: Run, folder: Path) -> None:
-    launched = launch(*BALL, "--ui", "--quiet")
-    address_of_view()
-    kill(launched.children()["view"])
-    until(has_epoch(run))
-    epoch = run("status", "--data-dir", "data").json["last_complete_epoch"]
-    until(has_epoch(run, epoch + 1))
-    (folder / "stop").touch()
-    code, _, err = launched.end()
-    assert code == 0, err
-    assert "the view has ended (SIGKILL); the fleet goes on" in err and "ui serve --data-dir data" in err
-    check_every_ball_was_seen_once(run)
 
 
 def test_where_the_view_cannot_listen_nothing_is_started(run: Run, folder: Path) -> None:

@@ -1,11 +1,10 @@
 """`snapline snapshot fork`, through the real command: what it prints, its exit codes, and what other commands say of a fork."""
 
-import fcntl
-import os
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.cli.conftest import locked
 from tests.kit.command_line import Outcome, Run
 
 from snapline.agent_runtime.message_encoding import encode_body
@@ -148,12 +147,8 @@ def test_folders_of_fleets_and_of_forks_in_the_making_are_refused(run: Run, data
     assert done.code == 2 and "is the folder of a fleet: give the fork another one" in done.err
     place = data_dir.with_name("forked")
     place.mkdir()
-    descriptor = os.open(place / "launcher.lock", os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with locked(place / "launcher.lock"):
         assert fork(run, data_dir).code == 11
-    finally:
-        os.close(descriptor)
     assert fork(run, data_dir).code == 0
 
 

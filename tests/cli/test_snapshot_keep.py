@@ -1,14 +1,12 @@
 """`snapline snapshot tag`, `pin`, `prune`, and what `list` shows of them, through the real command."""
 
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import typer
+from tests.cli.conftest import epochs_of, locked
 from tests.kit.command_line import Run
 
 from snapline.cli import snapshot, snapshot_retention
@@ -26,24 +24,14 @@ def data_dir(tmp_path: Path, store: Path) -> Path:
     return folder
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def epochs_of(store: Path) -> list[int]:
-    return Store.open(store).epochs()
-
-
 # ---- tags and pins -------------------------------------------------------------------------------------------------
 
 
 def test_tags_and_pins_come_and_go_and_are_listed(run: Run, store: Path) -> None:
+    place = ("--store", store, "-o", "table")
+    assert run("snapshot", "tag", "a", "2", *place).out == "tag a names epoch 2\n"
+    assert run("snapshot", "pin", "2", *place).out == "epoch 2 is pinned\n"
+    assert run("snapshot", "tag", "a", "--remove", *place).out == "tag a is removed\n"
     tagged = run("snapshot", "tag", "good", "1", "--store", store)
     assert (tagged.code, tagged.err) == (0, "")
     assert (tagged.json["kind"], tagged.json["name"], tagged.json["epoch"]) == ("SnapshotTag", "good", 1)
@@ -59,12 +47,6 @@ def test_tags_and_pins_come_and_go_and_are_listed(run: Run, store: Path) -> None
     )
     listed = run("snapshot", "list", "--store", store)
     assert (listed.json["pins"], listed.json["tags"]) == ([], {})
-
-
-def test_they_are_said_in_words_on_a_terminal(run: Run, store: Path) -> None:
-    assert run("snapshot", "tag", "a", "2", "--store", store, "-o", "table").out == "tag a names epoch 2\n"
-    assert run("snapshot", "pin", "2", "--store", store, "-o", "table").out == "epoch 2 is pinned\n"
-    assert run("snapshot", "tag", "a", "--remove", "--store", store, "-o", "table").out == "tag a is removed\n"
 
 
 def test_the_store_of_a_local_fleet_is_found_in_its_folder_also_while_it_runs(run: Run, data_dir: Path) -> None:
@@ -168,11 +150,6 @@ def test_a_dry_run_deletes_nothing_also_while_the_fleet_runs(run: Run, data_dir:
     assert (done.code, done.json["is_dry_run"], done.json["deleted"]) == (0, True, [])
     assert [row["action"] for row in done.json["snapshots"]] == ["delete", "keep"]
     assert epochs_of(data_dir / "store") == [1, 2]
-
-
-def test_the_usual_policy_keeps_a_few_snapshots(run: Run, store: Path) -> None:
-    done = run("snapshot", "prune", "--store", store).json
-    assert (done["retention"], done["deleted"]) == ("last=10,hourly=24,daily=14,manual=100,within=0s", [])
 
 
 def test_hours_and_days_keep_older_ones(run: Run, store: Path) -> None:

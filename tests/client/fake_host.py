@@ -21,6 +21,15 @@ from snapline.messages.effect_records import UnfinishedEffect
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 
+LIMIT_S = 20.0
+"""Of anything that is waited for."""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
 
 class Paid(snapline.Message):
     amount: int

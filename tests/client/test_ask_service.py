@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
-from tests.client.fake_host import Books, FakeHost, Taken
+from tests.client.fake_host import LIMIT_S, Books, FakeHost, Taken, until
 from tests.security.certificates import Authority
 
 from snapline.agent_runtime.host import host_events as ev
@@ -20,14 +20,6 @@ from snapline.messages.client_requests import AskOutcome
 from snapline.messages.client_wire import ASK_PATH, encode_ask
 from snapline.security.rpc_authorization import ROLES
 from snapline.security.transport import Security
-
-LIMIT_S = 20.0
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

@@ -3,41 +3,25 @@
 from collections.abc import Iterator
 
 import pytest
+from tests.client import test_core
+from tests.client.test_core import SECOND, at
 
 from snapline.client import client_events as ev
 from snapline.client import core
-from snapline.client.core import ASK_ATTEMPT_NS, ASKS_AT_ONCE, ClientCore
+from snapline.client.core import ASK_ATTEMPT_NS, ASKS_AT_ONCE
 from snapline.client.queues import FINDING_NS, WAIT_LEAST_NS, WAIT_MOST_NS
-from snapline.messages.answers import LocatedAgent, LocateReply
+from snapline.messages.answers import LocatedAgent
 from snapline.messages.client_requests import AskOutcome
 
-SECOND = 1_000_000_000
 TOLD = AskOutcome("replied", 3, "Taken", b"\x80")
 LATER = AskOutcome("retry", reason="the fleet recovers")
 
 
-class Driven:
-    """A core and its clock."""
-
-    def __init__(self) -> None:
-        self.core = ClientCore(seed=7)
-        self.now_ns = 0
-
-    def say(self, event: ev.Event) -> list[ev.Command]:
-        said = self.core.handle(self.now_ns, event)
-        self.core.validate()
-        return said
+class Driven(test_core.Driven):
+    """Its asks, too."""
 
     def want(self, ask: int, agent: str = "a", limit_s: float = 30) -> list[ev.Command]:
         return self.say(ev.AnswerRequested(ask, agent, self.now_ns + int(limit_s * SECOND)))
-
-    def found(self, request: int, *places: LocatedAgent, phase: str = "running") -> list[ev.Command]:
-        return self.say(ev.AgentsFound(request, LocateReply(phase, "", places)))
-
-    def wake(self) -> list[ev.Command]:
-        assert self.core.wakeup_ns is not None
-        self.now_ns = self.core.wakeup_ns
-        return self.say(ev.TimerFired())
 
     def asked(self, ask: int = 1, agent: str = "a", host: str = "h1") -> ev.AskHost:
         """It waits at a host."""
@@ -53,10 +37,6 @@ def driven() -> Iterator[Driven]:
     made = Driven()
     yield made
     made.core.validate()
-
-
-def at(agent: str, host: str = "h1", state: str = "alive") -> LocatedAgent:
-    return LocatedAgent(agent, state, host, f"{host}:1", 1)
 
 
 def find_of(commands: list[ev.Command]) -> ev.LookUpAgents:

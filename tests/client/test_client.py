@@ -3,21 +3,19 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 from tests.client.fake_fleet import FakeCoordinator, FakeFleet, fleet_and_client
-from tests.client.fake_host import Paid
+from tests.client.fake_host import Paid, Taken, until
 from tests.security.certificates import Authority
 
-import snapline
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.client import core, queues, sends_and_asks
 from snapline.client.client import Certificates, Client
-from snapline.client.sends_and_asks import Receipt
+from snapline.client.sends_and_asks import Receipt, Reply
 from snapline.client.sync_client import SyncClient
 from snapline.errors import (
     AgentMissingError,
@@ -33,14 +31,6 @@ from snapline.errors import (
 )
 from snapline.messages.client_requests import InputOutcome
 from snapline.protos.v1 import coordinator_pb2_grpc
-
-LIMIT_S = 20.0
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_send_has_a_receipt_and_the_same_key_again_the_same_number() -> None:
@@ -122,15 +112,6 @@ async def test_what_was_not_taken_in_time_is_known_not_to_be(monkeypatch: pytest
             await client.send("a", Paid(1), "k", timeout_s=3)
         assert str(caught.value) == "the input with key k for agent a was not taken in time: agent a is new"
         assert (caught.value.agent, caught.value.key, caught.value.exit_code) == ("a", "k", 14)
-
-
-async def test_what_was_not_taken_is_tried_again() -> None:
-    async with fleet_and_client() as (fleet, client):
-        fleet.hosts["h1"].answers = lambda offered: InputOutcome("retry", 0, "agent a is new")
-        sending = asyncio.create_task(client.send("a", Paid(1), "k"))
-        await until(lambda: len(fleet.hosts["h1"].offered) >= 3)
-        fleet.hosts["h1"].answers = lambda offered: None
-        assert (await sending).number == 1
 
 
 async def test_without_an_answer_it_is_unknown_and_the_key_tells() -> None:
@@ -359,6 +340,8 @@ async def test_a_program_without_an_event_loop_has_the_same() -> None:
             with pytest.raises(AgentMissingError):
                 client.send("nobody", Paid(1))
             assert [x.agent for x in client.agents()] == ["a", "b", "c"] and client.status().fleet == "shop"
+            asked = client.ask("b", Paid(1), "k", early=True, reply_type=Taken)
+            assert asked == Reply("b", 2, Taken(2), True, "k")
         client.close()
         with pytest.raises(UsageError, match="this client is closed"):
             client.send("a", Paid(1))
@@ -403,7 +386,3 @@ async def test_a_new_certificate_is_presented_and_nothing_is_lost(
         await until(lambda: client._coordinator is not before)
         assert await client.agents() == []
     await fleet.stop()
-
-
-def test_the_names_are_public() -> None:
-    assert (snapline.Client, snapline.SyncClient, snapline.Receipt) == (Client, SyncClient, Receipt)

@@ -1,15 +1,13 @@
 """`Client.ask` over real gRPC, against hosts and a coordinator that are made up."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
-from tests.client.fake_fleet import FakeFleet, fleet_and_client
-from tests.client.fake_host import Paid, Taken
+from tests.client.fake_fleet import fleet_and_client
+from tests.client.fake_host import Paid, Taken, until
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.client.sends_and_asks import Reply
-from snapline.client.sync_client import SyncClient
 from snapline.errors import (
     AgentMissingError,
     AnswerMissingError,
@@ -18,14 +16,6 @@ from snapline.errors import (
     InputRefusedError,
     UsageError,
 )
-
-LIMIT_S = 20.0
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_an_answer_is_plain_or_of_the_class_that_is_given() -> None:
@@ -141,14 +131,3 @@ async def test_a_program_that_gives_up_leaves_nothing() -> None:
         await client.close()
         with pytest.raises(AnswerMissingError, match="the client was closed"):
             await waiting
-
-
-async def test_a_program_without_a_loop() -> None:
-    fleet = await FakeFleet().start()
-
-    def speak() -> Reply:
-        with SyncClient.connect(fleet.address) as client:
-            return client.ask("a", Paid(1), "k", early=True, reply_type=Taken)
-
-    assert await asyncio.to_thread(speak) == Reply("a", 1, Taken(1), True, "k")
-    await fleet.stop()

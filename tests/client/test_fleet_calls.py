@@ -1,11 +1,11 @@
 """What a program asks of the whole fleet, over real gRPC, against a coordinator that is made up."""
 
 import pytest
-from tests.client.fake_fleet import FakeCoordinator, FakeFleet, fleet_and_client
+from tests.client.fake_fleet import fleet_and_client
 
 from snapline.client.client import Client
 from snapline.client.sync_client import SyncClient
-from snapline.errors import CoordinatorUnavailableError, SnapshotAbortedError, UnknownOutcomeError, UsageError
+from snapline.errors import SnapshotAbortedError, UnknownOutcomeError, UsageError
 from snapline.protos.v1 import coordinator_pb2 as pb
 
 
@@ -40,24 +40,6 @@ async def test_without_a_word_in_time_it_is_unknown() -> None:
             await client.snapshot(timeout_s=0.2)
         with pytest.raises(UsageError, match="timeout_s must be above 0"):
             await client.snapshot(timeout_s=0)
-
-
-async def test_the_leader_is_followed() -> None:
-    fleet = await FakeFleet().start()
-    follower = FakeCoordinator(fleet)
-    async with await Client.connect(f"{await fleet.serve(follower)},{fleet.address}") as client:
-        follower.leader = fleet.address
-        assert (await client.snapshot())["epoch"] == 3
-        assert (follower.asked, fleet.coordinator.asked) == (2, 1), "the first one's other call was to connect"
-    await fleet.stop()
-
-
-async def test_a_coordinator_that_is_gone_is_asked_for_a_while_and_then_given_up() -> None:
-    fleet = await FakeFleet().start()
-    async with await Client.connect(fleet.address) as client:
-        await fleet.stop()
-        with pytest.raises(CoordinatorUnavailableError):
-            await client.snapshot()
 
 
 def test_programs_without_an_event_loop_have_the_same() -> None:

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import msgspec
 import pytest
-from tests.client.fake_host import Books, Closed, FakeHost, Paid
+from tests.client.fake_host import LIMIT_S, Books, Closed, FakeHost, Paid, until
 from tests.security.certificates import Authority
 
 from snapline.agent_runtime.host import input_service
@@ -20,14 +20,6 @@ from snapline.messages.client_requests import INPUTS_MAX, PART_BYTES, GivenInput
 from snapline.messages.client_wire import OFFER_PATH, offer_messages
 from snapline.security.rpc_authorization import ROLES
 from snapline.security.transport import Security
-
-LIMIT_S = 20.0
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

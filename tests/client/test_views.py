@@ -1,12 +1,13 @@
 """What programs are told of one agent, over real gRPC: by whom, and what they hear when nobody can say."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.client.fake_fleet import FakeFleet, fleet_and_client
+from tests.client.fake_host import until
 
 from snapline.agent_runtime.host import view_service
 from snapline.client.client import Client
@@ -24,14 +25,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
-LIMIT_S = 20.0
 CREATED = "2026-01-01T00:00:00.000Z"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def make_store(folder: Path) -> Store:

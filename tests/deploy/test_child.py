@@ -63,27 +63,6 @@ async def test_a_large_log_is_set_aside(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "h1.log.1").read_text() == "more than ten bytes\n"
 
 
-async def test_stop_asks_first(tmp_path: Path) -> None:
-    code = """
-        import signal, sys, time
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-        print("ready")
-        time.sleep(60)
-    """
-    child = Child.start("h1", python(code), log_path=tmp_path / "h1.log")
-    while child.last_line() != "ready":
-        await asyncio.sleep(0.01)
-    assert await child.stop(EXIT_LIMIT_S) == 7
-
-
-async def test_stop_kills_who_does_not_listen(tmp_path: Path) -> None:
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(60)"
-    child = Child.start("h1", python(code), log_path=tmp_path / "h1.log")
-    while child.last_line() != "ready":
-        await asyncio.sleep(0.01)
-    assert await child.stop(0.1) == -signal.SIGKILL
-
-
 async def test_a_kill_takes_its_own_children_along(tmp_path: Path) -> None:
     code = """
         import subprocess, sys, time

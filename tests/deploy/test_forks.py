@@ -119,10 +119,14 @@ async def test_one_that_was_begun_early_is_the_next_launcher_s(tmp_path: Path, m
             child = start(server, tmp_path, host())
             assert is_forked(child) and await child.wait() == 0
             assert child.last_line().split(" ", 1)[1] == "later True"
+        children = [start(found[0], tmp_path / str(n), host()) for n in range(4)]
+        for child in children:
+            await child.wait()
     finally:
         for server in found:
             assert server is not None
             server.close()
+    assert not [child.pid for child in children if Path(f"/proc/{child.pid}").exists()], "who has ended is reaped"
 
 
 @IN_MODULE
@@ -154,14 +158,6 @@ async def test_its_end_is_told_while_others_are_started(server: ForkServer, tmp_
     children = [start(server, tmp_path / str(n), host(), CODE=str(n)) for n in range(12)]
     assert [await child.wait() for child in children] == list(range(12))
     assert len({child.pid for child in children}) == 12
-
-
-async def test_who_has_ended_is_reaped_when_the_server_has_gone(own_server: ForkServer, tmp_path: Path) -> None:
-    children = [start(own_server, tmp_path / str(n), host()) for n in range(4)]
-    for child in children:
-        await child.wait()
-    own_server.close()
-    assert not [child.pid for child in children if Path(f"/proc/{child.pid}").exists()]
 
 
 @IN_MODULE

@@ -114,13 +114,6 @@ def test_a_pause_that_was_cut_short_starts_nothing_later() -> None:
     fleet.come_back("h1", 2)
 
 
-def test_a_pause_outlasts_no_fleet() -> None:
-    fleet = Driver().all_up()
-    assert fleet.die("h1")[-1] == SetPause("h1", 1, 0.1)
-    fleet.feed(FleetStatusRead("finished", "done", 9))
-    assert fleet.feed(PauseEnded("h1", 1)) == []
-
-
 def test_who_is_to_be_killed_before_it_runs_is_killed_then() -> None:
     fleet = Driver()
     fleet.feed(SupervisionStarted())

@@ -7,10 +7,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.command_line import invoke
+
+from snapline.cli.main import app
 
 KINDS = ("coordinator", "host")
 
@@ -33,9 +35,7 @@ analyses = pytest.mark.skipif(
 
 
 def unit(kind: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "snapline", "unit", kind], check=True, capture_output=True, text=True
-    ).stdout
+    return invoke(app, "unit", kind).out
 
 
 @pytest.fixture(scope="module")

@@ -6,18 +6,15 @@ with the states of the last snapshot, which know nothing of answers.
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from tests.integration.fleets import counters
 from tests.integration.fleets.counters import Count, Counted, Tick
-from tests.integration.processes import LIMIT_S, snapline
+from tests.integration.processes import LIMIT_S
 from tests.integration.running import running
 
 from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.client.client import Client
-from snapline.errors import InputDeadLetteredError
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -75,26 +72,3 @@ async def test_answers_that_were_told_stay_what_they_were_while_a_host_is_killed
         assert state.tokens == [again[serial].token for serial in state.serials]
         assert counted == {serial: again[serial].count for serial in serials if serial % COUNTERS == number}
         assert len(counted) == len(state.serials) == ASKS, "no input counted twice"
-
-
-async def test_commands_ask_and_say_what_became_of_a_bad_one(data_dir: Path) -> None:
-    stop = data_dir.with_name("stop")
-    async with running(data_dir, "counters:fleet", {"stop": str(stop), "counters": "1"}, hosts=2) as fleet:
-        await fleet.until_epochs(1)
-        command = ("agent", "ask", "--data-dir", data_dir, "counter-0", "Tick")
-        first = await snapline(*command, '{"serial": 7}', "--key", "a")
-        assert first.code == 0, first.err
-        message = msgspec.convert(first.json["message"], dict[str, Any])
-        assert message["type"] == "Counted" and (message["fields"]["count"], message["fields"]["serial"]) == (1, 7)
-        again = await snapline(*command, '{"serial": 7}', "--key", "a", "--early")
-        assert (again.code, again.json["message"], again.json["is_early"]) == (0, message, True)
-        bad = await snapline(*command, '{"serial": -1}', "--key", "b")
-        assert bad.code == 3 and "became a dead letter" in bad.err, bad.err
-        async with await Client.connect(data_dir=data_dir) as client:
-            with pytest.raises(InputDeadLetteredError):
-                await client.ask("counter-0", Tick(-1), "b", early=True)
-            answer = (await client.ask("counter-0", Tick(8), reply_type=Counted)).message
-            assert (answer.count, answer.serial) == (2, 8)
-        await fleet.until_more_epochs(2)
-        stop.touch()
-        await fleet.end()

@@ -101,19 +101,15 @@ async def test_a_fleet_with_certificates_runs_and_turns_strangers_away(by_hand: 
     check_bank(by_hand.folder, paced_bank.fleet(stop=str(by_hand.stop)), tokens=450)
 
 
-async def test_a_snapshot_of_a_fleet_that_has_not_formed_is_none(by_hand: ByHand) -> None:
-    await by_hand.start_coordinator()
-    operator = ("--coordinator", by_hand.address, *by_hand.authority.options("operator", "olga"))
-    created, status = await together(("snapshot", "create", *operator), ("status", *operator))
-    assert (created.code, created.json["epoch"], created.json["is_complete"]) == (1, 0, False)
-    assert created.json["reason"]
-    assert (status.json["phase"], status.json["hosts"]) == ("forming", [])
-
-
 async def test_who_is_of_another_authority_ends_with_5(by_hand: ByHand, tmp_path: Path) -> None:
-    """A host tries for as long as a rotation may need to reach everybody; a person's command says it at once."""
+    """A host tries for as long as a rotation may need to reach everybody; a person's command says it at once. The fleet has not formed."""
     coordinator = await by_hand.start_coordinator()
     own, foreign = by_hand.authority, Authority(tmp_path / "foreign")
+    operator = ("--coordinator", by_hand.address, *own.options("operator", "olga"))
+    created, forming = await together(("snapshot", "create", *operator), ("status", *operator))
+    assert (created.code, created.json["epoch"], created.json["is_complete"]) == (1, 0, False)
+    assert created.json["reason"]
+    assert (forming.json["phase"], forming.json["hosts"]) == ("forming", [])
     hosts = [
         by_hand.host_command("h1", trust=foreign.options("host", "h1")),
         by_hand.host_command("h2", trust=foreign.options("host", "h2", authority=own.path)),

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from tests.integration.fleets import tills
 from tests.integration.fleets.tills import Counts, Notes, Paid
-from tests.integration.processes import LIMIT_S, snapline
+from tests.integration.processes import LIMIT_S
 from tests.integration.running import Running, running
 from tests.integration.secured import PACED_BANK, running_secured
 
 from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.client.client import Certificates, Client
 from snapline.client.sends_and_asks import Receipt
-from snapline.errors import AgentMissingError, InputRefusedError, UsageError
+from snapline.errors import UsageError
 from snapline.examples.bank import Tokens
 
 pytestmark = pytest.mark.timeout(180)
@@ -142,37 +142,6 @@ async def test_many_clients_and_a_host_that_dies_again_and_again(data_dir: Path,
     check(data_dir, range(3 * INPUTS), receipts)
 
 
-async def test_commands_give_inputs_and_say_what_is_wrong_with_them(data_dir: Path) -> None:
-    stop = data_dir.with_name("stop")
-    async with running(data_dir, "tills:fleet", {"stop": str(stop), "tills": "1"}, hosts=2) as fleet:
-        await fleet.until_epochs(1)
-        send = ("agent", "send", "--data-dir", data_dir)
-        first = await snapline(*send, "till-0", "Paid", '{"serial": 0}', "--key", "order-0")
-        assert (first.code, first.err) == (0, ""), first.err
-        assert (first.json["number"], first.json["is_repeated"]) == (1, False)
-        again, other, wrong, unknown, nobody = await asyncio.gather(
-            snapline(*send, "till-0", "Paid", '{"amount": 1, "serial": 0}', "--key", "order-0"),
-            snapline(*send, "till-0", "Paid", '{"serial": 7}', "--key", "order-0"),
-            snapline(*send, "till-0", "Paid", '{"serial": "x"}'),
-            snapline(*send, "till-0", "Payed", "{}"),
-            snapline(*send, "till-9", "Paid", '{"serial": 1}'),
-        )
-        assert (again.code, again.json["number"], again.json["is_repeated"]) == (0, 1, True)
-        assert other.code == 2 and "key 'order-0' was used for another input" in other.err
-        assert wrong.code == 2 and "Expected `int`, got `str` - at `$.serial`" in wrong.err
-        assert unknown.code == 2 and "those it has are for: Look, Paid" in unknown.err
-        assert nobody.code == 4 and "agent 'till-9' is not in this fleet" in nobody.err
-        async with await Client.connect(data_dir=data_dir) as client:
-            with pytest.raises(InputRefusedError, match="no handler"):
-                await client.send("ledger", Paid(1))
-            with pytest.raises(AgentMissingError):
-                await client.send("nobody", Paid(1))
-            assert (await client.send("till-0", Paid(1))).number == 2
-        await end(fleet, stop)
-    state = open_store(data_dir / "store").snapshot("latest").agents["till-0"].state
-    assert isinstance(state, dict) and state["order"] == [0, 1]
-
-
 async def test_with_certificates_the_role_client_gives_inputs_and_no_other(data_dir: Path, tmp_path: Path) -> None:
     certificates, arguments = tmp_path / "certificates", {"stop": str(tmp_path / "stop"), "agents": "4"}
     async with running_secured(data_dir, certificates, PACED_BANK, arguments, hosts=2, coordinators=1) as fleet:
@@ -191,10 +160,13 @@ async def test_with_certificates_the_role_client_gives_inputs_and_no_other(data_
                 await client.snapshot()
             with pytest.raises(UsageError, match="RecoveryLine takes one of viewer, operator, admin, and it says"):
                 await client.recovery_line()
+            with pytest.raises(UsageError, match="Show takes one of viewer, operator, admin, and it says client"):
+                await client.retry_dead_letters("teller-0")
         async with await Client.connect(fleet.local.address, tls=files("operator")) as operator:
             with pytest.raises(UsageError, match="Offer takes one of client, and it says operator operator"):
                 await operator.send("teller-0", Tokens(amount=1))
             assert (await operator.snapshot())["is_new"] is True
+            assert await operator.drop_dead_letters("teller-0") == []
         with pytest.raises(
             UsageError, match="Locate takes one of viewer, operator, admin, client, and it says launcher"
         ):

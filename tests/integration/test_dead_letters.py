@@ -9,10 +9,9 @@ from tests.integration.fleets.clerks import Book, Ordered
 from tests.integration.fleets.tills import Notes
 from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import running
-from tests.integration.secured import PACED_BANK, running_secured
 
 from snapline.agent_runtime.snapshots.snapshot_reader import open_store
-from snapline.client.client import Certificates, Client
+from snapline.client.client import Client
 from snapline.errors import InputDeadLetteredError, NotFoundError, UsageError
 
 pytestmark = pytest.mark.timeout(180)
@@ -113,19 +112,3 @@ async def test_commands_retry_and_drop_and_say_what_is_wrong(data_dir: Path) -> 
         assert nothing.code == 0 and "agent clerk-0 has no dead letters" in nothing.out
         stop.touch()
         await fleet.end()
-
-
-async def test_with_certificates_operators_may_and_clients_may_not(data_dir: Path, tmp_path: Path) -> None:
-    certificates, arguments = tmp_path / "certificates", {"stop": str(tmp_path / "stop"), "agents": "4"}
-    async with running_secured(data_dir, certificates, PACED_BANK, arguments, hosts=2, coordinators=1) as fleet:
-        await fleet.until(lambda now: now.phase == "running")
-
-        def files(role: str) -> Certificates:
-            leaf = certificates / f"{role}-{role}"
-            return Certificates(f"{leaf}.crt", f"{leaf}.key", certificates / "ca.crt")
-
-        async with await Client.connect(fleet.local.address, tls=files("client")) as client:
-            with pytest.raises(UsageError, match="Show takes one of viewer, operator, admin, and it says client"):
-                await client.retry_dead_letters("teller-0")
-        async with await Client.connect(fleet.local.address, tls=files("operator")) as operator:
-            assert await operator.drop_dead_letters("teller-0") == []

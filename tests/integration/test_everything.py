@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from tests.integration.cuts import check_consistent, checkpoints_of, store_of
 from tests.integration.fleets import everything, failing
-from tests.integration.processes import snapline
+from tests.integration.processes import LIMIT_S, snapline
 from tests.integration.running import running
 
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
+from snapline.errors import UsageError
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 pytestmark = pytest.mark.timeout(120)
@@ -73,10 +74,11 @@ async def test_everything_happens_exactly_once_although_hosts_are_killed(data_di
 
 
 async def test_a_state_that_cannot_be_saved_is_refused_at_the_start(data_dir: Path) -> None:
-    outcome = await snapline("run", "tests.integration.fleets.failing:unsavable", "--data-dir", data_dir, "-o", "json")
-    assert (outcome.code, outcome.out) == (2, "")
-    reason = outcome.err.splitlines()[-1]
-    assert "snapline: the state of agent 'holder' (Anything) cannot be saved: state.value is a lock" in reason
+    async with running(data_dir, "failing:unsavable", hosts=1) as fleet:
+        with pytest.raises(
+            UsageError, match=r"the state of agent 'holder' \(Anything\) cannot be saved: state.value is a lock"
+        ):
+            await fleet.local.wait(LIMIT_S)
 
 
 async def test_a_state_that_becomes_unsavable_aborts_epochs_and_says_why(data_dir: Path) -> None:

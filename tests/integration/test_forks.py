@@ -16,6 +16,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.agent_runtime.snapshots.snapshot_reader import open_store
 from snapline.client.client import Client
+from snapline.errors import UsageError
 from snapline.examples.bank import tokens_in
 from snapline.storage.store.store import Holds
 
@@ -125,6 +126,6 @@ async def test_another_fleet_than_the_forks_own_is_turned_away(data_dir: Path) -
         await parent.end()
     made = await snapline("snapshot", "fork", "latest", "--data-dir", data_dir, "--to", forked, "--name", "f")
     assert made.code == 0, made.err
-    counted = ("tests.integration.fleets.counters:fleet", "--arg", f"stop={stop}", "--arg", "counters=7")
-    refused = await snapline("run", *counted, "--data-dir", forked)
-    assert refused.code == 2 and "defines another fleet ('counters', of the same name)" in refused.err
+    async with running(forked, "counters:fleet", {"stop": str(stop), "counters": "7"}, hosts=1) as other:
+        with pytest.raises(UsageError, match=r"defines another fleet \('counters', of the same name\)"):
+            await other.local.wait(LIMIT_S)

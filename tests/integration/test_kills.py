@@ -5,7 +5,6 @@ every token (`bank_to_be_hurt`); a test that fails may leave it broken for those
 """
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -62,16 +61,6 @@ async def test_a_host_and_the_coordinator_are_killed_together(bank: Running) -> 
     recovery = await bank.recovered_from("h1", "coordinator")
     assert recovery["lost_hosts"] == ["h1"]
     await bank.until_more_epochs()
-
-
-async def test_the_agents_of_a_killed_host_move_to_the_others(data_dir: Path) -> None:
-    async with bank_to_be_hurt(data_dir, on_failure="move") as bank:
-        await bank.until_epochs(2)
-        recovery = await bank.recovered_from("h2")
-        assert (recovery["lost_hosts"], recovery["hosts"]) == (["h2"], ["h1", "h3"])
-        after = await bank.until_more_epochs()
-        agents = {host.host: host.agents for host in after.hosts if host.state == "alive"}
-        assert sorted(agents) == ["h1", "h3"] and sorted(agents.values()) == [4, 5]
 
 
 @pytest.mark.slow

@@ -76,15 +76,21 @@ async def test_dominoes(protocol: str, data_dir: Path) -> None:
 
 
 async def test_the_coordinator_and_a_host_die_together(data_dir: Path) -> None:
-    """What is durable is found in the store again."""
+    """What is durable is found in the store again. The line of a running fleet is asked for before."""
     arguments = {"protocol": "uncoordinated", "passes": "200", "pause": "0.005"}
     async with running(data_dir, "snapline.examples.domino:fleet", arguments, hosts=2) as fleet:
         await fleet.until(lambda now: sum(host.turns for host in now.hosts) > 50)
+        line = await fleet.client.recovery_line(["b0"])
+        each = await fleet.client.recovery_lines()
+        assert (await fleet.client.create_snapshot()).is_complete
         fleet.local.kill("coordinator")
         await asyncio.sleep(0.2)
         fleet.local.kill("h1")
         await fleet.until_recovered()
         await fleet.end()
+    assert set(msgspec.convert(line["recovery_line"], dict[str, int | None])) == {"a0", "b0"}
+    failures = [row["failed"] for row in msgspec.convert(each["lines"], list[dict[str, object]])]
+    assert failures == ["a0", "b0", "host:h1", "host:h2"]
     store = store_of(data_dir)
     assert domino.is_exact(load_cut(store, store.epochs()[-1], domino.fleet(**arguments)))
 
@@ -100,17 +106,3 @@ async def test_logs_are_bounded_though_the_line_does_not_advance(data_dir: Path)
     check_store(data_dir)
     store = store_of(data_dir)
     assert domino.is_exact(load_cut(store, store.epochs()[-1], domino.fleet(**arguments)))
-
-
-async def test_the_line_of_a_running_fleet_is_asked_without_disturbing_it(data_dir: Path) -> None:
-    arguments = {"protocol": "uncoordinated", "passes": "250", "pause": "0.005"}
-    async with running(data_dir, "snapline.examples.domino:fleet", arguments, hosts=2) as fleet:
-        await fleet.until(lambda now: sum(host.turns for host in now.hosts) > 50)
-        line = await fleet.client.recovery_line(["b0"])
-        each = await fleet.client.recovery_lines()
-        snapshot = await fleet.client.create_snapshot()
-        assert snapshot.is_complete
-        await fleet.end()
-    assert set(msgspec.convert(line["recovery_line"], dict[str, int | None])) == {"a0", "b0"}
-    failures = [row["failed"] for row in msgspec.convert(each["lines"], list[dict[str, object]])]
-    assert failures == ["a0", "b0", "host:h1", "host:h2"]

@@ -166,7 +166,7 @@ async def play_until_one_was_taken(code: Code, data_dir: Path, arguments: dict[s
     """And is in an epoch: on a busy machine some are complete before the first marble arrives."""
     has_taken = False
     while not has_taken:
-        async with running(data_dir, "marbles.agents:fleet", arguments, hosts=2) as players:
+        async with running(data_dir, "marbles.agents:fleet", arguments, hosts=1) as players:
             await play(players)
         newest = store_of(data_dir).epochs()[-1]
         has_taken = any(taken for _, taken in counted(code, data_dir, arguments, newest).values())
@@ -182,7 +182,7 @@ async def test_a_fleet_goes_on_from_states_of_older_code(
     code.install(BEFORE)
     await play_until_one_was_taken(code, data_dir, arguments)
     code.install(AFTER)
-    async with running(data_dir, "marbles.agents:fleet", arguments, hosts=2) as players:
+    async with running(data_dir, "marbles.agents:fleet", arguments, hosts=1) as players:
         with pytest.raises(UsageError, match=r"write @snapline.migrates\(Player, from_version=0\)"):
             await players.local.wait(60)
 
