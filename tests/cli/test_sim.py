@@ -396,16 +396,16 @@ def test_there_is_nothing_to_shrink_in_a_run_that_passes(run: Run, small: str) -
 
 
 def test_a_sweep_counts_what_single_runs_say(run: Run, folder: Path) -> None:
-    done = run("sim", "sweep", *MUTATED, "--seeds", "0:6", "--jobs", 0, "--csv", "metrics.csv", "--folder", "kept")
+    done = run("sim", "sweep", *MUTATED, "--seeds", "0:12", "--jobs", 0, "--csv", "metrics.csv", "--folder", "kept")
     template = ScenarioChanges(protocol="chandy-lamport", pattern="spawning").template("swarm")
-    results = [simulate(draw(template, seed), seed, mutant=MUTANT[1]) for seed in range(6)]
+    results = [simulate(draw(template, seed), seed, mutant=MUTANT[1]) for seed in range(12)]
     verdicts = [result.verdict for result in results]
     assert {name: count for name, count in done.json["verdicts"].items() if count} == {
         name: verdicts.count(name) for name in verdicts
     }
     assert done.code == 6 and done.json["verdict"] == "violation"
     rows = (folder / "metrics.csv").read_text().splitlines()
-    assert [row.split(",")[:2] for row in rows[1:]] == [[str(seed), verdicts[seed]] for seed in range(6)]
+    assert [row.split(",")[:2] for row in rows[1:]] == [[str(seed), verdicts[seed]] for seed in range(12)]
     (kept,) = folder.glob("kept/*/*-sweep.json")
     assert json.loads(kept.read_text()) == done.json and f"wrote {kept.relative_to(folder)}" in done.err
     for finding in done.json["findings"]:

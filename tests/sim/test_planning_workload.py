@@ -25,13 +25,15 @@ crash = { host = "h2", at = "1200ms", restart_after = "100ms" }
 SEALED = "[limits]\njournal_run = 1\n"
 """Journals are sealed after each step."""
 
+CLIENTS = "[clients]\ncount = 2\ninputs = 5\n"
+
 
 @pytest.mark.parametrize(
     ("protocol", "limits"),
     [
         ("chandy-lamport", ""),
         ("koo-toueg", SEALED),
-        ("uncoordinated", SEALED),
+        ("uncoordinated", SEALED + CLIENTS),
         ("hmnr", ""),
     ],
 )

@@ -31,7 +31,7 @@ def said(result: Result) -> str:
     return f"{result.verdict}: {result.violations} {result.pending} {result.error}"
 
 
-@pytest.mark.parametrize("seed", [6, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (19, 20, 22, 25))])
+@pytest.mark.parametrize("seed", [6, 20, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (19, 22, 25))])
 def test_a_seed_with_faults_repeats_to_the_last_bit_and_leaves_nothing(seed: int) -> None:
     """When 6 and 19 end, somebody still waits for the log. A sweep's processes would grow with every such run."""
     worlds: list[weakref.ref[World]] = []
