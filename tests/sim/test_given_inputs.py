@@ -122,7 +122,7 @@ def test_a_double_charge_is_found_and_said_in_one_sentence() -> None:
     assert result.verdict == "violation" and result.violations[0].oracle == "stub", result
     assert "is charged twice" in result.violations[0].text and "\n" not in result.violations[0].text
     assert "is charged twice" in summarise(result)
-    shrunk = shrink(subject.scenario(result.seed), result.seed, result, runner=subject.run, time_limit_s=1)
+    shrunk = shrink(subject.scenario(result.seed), result.seed, result, runner=subject.run, time_limit_s=4)
     assert "is charged twice" in shrunk.result.violations[0].text
     assert shrunk.scenario.clients.count <= subject.scenario(result.seed).clients.count
 
