@@ -17,7 +17,7 @@ from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.sim.choices import Key, RandomChoices, RecordedChoices
 from snapline.sim.world import disk as disk_module
 from snapline.sim.world.disk import STALE_NS, NodeDisk, VirtualDisk
-from snapline.storage.disk.local_disk import Disk, LocalDisk
+from snapline.storage.disk.local_disk import Disk, LocalDisk, write_once
 from snapline.storage.store.store import Store
 
 DIRECTORIES = ("a", "b", "a/c")
@@ -459,3 +459,29 @@ def test_a_store_that_does_not_sync_loses_them(monkeypatch: pytest.MonkeyPatch, 
         disk.power_cut(node, WorstChoices())
     with contextlib.suppress(StoreError, DamagedDataError):
         assert store.epochs() != [1, 2, 3] or not store.verify().is_whole
+
+
+def test_the_store_finds_every_flipped_bit() -> None:
+    disk = VirtualDisk()
+    store = write_epochs(disk, epochs=1)
+    for path in disk.files():
+        for bit in (0, 77, 1_001):
+            disk.flip(path, bit)
+            assert not store.verify().is_whole, path
+            disk.flip(path, bit)
+    assert store.verify().is_whole
+
+
+@pytest.mark.parametrize("fault", ["eio", "full", "failed-sync"])
+def test_a_store_whose_disk_fails_leaves_no_half_file(fault: str) -> None:
+    disk = VirtualDisk()
+    store = write_epochs(disk, epochs=1)
+    before = disk.files()
+    disk.set_fault("h1", fault, True)
+    with pytest.raises((StoreError, DamagedDataError)):
+        write_packs(store_of(disk, "h1", store.store_id), 2)
+    disk.power_cut("h1", RandomChoices(0))
+    assert disk.files() == before
+    disk.clear_faults()
+    write_once(disk.of("h1"), "packs/f", (b"whole",), temporary_name="t", point="test")
+    assert disk.reader().read("packs/f", 0, 100) == b"whole"
