@@ -1,5 +1,6 @@
 """The page: one file without a network, whose script finds the same domino as Python and shows the same states."""
 
+import functools
 import json
 import random
 import re
@@ -77,18 +78,22 @@ def failures(trace: Trace, source: random.Random) -> list[list[int]]:
     return [[], list(agents), *([agent] for agent in agents), *sets]
 
 
+@functools.cache
+def questions() -> str:
+    source = random.Random(1)
+    return "\n".join(
+        json.dumps({"trace": Page(analysis_html(trace)).embedded()["trace"], "failed": failures(trace, source)})
+        for trace in traces()
+    )
+
+
 def ask(script: str) -> list[list[dict[str, list[object]]]]:
     """What the script answers for `traces`."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed: the script cannot be run here")
-    source = random.Random(1)
-    questions = [
-        json.dumps({"trace": Page(analysis_html(trace)).embedded()["trace"], "failed": failures(trace, source)})
-        for trace in traces()
-    ]
     done = subprocess.run(
-        [node, "-e", script + ASK], check=False, input="\n".join(questions), capture_output=True, text=True, timeout=60
+        [node, "-e", script + ASK], check=False, input=questions(), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr[-500:]
     answers = json.loads(done.stdout)

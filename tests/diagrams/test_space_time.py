@@ -22,7 +22,6 @@ from snapline.diagrams.event_window import (
     Rows,
     Window,
     draw_window,
-    message_name,
     scene_of,
 )
 from snapline.ids import natural_key
@@ -358,11 +357,6 @@ def test_names_are_text_in_pictures_and_logs() -> None:
     log = shiviz_events(found.shiviz(window))
     check_shiviz(log)
     assert len(log) == 5 and len({host for host, _, _ in log}) == 4
-
-
-@pytest.mark.parametrize(("message", "name"), [("a>b:17", "message 17"), ("m1", "m1"), ("a>b:x", "a>b:x"), ("", "")])
-def test_messages_are_named_for_people(message: str, name: str) -> None:
-    assert message_name(message) == name
 
 
 def test_a_trace_that_begins_in_the_middle_names_no_message_an_orphan() -> None:

@@ -144,19 +144,6 @@ def bands(svg: str) -> list[ElementTree.Element]:
     return [element for element in elements(svg, "agent") if element.tag == f"{SVG}rect"]
 
 
-def test_three_agents_and_thirty_events_are_all_drawn_with_numbers_and_ids() -> None:
-    trace = random_trace(random.Random(5), 3, 30, 0.15)
-    svg = analysis_svg(trace, analyze(trace, ["a"]))
-    root = ElementTree.fromstring(svg)
-    taken = sum(isinstance(event, CheckpointTaken) for event in trace.events)
-    sent = sum(isinstance(event, MessageSent) for event in trace.events)
-    texts = [element.get("class") for element in root.iter(f"{SVG}text")]
-    assert texts.count("number") == taken + 3
-    assert texts.count("label") == sent
-    assert "Window:" not in svg
-    assert all(element.find(f"{SVG}title") is not None for element in elements(svg, "message"))
-
-
 def test_the_picture_tells_in_words_what_it_shows() -> None:
     trace = parse("a! a>b b! b>a")
     root = ElementTree.fromstring(analysis_svg(trace, analyze(trace, ["b"])))

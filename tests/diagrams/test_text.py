@@ -170,12 +170,6 @@ def test_if_the_line_lies_before_the_last_events_the_window_goes_to_the_line() -
     assert "X" not in "".join(rows(text).values()), "the end is not in the window"
 
 
-def test_the_domino_to_the_start_shows_the_start() -> None:
-    trace = parse(" ".join(["a! a>b b! b>a"] * 50))
-    picture = rows(analysis_text(trace, analyze(trace)))
-    assert picture["a"].startswith("[0]-[1]|") and picture["b"].startswith("[0]|")
-
-
 def test_of_too_many_agents_those_that_go_back_have_rows() -> None:
     trace = random_trace(random.Random(4), 26, 300, 0.3)
     analysis = analyze(trace, ["y"])

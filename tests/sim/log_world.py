@@ -214,8 +214,12 @@ class World(VirtualTime):
                         ended.append((proposal.begun_ns, proposal.ended_ns, place))
                 case [Rejected()] if count:
                     self.bad.append("a rejected entry is in the log")
-        if any(a[1] < b[0] and a[2] > b[2] for a in ended for b in ended):
-            self.bad.append("who ended before another began stands behind it")
+        by_end, newest = sorted([(end, place) for _, end, place in ended], reverse=True), -1
+        for begun, _, place in sorted(ended):
+            while by_end and by_end[-1][0] < begun:
+                newest = max(newest, by_end.pop()[1])
+            if place < newest:
+                self.bad.append("who ended before another began stands behind it")
 
     def _judge_states(self, entries: list[bytes]) -> None:
         """Agreement: after catching up, every state is the fold over the entries."""

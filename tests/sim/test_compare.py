@@ -1,6 +1,5 @@
 """Comparisons over a toy whose costs are known, so that tables, differences and advice can be checked by arithmetic."""
 
-import json
 import math
 import re
 from functools import cache
@@ -257,11 +256,6 @@ def test_ticks_are_few_round_and_hold_everything(means: list[float]) -> None:
     assert found[0] <= min(means) + rounding and found[-1] >= max(means) - rounding
 
 
-def test_the_document_is_json() -> None:
-    document = json.loads(compared("bcs", seeds=2).to_json())
-    assert document["kind"] == "Comparison" and len(document["of"]["cells"]) == 10
-
-
 def test_the_advice_reads_as_text() -> None:
     text = advice_text(recommend(compared(), 30.0))
     assert text.startswith("Run chandy-lamport with a checkpoint every")
@@ -284,9 +278,8 @@ def test_what_cannot_be_compared_is_refused(changes: dict[str, list[str]], match
         compare(TEMPLATE, **arguments)  # type: ignore[arg-type]  # wrong on purpose
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_order_of_cells_does_not_change_the_advice(seed: int) -> None:
+def test_the_order_of_cells_does_not_change_the_advice() -> None:
     found = compared("chandy-lamport", "uncoordinated", "bcs", seeds=5, intervals=("500ms", "2s"))
     cells = found.cells.copy()
-    Random(seed).shuffle(cells)
+    Random(0).shuffle(cells)
     assert recommend(msgspec.structs.replace(found, cells=cells), 30.0) == recommend(found, 30.0)

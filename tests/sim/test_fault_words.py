@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
+from tests.house.product import parsed
 
 from snapline.sim.faults.fault_kinds import (
     FAILPOINTS,
@@ -47,7 +48,7 @@ STEPS = {
 
 def points_in(path: Path, folder: str) -> Iterator[str]:
     """Names in calls of `failpoint`, and those that functions make of a `point=` that they are given."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path.resolve())):
         if not isinstance(node, ast.Call):
             continue
         for keyword in node.keywords:

@@ -33,9 +33,7 @@ class FoundBug(msgspec.Struct, frozen=True):
 
 
 LEFT_AFTER_BEGIN = """
-schema = 1
 name = "orders"
-
 [fleet]
 agents = 7
 hosts = 1
@@ -44,26 +42,19 @@ protocol = "hmnr"
 pattern = { name = "orders", messages = 400, rate_per_s = 242.0 }
 trigger = { kind = "period", every = "140ms", jitter = 0.0 }
 log_bytes_max = 500
-
 [network]
 delay = { least = "9ms", jitter = "24ms" }
 paths = { "h1>c2" = { least = "100us", jitter = "5ms" } }
-
 [store]
 delay = { least = "320us", jitter = "20ms" }
-
 [[fault]]
 partition = { at = "3390ms", for = "1968ms", shape = "pair", direction = "one-way" }
-
 [[fault]]
 capture = { at = "670ms", hit = 11, times = 3 }
-
 [[fault]]
 capture = { at = "250ms", hit = 7, times = 3 }
-
 [liveness]
 within = "56400ms"
-
 [run]
 until = "6600ms"
 keep_epochs = 10
@@ -77,16 +68,13 @@ GONE_FROM_A_LINE = (
 )
 
 KOO_TOUEG_SPAWNING = """
-schema = 1
 name = "koo-toueg-spawning"
-
 [fleet]
 agents = 5
 hosts = 3
 protocol = "koo-toueg"
 pattern = { name = "spawning", messages = 400 }
 trigger = { kind = "period", every = "50ms" }
-
 [[fault]]
 crash = { host = "h1", at = "560ms", restart_after = "300ms" }
 """
@@ -97,10 +85,7 @@ CREATED_IN_A_ROUND = (
 )
 
 STALE_LEADER = """
-schema = 1
 name = "coordinator"
-budget = "within"
-
 [fleet]
 agents = 8
 hosts = 1
@@ -108,45 +93,30 @@ coordinators = 3
 protocol = "nras"
 pattern = { name = "all-to-all", messages = 400, payload_bytes = 16, rate_per_s = 190.0 }
 trigger = { kind = "period", every = "580ms", jitter = 0.0, messages = 50 }
-module = ""
-arguments = {}
-
 [network]
 delay = { least = "2500us", jitter = "1450us" }
-
 [store]
 delay = { least = "720us", jitter = "5800us" }
-
 [[fault]]
 coordinator = { at = "2100ms", kind = "depose", for = "212ms", per_mille = 100 }
-
 [[fault]]
 coordinator = { at = "525ms", kind = "unknown-outcome", for = "3s", per_mille = 100 }
-
 [[fault]]
 partition = { at = "2100ms", for = "168ms", shape = "minority-third" }
-
 [[fault]]
 partition = { at = "2880ms", for = "300ms", shape = "one" }
-
 [liveness]
-heal = ""
 within = "30s"
-
 [run]
 faults_from = "start"
 until = "4200ms"
-events_max = 5000000
 keep_epochs = 2
 rejoin_grace = "3s"
 turns_in_a_row = 64
 """
 
 UNREADABLE_FOR_A_WHILE = """
-schema = 1
 name = "swarm"
-budget = "within"
-
 [fleet]
 agents = 3
 hosts = 2
@@ -154,35 +124,22 @@ coordinators = 1
 protocol = "chandy-lamport"
 pattern = { name = "skewed", messages = 200, payload_bytes = 16, rate_per_s = 129.0 }
 trigger = { kind = "period", every = "21ms", jitter = 0.5, messages = 50 }
-module = ""
-arguments = {}
-
 [network]
 delay = { least = "4ms", jitter = "1150us" }
-
 [store]
 delay = { least = "16ms", jitter = "850us" }
-
 [[fault]]
 reset = { at = "420ms", times = 5, every = "340ms" }
-
 [[fault]]
 disk = { at = "1240ms", for = "1600ms", mode = "eio", restart_after = "675ms" }
-
 [[fault]]
 membership = { at = "1140ms", back_after = "1960ms" }
-
 [[fault]]
 pause = { at = "980ms", for = "2120ms" }
-
 [liveness]
-heal = ""
 within = "30s"
-
 [run]
 until = "3100ms"
-faults_from = "running"
-events_max = 5000000
 keep_epochs = 10
 rejoin_grace = "100ms"
 turns_in_a_row = 4
@@ -194,10 +151,7 @@ CONDEMNED_WHOLE = (
 )
 
 FULL_WHILE_NOBODY_LEADS = """
-schema = 1
 name = "swarm"
-budget = "within"
-
 [fleet]
 agents = 6
 hosts = 5
@@ -205,47 +159,30 @@ coordinators = 1
 protocol = "chandy-lamport"
 pattern = { name = "failing", messages = 400, payload_bytes = 16, rate_per_s = 0.0 }
 trigger = { kind = "period", every = "130ms", jitter = 0.1, messages = 50 }
-module = ""
-arguments = {}
-
 [network]
 delay = { least = "5500us", jitter = "2200us" }
-
 [store]
 delay = { least = "4200us", jitter = "280us" }
-
 [[fault]]
 swizzle = { at = "1800ms", for = "150ms" }
-
 [[fault]]
 disk = { at = "620ms", for = "1781ms", mode = "full", restart_after = "1050ms" }
-
 [[fault]]
 crash = { restart_after = "1600ms", failpoint = "store.pack.directory" }
-
 [[fault]]
 crash = { restart_after = "262ms", failpoint = "store.probe.linked", hit = 4 }
-
 [[fault]]
 crash = { restart_after = "775ms", failpoint = "store.pack.synced", hit = 3 }
-
 [[fault]]
 crash = { restart_after = "775ms", failpoint = "store.ref.synced", hit = 3 }
-
 [[fault]]
 crash = { restart_after = "600ms", failpoint = "store.delete.ref", hit = 4 }
-
 [[fault]]
 crash = { restart_after = "750ms", failpoint = "coordinator.epoch.checked" }
-
 [liveness]
-heal = ""
 within = "36160ms"
-
 [run]
 until = "3800ms"
-faults_from = "running"
-events_max = 5000000
 keep_epochs = 10
 rejoin_grace = "100ms"
 turns_in_a_row = 1
@@ -257,10 +194,7 @@ REFUSAL_LOST = (
 )
 
 ONE_HOST_CANNOT_READ = """
-schema = 1
 name = "swarm"
-budget = "within"
-
 [fleet]
 agents = 2
 hosts = 5
@@ -268,32 +202,20 @@ coordinators = 3
 protocol = "uncoordinated"
 pattern = { name = "spawning", messages = 400, payload_bytes = 16, rate_per_s = 0.0 }
 trigger = { kind = "period", every = "20ms", jitter = 0.1, messages = 50 }
-module = ""
-arguments = {}
-
 [network]
 delay = { least = "40ms", jitter = "310us" }
-
 [store]
 delay = { least = "12ms", jitter = "7200us" }
-
 [[fault]]
 disk = { at = "800ms", for = "2343ms", mode = "eio", restart_after = "" }
-
 [[fault]]
 swizzle = { at = "1790ms", for = "131ms" }
-
 [[fault]]
 crash = { at = "800ms", restart_after = "" }
-
 [liveness]
-heal = ""
 within = "62248ms"
-
 [run]
 until = "3600ms"
-faults_from = "running"
-events_max = 5000000
 keep_epochs = 2
 rejoin_grace = "100ms"
 turns_in_a_row = 4
@@ -307,10 +229,7 @@ ACKNOWLEDGED_BY_A_STALE_LEADER = (
 )
 
 SPAWN_PENDING = """
-schema = 1
 name = "spawn-lost"
-budget = "within"
-
 [fleet]
 agents = 3
 hosts = 2
@@ -318,35 +237,22 @@ coordinators = 1
 protocol = "chandy-lamport"
 pattern = { name = "spawning", messages = 400, payload_bytes = 16, rate_per_s = 300.0 }
 trigger = { kind = "period", every = "100ms", jitter = 0.1, messages = 50 }
-module = ""
-arguments = {}
-
 [network]
 delay = { least = "500us", jitter = "1ms" }
-
 [store]
 delay = { least = "1ms", jitter = "2ms" }
-
 [[fault]]
 delay = { at = "0s", for = "6s", between = ["c1", "h1"], least = "60ms", jitter = "0ms" }
-
 [[fault]]
 crash = { at = "1462ms", restart_after = "200ms" }
-
 [[fault]]
 crash = { at = "2681ms", restart_after = "50ms" }
-
 [[fault]]
 crash = { at = "2685ms", restart_after = "50ms" }
-
 [liveness]
-heal = ""
 within = "30s"
-
 [run]
 until = "8s"
-faults_from = "running"
-events_max = 5000000
 keep_epochs = 3
 rejoin_grace = "1s"
 turns_in_a_row = 64
@@ -358,9 +264,7 @@ SPAWN_REFUSED = (
 )
 
 LEADER_DIES_IN_A_LOG_EPOCH = """
-schema = 1
 name = "frozen"
-
 [fleet]
 agents = AGENTS
 hosts = 2
@@ -368,10 +272,8 @@ coordinators = 3
 protocol = "PROTOCOL"
 pattern = { name = "PATTERN", messages = 2000, rate_per_s = 500.0 }
 trigger = { every = "300ms" }
-
 [[fault]]
 crash = { failpoint = "coordinator.epoch.completed", restart_after = "500ms" }
-
 [run]
 until = "4s"
 """
@@ -382,9 +284,7 @@ FROZEN_FOR_EVER = (
 )
 
 ASKED_ALL_THE_TIME = """
-schema = 1
 name = "asked"
-
 [fleet]
 agents = 2
 hosts = 5
@@ -392,16 +292,12 @@ protocol = "cas"
 pattern = { name = "cyclic", messages = 200 }
 trigger = { every = "110ms", jitter = 0.1 }
 log_bytes_max = 500
-
 [network]
 delay = { least = "40ms", jitter = "5400us" }
-
 [store]
 delay = { least = "1250us", jitter = "20ms" }
-
 [[fault]]
 coordinator = { at = "22ms", kind = "unknown-outcome", for = "2437ms", per_mille = 1000 }
-
 [run]
 until = "6400ms"
 snapshots_every = "100ms"
@@ -413,19 +309,15 @@ NEVER_PROPOSED_AGAIN = (
 )
 
 CRASHES_TWICE = """
-schema = 1
 name = "poison"
-
 [fleet]
 agents = 7
 hosts = 2
 protocol = "hmnr"
 pattern = { name = "crashing", messages = 400, rate_per_s = 250.0 }
 trigger = { every = "50ms" }
-
 [network]
 delay = { least = "9ms", jitter = "3ms" }
-
 [run]
 until = "5s"
 rejoin_grace = "100ms"
@@ -437,22 +329,17 @@ BURIED_INSIDE = (
 )
 
 LEAVES_WHILE_TRIED = """
-schema = 1
 name = "tried"
-
 [fleet]
 agents = 4
 hosts = 2
 protocol = "fdas"
 pattern = { name = "failing", messages = 200 }
 trigger = { kind = "messages", messages = 96 }
-
 [network]
 delay = { least = "5ms", jitter = "5ms" }
-
 [limits]
 channel_credit = 2
-
 [run]
 until = "3s"
 """
@@ -463,9 +350,7 @@ SHOWN_BY_NOBODY = (
 )
 
 SEVEN_CRASH = """
-schema = 1
 name = "crashing"
-
 [fleet]
 agents = 8
 hosts = 5
@@ -474,16 +359,12 @@ protocol = "fdas"
 pattern = { name = "crashing", messages = 200, rate_per_s = 58.0 }
 trigger = { kind = "adaptive", every = "260ms", jitter = 0.1 }
 log_bytes_max = 2000
-
 [network]
 delay = { least = "3120us", jitter = "1500us" }
-
 [store]
 delay = { least = "400us", jitter = "120us" }
-
 [[fault]]
 loss = { at = "2650ms", for = "4125ms", between = ["h3", "c3"], per_mille = 10 }
-
 [run]
 until = "6800ms"
 keep_epochs = 10
@@ -497,34 +378,26 @@ FAILED_FOR_ALL = (
 
 
 TAKEN_BACK_TWICE = """
-schema = 1
 name = "taken back behind what is forgotten"
-
 [fleet]
 agents = 8
 hosts = 4
 coordinators = 3
 pattern = { name = "memory", messages = 400, rate_per_s = 571.0 }
 trigger = { kind = "period", every = "120ms" }
-
 [network]
 delay = { least = "26ms", jitter = "5600us" }
-
 [store]
 delay = { least = "1300us", jitter = "1350us" }
-
 [outputs]
 one_in = 1
 is_watched = true
-
 [restores]
 times = 2
 drops_one_in = 1
-
 [run]
 until = "2800ms"
 keep_epochs = 3
-
 [limits]
 chunk_tables = 1
 packs_per_epoch = 3
@@ -538,9 +411,7 @@ NO_BASE_ANY_MORE = (
 
 
 MOVED_ALONE = """
-schema = 1
 name = "agents are to move, and need not any more"
-
 [fleet]
 agents = 3
 hosts = 3
@@ -548,25 +419,19 @@ protocol = "uncoordinated"
 pattern = { name = "planning", messages = 200, rate_per_s = 65.0 }
 trigger = { kind = "period", every = "190ms" }
 log_bytes_max = 8000
-
 [network]
 delay = { least = "3870us", jitter = "150us" }
 paths = { "h1>c1" = { least = "60ms", jitter = "60ms" }, "h2>h3" = { least = "20ms", jitter = "20ms" }, "h2>c1" = { least = "150ms", jitter = "5ms" } }
-
 [[fault]]
 hang = { at = "3850ms", for = "2250ms" }
-
 [[fault]]
 slow = { at = "90ms", for = "1500ms", percent = 50 }
-
 [liveness]
 within = "92s"
-
 [run]
 until = "6100ms"
 keep_epochs = 2
 moves = 1
-
 [limits]
 freeze_ms = 200
 spare_ms = 1
@@ -584,59 +449,44 @@ FORGOTTEN_TWICE = (
 )
 
 TAKEN_BACK_WHILE_SEALS_FAIL = """
-schema = 1
 name = "swarm"
-
 [fleet]
 agents = 7
 hosts = 3
 coordinators = 1
 pattern = { name = "all-to-all", messages = 200, payload_bytes = 600 }
 trigger = { kind = "period", every = "33ms", jitter = 0.0 }
-
 [network]
 delay = { least = "40ms", jitter = "2600us" }
 paths = { "c1>h2" = { least = "100us", jitter = "5ms" }, "h1>h2" = { least = "100us", jitter = "0s" } }
-
 [store]
 delay = { least = "1900us", jitter = "100us" }
-
 [clients]
 count = 3
 inputs = 20
 pause = "5ms"
 asks = true
 is_settling = true
-
 [restores]
 times = 1
-
 [[fault]]
 capture = { at = "10ms", hit = 4, times = 3 }
-
 [[fault]]
 delay = { at = "12ms", for = "71ms", least = "50ms", jitter = "300ms" }
-
 [[fault]]
 disk = { mode = "eio", failpoint = "store.log.seal.directory", hit = 6 }
-
 [[fault]]
 disk = { mode = "eio", failpoint = "store.log.batch.opened", hit = 3 }
-
 [[fault]]
 disk = { mode = "eio", failpoint = "store.log.batch.linked", hit = 6 }
-
 [[fault]]
 disk = { mode = "eio", failpoint = "store.log.mark.written", hit = 6 }
-
 [liveness]
 within = "144080ms"
-
 [run]
 until = "6400ms"
 keep_epochs = 2
 retention = "last=3,hourly=0,daily=1"
-
 [limits]
 part_bytes = 256
 frame_items = 1

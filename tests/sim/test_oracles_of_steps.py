@@ -110,6 +110,14 @@ def test_so_does_the_second_of_two_alike(seen: Seen, end: str) -> None:
     assert not seen.found
 
 
+def test_a_step_that_failed_its_turn_may_run_again_when_the_turn_is_tried_again(seen: Seen) -> None:
+    seen.oracle.on_ended(TurnFailed("a", 1, "no", 5, is_durable=True, is_of_step=True))
+    seen.load(2)
+    seen.begin(2)
+    seen.stand(2)
+    assert not seen.found
+
+
 def test_what_was_dropped_on_purpose_may_be_done_again(seen: Seen) -> None:
     seen.oracle.on_dropped()
     seen.load(2)

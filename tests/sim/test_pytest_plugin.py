@@ -33,18 +33,12 @@ import snapline
 QUICK = {"faults": "quiet", "hosts": 2, "coordinators": 1, "until": "600ms"}
 
 def test_sound(snapline_sim):
-    summary = snapline_sim.check(my_module.sound, seeds=2, invariant=my_module.all_there, until="1s")
+    summary = snapline_sim.check(my_module.sound, seeds=2, invariant=my_module.all_there, until="600ms")
     assert summary.runs == 2 and summary.verdict == "pass" and summary.metrics["epochs_complete"].mean > 0
 
-def test_object(snapline_sim):
-    snapline_sim.check(my_module.sound(), seeds=1, invariant=my_module.all_there, **QUICK)
-
-def test_name(snapline_sim):
-    snapline_sim.check("my_module:sound", seeds=1, **QUICK)
-
-async def test_in_a_loop(snapline_sim):
+async def test_name_in_a_loop(snapline_sim):
     await asyncio.sleep(0)
-    snapline_sim.check(my_module.sound, seeds=1, **QUICK)
+    snapline_sim.check("my_module:sound", seeds=1, **QUICK)
 
 def test_one_run(snapline_sim):
     result = snapline_sim.run(my_module.sound, seed=3, **QUICK)
@@ -58,13 +52,13 @@ def test_own_agents(snapline_sim):
     snapline_sim.check(fleet, seeds=1, **QUICK)
 
 def test_wrong(snapline_sim):
-    snapline_sim.check(my_module.wrong, until="1s", shrink_s=1, invariant=my_module.all_there)
+    snapline_sim.check(my_module.wrong, until="600ms", shrink_s=0.2, invariant=my_module.all_there)
 
 def test_invariant(snapline_sim):
-    snapline_sim.check(my_module.sound, until="1s", seeds=20, shrink_s=1, invariant=lambda cut: cut.epoch < 1)
+    snapline_sim.check(my_module.sound, until="1s", seeds=20, shrink_s=0.5, invariant=lambda cut: cut.epoch < 1)
 
 def test_leaking(snapline_sim):
-    snapline_sim.check(my_module.leaking, seeds=2, shrink_s=1, **QUICK)
+    snapline_sim.check(my_module.leaking, seeds=2, shrink_s=0.2, **QUICK)
 
 def test_dicer(snapline_sim):
     snapline_sim.check(my_module.dicer, seeds=2, shrink_s=0, **QUICK)
@@ -75,14 +69,10 @@ def test_babbling(snapline_sim):
 def test_sleeper(snapline_sim):
     snapline_sim.check(my_module.sleeper)
 
-UNDECIDED = dict(seeds=1, at_end=lambda states: None, shrink_s=0, **QUICK)
-
 def test_undecided(snapline_sim):
-    snapline_sim.check(my_module.sound_and_slow, **UNDECIDED)
-
-def test_undecided_and_allowed(snapline_sim):
-    summary = snapline_sim.check(my_module.sound_and_slow, allow_undecided=True, **UNDECIDED)
-    assert summary.verdicts["undecided"] == 1
+    slow = dict(seeds=1, at_end=lambda states: None, shrink_s=0, **QUICK)
+    assert snapline_sim.check(my_module.sound_and_slow, allow_undecided=True, **slow).verdicts["undecided"] == 1
+    snapline_sim.check(my_module.sound_and_slow, **slow)
 
 def test_misused(snapline_sim):
     snapline_sim.check(my_module.sound, faults="crash")

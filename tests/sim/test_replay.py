@@ -1,6 +1,5 @@
-"""Running again what a folder holds, and runs of the world through sweeps, checks and shrinking."""
+"""Running again what a folder holds, and runs of the world in another interpreter."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,9 @@ from tests.sim import toys
 from snapline.errors import UsageError
 from snapline.sim.choices import RandomChoices
 from snapline.sim.report.run_folder import write_run
-from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario
 from snapline.sim.search.replay import check_determinism, read_repro, replay, repro_warnings
-from snapline.sim.search.sweep import sweep
+from snapline.sim.search.swarm import STANDARD, draw
 
 SCENARIO = Scenario(name="toy", fleet=FleetPart(pattern=PatternPart(messages=20)))
 
@@ -71,16 +69,4 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_world_repeats_itself_in_another_interpreter() -> None:
-    assert check_determinism(Scenario(), 1) is None
-
-
-def test_a_sweep_of_the_world_passes_and_is_checked(tmp_path: Path) -> None:
-    summary = sweep(SCENARIO, range(12), jobs=2, metrics_csv=tmp_path / "metrics.csv", catalogue=["never"])
-    assert summary.verdicts["pass"] == 12 and summary.verdict == "pass"
-    assert summary.metrics["turns"].count == 12 and summary.never_hit == ["never"]
-    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 13
-
-
-def test_a_mutant_of_the_world_travels_to_the_workers() -> None:
-    summary = sweep(SCENARIO, range(2), jobs=1, runner=partial(run, mutant="no such mutant"))
-    assert summary.verdicts["broken"] == 2
+    assert check_determinism(draw(STANDARD, 25), 25) is None

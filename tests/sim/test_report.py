@@ -1,7 +1,6 @@
 """Run folders: what is written comes back, the same run gives the same bytes, pages are safe, summaries fit."""
 
 import csv
-import gzip
 import json
 import re
 import shlex
@@ -30,11 +29,6 @@ from tests.sim.recordings import (
 )
 
 from snapline.errors import UsageError
-from snapline.recovery.trace import (
-    Header,
-    encode,
-    read_trace,
-)
 from snapline.sim.oracles.probes import CATALOGUE
 from snapline.sim.report import run_folder
 from snapline.sim.report.run_diagrams import draw_run, draw_timeline
@@ -185,18 +179,6 @@ def test_a_folder_is_read_back_and_the_same_run_gives_the_same_bytes(
         assert path.name == "repro.txt" or path.read_bytes() == (two / path.name).read_bytes()
 
 
-@given(operations)
-@few
-def test_the_trace_is_one_for_analyze(steps: list[Operation]) -> None:
-    recording = Fleet().run(steps)
-    packed = run_folder.trace_gz(recording)
-    header = encode(Header(agents=recording.agents))
-    assert packed[4:8] == bytes(4)  # no time of day
-    lines = gzip.decompress(packed).splitlines()
-    assert [json.loads(line)["t_ns"] for line in lines[1:]] == [timed.t_ns for timed in recording.events]
-    assert read_trace(lines) == read_trace([header, *(encode(timed.event) for timed in recording.events)])
-
-
 def test_the_report_can_be_made_again(tmp_path: Path) -> None:
     place = write(tmp_path / "run", Fleet().run(random_steps(5, 60)), evil_result(1000))
     before = {path.name: path.read_bytes() for path in place.iterdir()}
@@ -237,11 +219,6 @@ def test_repro_names_the_commands(tmp_path: Path) -> None:
     assert shlex.split(lines[0]) == ["snapline", "sim", "replay", str(place)]
     assert shlex.split(lines[1]) == ["snapline", "sim", "run", str(place / "config.toml"), "--seed", "42"]
     assert lines[2] == "# commit abc, schema 1"
-
-
-@given(st.integers(0, 10**15))
-def test_times_in_fault_files_are_exact(time_ns: int) -> None:
-    assert duration_ns(run_folder.exact(time_ns)) == time_ns
 
 
 keys = st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)

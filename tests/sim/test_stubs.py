@@ -177,7 +177,7 @@ def test_a_stub_may_sleep_in_virtual_time() -> None:
         PAID.clear()
         return {"charge": paying.slow_charge}
 
-    result, till = run_with(shop(simulate=stubs), StepsPart())
+    result, till = run_with(shop(simulate=stubs), StepsPart(), heal="5s")
     assert result.verdict == "pass", (result.violations, result.pending, result.error)
     assert till.done == ORDERS and not till.failed
     assert result.virtual_ns > ORDERS * 250_000_000
@@ -210,8 +210,7 @@ def test_a_stub_that_awaits_what_cannot_be_simulated_is_told_so() -> None:
     assert result.verdict == "broken" and "step 'charge': a stub starts a task" in result.error
 
 
-@pytest.mark.parametrize("kind", [Clerk, DurableClerk])
-def test_retries_wait_in_virtual_time(kind: type[Clerk]) -> None:
+def test_retries_wait_in_virtual_time() -> None:
     """Whatever a step runs: its stub, or its own function."""
     for simulate in ({"flaky": _Flaky()}, None):
         fleet = snapline.Fleet("patient", agents={"a": Patient(0)}, simulate=simulate)
@@ -264,7 +263,7 @@ class Patient(snapline.Agent):
 def test_calls_go_wrong_as_the_scenario_says_and_the_ledger_tells_done_from_not_done(
     fate: str, kind: type[Clerk]
 ) -> None:
-    result, till = run_with(shop(kind, simulate=counted), StepsPart(**{fate: 500}), seed=0, heal="40s")
+    result, till = run_with(shop(kind, simulate=counted), StepsPart(**{fate: 500}), seed=0, heal="12s")
     assert result.verdict == "pass", (result.violations, result.pending, result.error)
     assert all(PAID.get(order, 0) == 1 for order in range(1, ORDERS + 1) if order not in till.failed)
     assert [fault.kind for fault in result.faults].count("step") >= len(till.failed)
@@ -309,8 +308,7 @@ def first_failure(target: Callable[[], snapline.Fleet], **options: Any) -> tuple
 
 @pytest.mark.parametrize("kind", [Clerk, DurableClerk])
 def test_a_step_that_pays_twice_is_convicted_by_what_its_stub_asserts(kind: type[Clerk]) -> None:
-    """Without faults it pays once: nobody sees it."""
-    assert run_fleet(functools.partial(shop, kind, simulate=paying.convicting), 0, **QUICK).verdict == "pass"
+    """Without faults it pays once, as the test of calls above shows: nobody sees it."""
     _, _, result = first_failure(functools.partial(shop, kind, simulate=paying.convicting))
     violation = result.violations[0]
     assert violation.oracle == "stub" and "charged twice" in violation.text and "paying_fleets.py:" in violation.text
@@ -369,13 +367,6 @@ def test_what_a_stub_has_seen_becomes_small() -> None:
     shrunk = shrink(scenario, result.seed, result, runner=subject.run, time_limit_s=10.0)
     assert shrunk.signature == "violation stub"
     assert shrunk.size.faults <= 2 and shrunk.size.total < 60, shrunk.size
-
-
-def test_runs_with_stubs_repeat() -> None:
-    subject = Subject(paying.plain_shop, faults="swarm")
-    for seed in range(2):
-        scenario = subject.scenario(seed)
-        assert subject.run(scenario, seed).trace_hash == subject.run(scenario, seed).trace_hash, seed
 
 
 def test_answers_go_wrong_in_some_runs_of_each_template_but_the_quiet_one() -> None:

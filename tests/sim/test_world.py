@@ -2,8 +2,7 @@
 
 import asyncio
 import gc
-import subprocess
-import sys
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,10 +14,9 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.channels.channel import Outlet
-from snapline.protocols.names import PROTOCOLS
 from snapline.sim.result import Result
 from snapline.sim.run import run
-from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, TriggerPart
+from snapline.sim.scenario import FleetPart, RunPart, Scenario
 from snapline.sim.search.swarm import STANDARD, draw
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.disk import VirtualDisk
@@ -29,70 +27,20 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.store import Store
 
 
-def small(protocol: str, seed: int) -> Scenario:
-    """Four agents that work for two seconds, without faults, on a network as the swarm draws it."""
-    drawn = draw(STANDARD, seed)
-    trigger, pattern = TriggerPart(every="200ms"), PatternPart(messages=120, rate_per_s=60)
-    fleet = FleetPart(agents=4, hosts=2, protocol=protocol, pattern=pattern, trigger=trigger)
-    return msgspec.structs.replace(drawn, fleet=fleet, fault=[])
-
-
 def said(result: Result) -> str:
     return f"{result.verdict}: {result.violations} {result.pending} {result.error}"
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_fleet_of_every_protocol_passes(protocol: str) -> None:
-    result = run(small(protocol, 1), 1)
-    assert result.verdict == "pass", said(result)
-    assert result.messages >= 120 and result.metrics["epochs_complete"] >= 1
-
-
-@pytest.mark.parametrize("seed", [20, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (22, 25))])
-def test_a_seed_with_faults_repeats_to_the_last_bit(seed: int) -> None:
-    one, other = run(draw(STANDARD, seed), seed), run(draw(STANDARD, seed), seed)
+@pytest.mark.parametrize("seed", [6, 20, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (19, 22, 25))])
+def test_a_seed_with_faults_repeats_to_the_last_bit_and_leaves_nothing(seed: int) -> None:
+    """When 6 and 19 end, somebody still waits for the log. A sweep's processes would grow with every such run."""
+    worlds: list[weakref.ref[World]] = []
+    one, other = (run(draw(STANDARD, seed), seed, on_world=lambda x: worlds.append(weakref.ref(x))) for _ in range(2))
+    gc.collect()
+    assert [world() for world in worlds] == [None, None]
     assert one.trace_hash == other.trace_hash and one.waypoints == other.waypoints
     one.cpu_s = other.cpu_s = 0
     assert one == other
-
-
-@pytest.mark.parametrize("seed", [19, pytest.param(6, marks=pytest.mark.slow)])
-def test_nothing_is_left_of_a_run(seed: int) -> None:
-    """In both somebody still waits for the log when the run ends. A sweep's processes would grow with every such run."""
-    before = worlds()
-    run(draw(STANDARD, seed), seed)
-    assert worlds() <= before
-
-
-def worlds() -> int:
-    gc.collect()
-    return sum(isinstance(each, World) for each in gc.get_objects())
-
-
-HASHES = """
-from snapline.sim.run import run
-from snapline.sim.search.swarm import STANDARD, draw
-print(*[run(draw(STANDARD, seed), seed).trace_hash for seed in (25,)])
-"""
-
-
-def test_a_process_with_other_hashes_of_text_sees_the_same() -> None:
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", HASHES],
-            env={"PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "77")
-    ]
-    assert found[0] == found[1] and len(found[0].split()) == 1
-
-
-def test_other_seeds_are_other_runs() -> None:
-    scenario = small("bcs", 1)
-    assert run(scenario, 1).trace_hash != run(scenario, 2).trace_hash
 
 
 # ---- handlers that wait -----------------------------------------------------------------------------------------------
@@ -158,7 +106,6 @@ def test_a_handler_that_awaits_a_step_runs() -> None:
     result = play(naps=False)
     assert result.verdict == "pass", said(result)
     assert result.messages == 63
-    assert result.trace_hash == play(naps=False).trace_hash
 
 
 def test_a_handler_that_sleeps_is_refused_with_its_line() -> None:
@@ -218,7 +165,7 @@ def test_an_invariant_that_breaks_at_the_end_is_found(monkeypatch: pytest.Monkey
     monkeypatch.setattr("snapline.sim.run.LOOKS_APART", 10**9)
     wrong = Outlet(channel=0, sender="a", receiver="b", number=-1)
     monkeypatch.setattr(HostCore, "validate", lambda core: wrong.validate())
-    result = run(small("bcs", 1), 1)
+    result = run(Scenario(), 1)
     assert [(each.oracle, "a->b: number -1" in each.text) for each in result.violations] == [("core", True)], said(
         result
     )

@@ -78,9 +78,9 @@ def toy(scenario: Scenario, seed: int, *, choices: Choices | None = None, window
 
 
 def flagged(scenario: Scenario, seed: int, *, choices: Choices | None = None, mutant: str = "") -> Result:
-    """A toy with an argument of its own."""
+    """A toy with an argument of its own, which tells whether garbage is collected within runs."""
     result = toy(scenario, seed, choices=choices)
-    result.metrics["mutant"] = float(len(mutant))
+    result.metrics |= {"mutant": float(len(mutant)), "is_collecting": float(gc.isenabled())}
     return result
 
 
@@ -101,7 +101,9 @@ def many_verdicts(scenario: Scenario, seed: int, *, choices: Choices | None = No
 
 
 def dying(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
-    """Seeds 7 and 20 end the process."""
+    """Seeds 7 and 20 end the process, seed 3 raises, which a runner should not."""
+    if seed == 3:
+        raise ZeroDivisionError("three")
     if seed == 7:
         os._exit(9)
     if seed == 20:
@@ -121,13 +123,6 @@ def deaf(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Re
     if seed == 5:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
         time.sleep(SLEEP_S)
-    return toy(scenario, seed, choices=choices)
-
-
-def raising(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
-    """Seed 3 raises, which a runner should not."""
-    if seed == 3:
-        raise ZeroDivisionError("three")
     return toy(scenario, seed, choices=choices)
 
 
@@ -170,13 +165,6 @@ def sometimes(scenario: Scenario, seed: int, *, choices: Choices | None = None) 
 def hashing_unseen(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
     """`hashing` without a journal."""
     return hashing(scenario, seed, choices=choices)
-
-
-def watching_garbage(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
-    """Tells whether garbage is collected within runs."""
-    result = toy(scenario, seed, choices=choices)
-    result.metrics["is_collecting"] = float(gc.isenabled())
-    return result
 
 
 def flagged_pass(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
