@@ -22,7 +22,6 @@ from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.peers_of import Raw, until
 from tests.coordinator.raft.replicas import (
     ELECTION_S,
-    FALLBACK_S,
     Client,
     Cluster,
     Ledger,
@@ -37,18 +36,13 @@ from snapline.coordinator.raft import transport as transport_module
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.messages import Message, decode_batch, encode_message
 from snapline.coordinator.raft.node import JOURNAL_FILE, SafeSyncObj
-from snapline.coordinator.raft.pysyncobj_adapter import ELECTION_S_MIN, ENTRY_BYTES_MAX
+from snapline.coordinator.raft.pysyncobj_adapter import ELECTION_S_MIN
 from snapline.coordinator.raft.raft_driver import (
-    IN_FLIGHT_MAX,
     Committed,
-    Outcome,
-    RaftDriver,
-    Rejected,
     Replica,
     ReplicaOptions,
-    Unknown,
 )
-from snapline.errors import CoordinatorUnavailableError, MessageTooLargeError, UsageError
+from snapline.errors import UsageError
 from snapline.security.transport import Security
 
 
@@ -81,15 +75,6 @@ async def add(cluster: Cluster, name: str, client: str, count: int) -> None:
 # ---- the plain way --------------------------------------------------------------------------------------------------
 
 
-async def test_all_replicas_take_proposals_and_answer_reads(three: Cluster) -> None:
-    await three.wait_leader()
-    for name in three.names:
-        await add(three, name, name, 10)
-    for name in three.names:
-        assert await three.value(name, "x") == 30
-    await three.wait_equal()
-
-
 async def test_alone_a_replica_commits_at_once(tmp_path: Path) -> None:
     cluster = await Cluster(tmp_path, 1).start()
     await cluster.wait_leader()
@@ -119,22 +104,6 @@ async def test_status_metrics_and_transfer(three: Cluster) -> None:
     await until(lambda: three.replicas[target].driver.standing.is_leader)
     with pytest.raises(UsageError):
         await three.replicas[leader].driver.transfer_leadership()
-
-
-async def test_an_entry_that_is_too_large_is_refused_before_it_is_proposed(three: Cluster) -> None:
-    leader = await three.wait_leader()
-    follower = next(name for name in three.names if name != leader)
-
-    def padded(sequence: int, size: int) -> bytes:
-        entry = entry_of("a", sequence, "x", ("add", 1))
-        return entry + b" " * (size - len(entry))
-
-    for sequence, name in enumerate((leader, follower), start=1):
-        outcome = await three.replicas[name].driver.propose(padded(sequence, ENTRY_BYTES_MAX))
-        assert isinstance(outcome, Committed)
-        with pytest.raises(MessageTooLargeError):
-            await three.replicas[name].driver.propose(padded(9, ENTRY_BYTES_MAX + 1))
-    await three.wait_equal()
 
 
 @pytest.mark.parametrize(
@@ -182,29 +151,6 @@ async def test_a_replica_without_its_log_learns_and_then_counts(three: Cluster) 
 
 
 # ---- test 13: a leader that is cut off ------------------------------------------------------------------------------
-
-
-async def test_a_leader_that_is_cut_off_answers_no_read_and_steps_down(three: Cluster) -> None:
-    old = await three.wait_leader()
-    await add(three, old, "a", 3)
-    three.isolate(old)
-    began = time.monotonic()
-    reading = asyncio.create_task(three.replicas[old].driver.read(lambda: "stale", timeout_s=1.6))
-    writing = asyncio.create_task(three.replicas[old].driver.propose(b'["b",1,"x",["add",100]]', timeout_s=1.6))
-    await until(lambda: not three.replicas[old].driver.standing.is_leader)
-    assert time.monotonic() - began < FALLBACK_S + 0.5, "it led on without a majority"
-    new = await three.wait_leader()
-    assert new != old
-    await add(three, new, "c", 3)
-    machine = three.machines[old]
-    stale = await three.replicas[old].driver._on_tick_thread(lambda: machine.registers["x"], 1.0)
-    assert stale == 3, "its own state is stale: only the barrier keeps that from its readers"
-    with pytest.raises(CoordinatorUnavailableError):
-        await reading
-    assert isinstance(await writing, Unknown | Rejected)
-    three.heal()
-    state = msgspec.json.decode(await three.wait_equal())
-    assert state[0]["x"] in (6, 106), "its own entry is in the log on all replicas, or on none"
 
 
 # ---- test 12: unknown outcomes --------------------------------------------------------------------------------------
@@ -278,37 +224,6 @@ async def test_forwarded_membership_version_and_pickled_commands_do_nothing(tmp_
 
 
 # ---- test 15: flood -------------------------------------------------------------------------------------------------
-
-
-async def test_a_flood_of_ten_times_the_limit_is_bounded_and_does_no_harm(tmp_path: Path) -> None:
-    """What is refused costs less than what is taken: ten times as much at once less than ten times, in the processor's time of the same moment."""
-    three = await Cluster(tmp_path, 3, configuration=real_configuration).start()
-    leader = await three.wait_leader()
-    follower = next(name for name in three.names if name != leader)
-    for name in (leader, follower):
-        driver = three.replicas[name].driver
-        alone = [entry_of(f"{name}-alone", n, "x", ("add", 1)) for n in range(IN_FLIGHT_MAX)]
-        entries = [entry_of(name, n, "x", ("add", 1)) for n in range(10 * IN_FLIGHT_MAX)]
-        taken, alone_s = await _proposed(driver, alone)
-        outcomes, flood_s = await _proposed(driver, entries)
-        assert flood_s < 10 * alone_s, f"{flood_s} s for ten times what costs {alone_s} s"
-        refused = [isinstance(outcome, Rejected) and "under way" in outcome.reason for outcome in outcomes]
-        assert refused == [False] * IN_FLIGHT_MAX + [True] * 9 * IN_FLIGHT_MAX
-        # Where a leader was lost meanwhile, the same request is proposed again, and is done once.
-        for entry, outcome in zip([*alone, *entries[:IN_FLIGHT_MAX]], [*taken, *outcomes], strict=False):
-            known = outcome
-            while not isinstance(known, Committed):
-                known = await driver.propose(entry)
-    state = msgspec.json.decode(await three.wait_equal())
-    assert state[0] == {"x": 4 * IN_FLIGHT_MAX}
-    await three.stop()
-    assert three.alarms == []
-
-
-async def _proposed(driver: RaftDriver, entries: list[bytes]) -> tuple[list[Outcome], float]:
-    """All at once; and the processor's seconds that it took."""
-    began_s = time.process_time()
-    return await asyncio.gather(*[driver.propose(entry) for entry in entries]), time.process_time() - began_s
 
 
 # ---- test 9: chaos --------------------------------------------------------------------------------------------------
