@@ -164,7 +164,7 @@ async def test_what_is_unknown_is_done_once_when_it_is_repeated(tmp_path: Path) 
     outcomes: Counter[str] = Counter()
     for round_number in range(2):
         leader = await cluster.wait_leader()
-        for sequence in range(1, 21):
+        for sequence in range(1, 11):
             entry = entry_of(f"r{round_number}", sequence, "x", ("add", 1))
             for attempt in range(100):
                 name = chance.choice(cluster.names)
@@ -172,9 +172,9 @@ async def test_what_is_unknown_is_done_once_when_it_is_repeated(tmp_path: Path) 
                 outcome = await cluster.replicas[name].driver.propose(entry, timeout_s=timeout_s)
                 outcomes[type(outcome).__name__] += 1
                 if isinstance(outcome, Committed):
-                    assert outcome.result == round_number * 20 + sequence
+                    assert outcome.result == round_number * 10 + sequence
                     break
-                if sequence == 10 and attempt == 1 and leader in cluster.replicas:
+                if sequence == 5 and attempt == 1 and leader in cluster.replicas:
                     await asyncio.gather(cluster.replicas[leader].driver.transfer_leadership(), return_exceptions=True)
             else:
                 raise AssertionError("never committed")
@@ -182,7 +182,7 @@ async def test_what_is_unknown_is_done_once_when_it_is_repeated(tmp_path: Path) 
             await cluster.crash_one(name)
         await asyncio.gather(*[cluster.start_one(name) for name in cluster.names])
     state = msgspec.json.decode(await cluster.wait_equal())
-    assert state[0] == {"x": 40}
+    assert state[0] == {"x": 20}
     assert outcomes["Unknown"] > 15, outcomes
     assert any((tmp_path / name / "raft.dump").exists() for name in cluster.names)
     await cluster.stop()
@@ -248,24 +248,19 @@ async def watch(cluster: Cluster, leaders: dict[int, set[str]]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def chaos(cluster: Cluster, seconds: float, seed: int, *, acked_min: int, unknown_min: int = 0) -> Counter[str]:
+async def chaos(cluster: Cluster, seconds: float, *, acked_min: int) -> None:
     """Clients work while the leader is cut off, replicas crash, connections break; then all must agree.
 
-    It goes on until each client has `acked_min` acknowledged operations, and all together have `unknown_min` whose outcome nobody knows.
+    It goes on until each client has `acked_min` acknowledged operations.
     """
-    chance = random.Random(seed)
+    chance = random.Random(1)
     end = time.monotonic() + seconds
     leaders: dict[int, set[str]] = {}
-    counts: Counter[str] = Counter()
-
-    clients = [Client(cluster, f"k{number}", random.Random(seed * 100 + number)) for number in range(5)]
-
-    def unknown() -> int:
-        return sum(operation.answered is None for client in clients for operation in client.history)
+    clients = [Client(cluster, f"k{number}", random.Random(100 + number)) for number in range(5)]
 
     async def work(client: Client) -> None:
         done = 0
-        while time.monotonic() < end or len(client.acked) < acked_min or unknown() < unknown_min:
+        while time.monotonic() < end or len(client.acked) < acked_min:
             name = f"r{client.chance.randrange(3)}.{int(2 * (end - time.monotonic()))}"
             asked: Any = client.chance.choice(
                 [("add", 1), ("write", done), ("cas", done % 3, done % 5), ("read",), ("read",)]
@@ -283,7 +278,6 @@ async def chaos(cluster: Cluster, seconds: float, seed: int, *, acked_min: int, 
             what = chance.choice(["isolate", "crash", "crash", "cut", "cut", "crash all"])
             if name is None:
                 continue
-            counts[what] += 1
             if what == "isolate":
                 cluster.isolate(name)
                 await asyncio.sleep(chance.uniform(0.3, 1.5))
@@ -312,9 +306,6 @@ async def chaos(cluster: Cluster, seconds: float, seed: int, *, acked_min: int, 
     check_claims(history, acked, applied)
     assert all(len(names) == 1 for names in leaders.values()), leaders
     assert cluster.alarms == []
-    counts["operations"], counts["acked"], counts["terms"] = len(history), len(acked), len(leaders)
-    counts["unknown"] = unknown()
-    return counts
 
 
 async def test_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,23 +320,9 @@ async def test_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_module, "encode_message", encode)
     cluster = await Cluster(tmp_path, 3, compaction_entries=60).start()
     await cluster.wait_leader()
-    await chaos(cluster, 3.0, seed=1, acked_min=5)
+    await chaos(cluster, 3.0, acked_min=5)
     await cluster.stop()
     assert {"request_vote", "response_vote", "append_entries", "next_node_idx", "apply_command"} <= set(seen), seen
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("count", [3, 5])
-async def test_chaos_over_mutual_tls(tmp_path: Path, count: int) -> None:
-    (tmp_path / "certificates").mkdir()
-    cluster = await Cluster(
-        tmp_path, count, security_of=secured(tmp_path / "certificates"), compaction_entries=150
-    ).start()
-    await cluster.wait_leader()
-    counts = await chaos(cluster, 60.0, seed=count, acked_min=100, unknown_min=11)
-    await cluster.stop()
-    print(dict(counts))
 
 
 async def holders_after_a_crash_of_all(cluster: Cluster) -> int:
