@@ -68,12 +68,6 @@ def test_next_one_waits_until_the_release_is_written_and_one_that_fails_is_tried
     assert [x.epoch for x in released(bench)] == [1, 1, 2]
 
 
-def test_ref_comes_first(bench: Bench) -> None:
-    bench.held = (ev.PublishEpoch,)
-    bench.snapshot("h1", "h2")
-    assert released(bench) == []
-
-
 def test_fleet_that_emits_nothing_releases_nothing() -> None:
     bench = Bench()
     bench.start_fleet("h1", "h2")

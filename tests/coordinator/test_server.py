@@ -251,16 +251,6 @@ def _stopping(host: GrpcHost):  # type: ignore[no-untyped-def]
     return on_directive
 
 
-async def test_health_and_reflection_are_served(running: Running) -> None:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    address = await running.start()
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        reply = await stub.Check(health_pb2.HealthCheckRequest(service="snapline.protos.v1.Coordinator"))
-    assert reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
 async def test_health_says_serving_only_with_a_majority(running: Running) -> None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -285,8 +275,9 @@ async def test_the_health_door_tells_living_from_ready_and_serves_nothing_else(r
 
 async def test_the_health_door_says_ready_when_it_leads_and_cannot_be_had_twice(running: Running) -> None:
     door = f"unix:{running.path}/health"
-    await running.start(health=door)
+    address = await running.start(health=door)
     assert await is_serving(door, ALIVE, LIMIT_S) and await is_serving(door, READY, LIMIT_S)
+    assert await is_serving(address, SERVICE, LIMIT_S)
     async with contextlib.AsyncExitStack() as doors:
         with pytest.raises(AddressError, match="choose another --health"):
             await open_health_server(doors, health.aio.HealthServicer(), "192.0.2.1:1")
