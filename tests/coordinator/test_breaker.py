@@ -21,17 +21,6 @@ def opened(now_ns: int = START) -> Breaker:
     return made
 
 
-def test_it_opens_at_the_third_failure_in_a_row_and_not_before() -> None:
-    made = Breaker()
-    for attempt in range(20):
-        made.begun(attempt, START)
-        if attempt % FAILURES_TO_OPEN == FAILURES_TO_OPEN - 1:
-            assert not made.succeeded(attempt), "it had never opened"
-        else:
-            assert not made.failed(attempt, START + attempt, "full")
-        assert made.allows(START)
-
-
 def test_since_is_the_first_failure_in_a_row_and_reason_the_latest() -> None:
     made = Breaker()
     for attempt in range(FAILURES_TO_OPEN):
@@ -74,14 +63,6 @@ def test_what_fails_beside_the_probe_does_not_put_it_off() -> None:
     made.begun(200, due)
     made.failed(3, due, "an old one")
     assert not made.allows(due), "the probe is still on its way"
-
-
-def test_attempt_by_hand_is_the_probe_if_one_is_due() -> None:
-    made = opened()
-    made.begun(100, made.next_try_ns)
-    assert not made.allows(made.next_try_ns)
-    made.failed(100, made.next_try_ns, "full")
-    assert made.next_try_ns == START + PROBE_NS + 2 * PROBE_NS
 
 
 def test_probe_that_says_nothing_is_tried_again_at_once() -> None:
@@ -155,15 +136,6 @@ def check_against_plain(steps: list[tuple[str, int, int]]) -> None:
 @given(STEPS)
 def test_it_does_what_the_whole_history_says(steps: list[tuple[str, int, int]]) -> None:
     check_against_plain(steps)
-
-
-@given(STEPS)
-def test_probe_is_never_further_away_than_a_minute(steps: list[tuple[str, int, int]]) -> None:
-    made, now = Breaker(), START
-    for what, attempt, delay in steps:
-        now += delay
-        made.begun(attempt, now) if what == "begin" else made.failed(attempt, now, "full")
-        assert made.next_try_ns <= now + PROBE_NS_MAX
 
 
 @pytest.mark.parametrize("mutant", ["never doubles", "never capped", "late failures count", "success is forgotten"])

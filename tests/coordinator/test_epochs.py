@@ -18,31 +18,6 @@ def running(**options: Any) -> Bench:
     return bench
 
 
-def test_an_epoch_is_stored_then_decided_then_published_then_told() -> None:
-    bench = running()
-    bench.held = (ev.WriteManifest, ev.PublishEpoch)
-    bench.feed(ev.SnapshotRequested(7))
-    assert bench.last("h1") == bench.last("h2") == msg.BeginEpoch(1, 1, ("h1", "h2"))
-    bench.report("h1", 1)
-    assert not bench.waiting
-    bench.report("h2", 1)
-    (manifest,) = bench.waiting
-    assert isinstance(manifest, ev.WriteManifest) and sorted(x.agent for x in manifest.agents) == [
-        "a0",
-        "a1",
-        "a2",
-        "a3",
-    ]
-    assert bench.count(op.CompleteEpoch) == 0
-    bench.waiting.clear()
-    bench.feed(ev.ManifestWritten(1, "root"))
-    assert bench.count(op.CompleteEpoch) == 1 and bench.waiting == [ev.PublishEpoch(1, "root")]
-    assert not bench.answers and bench.kinds("h1")[-1] == "BeginEpoch"
-    bench.feed(ev.EpochPublished(1))
-    assert msg.EndEpoch(1, True) in bench.directives("h1")
-    assert bench.answers == [ev.AnswerSnapshot(7, 1, True, "", "root")]
-
-
 def test_only_hosts_with_agents_take_part() -> None:
     bench = Bench(hosts_expected=3, agents=2)
     bench.start_fleet("h1", "h2", "h3")
@@ -66,14 +41,6 @@ def test_reports_of_older_runs_and_repeated_ones_count_once() -> None:
     assert bench.last("h2") == msg.EndEpoch(1, True), "a repeated report is answered with the outcome"
 
 
-def test_a_manifest_that_cannot_be_written_aborts_the_epoch() -> None:
-    bench = running()
-    bench.held = (ev.WriteManifest,)
-    bench.snapshot("h1", "h2")
-    bench.feed(ev.ManifestWritten(1, "", "disk full"))
-    assert bench.answers == [ev.AnswerSnapshot(1, 1, False, "it could not be stored: disk full", "")]
-
-
 def test_a_ref_that_cannot_be_written_is_tried_again() -> None:
     bench = running()
     bench.held = (ev.PublishEpoch,)
@@ -91,22 +58,6 @@ def test_two_fleets_on_one_store_end_this_one() -> None:
     bench.snapshot("h1", "h2")
     bench.feed(ev.EpochPublished(1, "two fleets on one store", is_final=True))
     assert bench.state.phase == "failed"
-
-
-def test_a_new_leader_publishes_again_and_goes_on_with_open_epochs() -> None:
-    bench = running()
-    bench.held = (ev.PublishEpoch,)
-    bench.snapshot("h1", "h2")
-    bench.feed(ev.SnapshotRequested(2))
-    bench.waiting.clear()
-    bench.start_leader("second")
-    assert bench.waiting == [ev.PublishEpoch(1, "root-1")]
-    bench.release()
-    for host in ("h1", "h2"):
-        bench.attach(host, plan=1)
-        assert bench.kinds(host)[:6] == ["ReadProbe", "Welcome", "Roster", "Plan", "EndEpoch", "BeginEpoch"]
-        bench.report(host, 2)
-    assert bench.state.newest_complete() == 2
 
 
 @pytest.mark.parametrize(

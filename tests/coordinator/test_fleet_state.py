@@ -1,7 +1,5 @@
 """The replicated core, rule by rule."""
 
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.coordinator.conftest import Agreed
 
 from snapline.coordinator.state import operations as op
@@ -15,7 +13,6 @@ from snapline.coordinator.state.fleet_records import (
     UNCHANGED,
 )
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.operation_rules import place
 
 # ---- definition and hosts ---------------------------------------------------------------------------------------------
 
@@ -156,23 +153,6 @@ def test_agents_stay_where_their_host_is_and_the_others_spread(agreed: Agreed) -
     agreed.lose("h2")
     agreed.plan("h1", "h3")
     assert list(agreed.places().values()) == ["h1", "h1", "h3", "h1", "h3", "h3"]
-
-
-@given(
-    st.lists(st.sampled_from(["", "h1", "h2", "h3", "h9"]), max_size=40),
-    st.sets(st.sampled_from(["h1", "h2", "h3", "h4"]), min_size=1),
-)
-def test_placement_moves_only_the_homeless_and_balances_them(homes: list[str], hosts: set[str]) -> None:
-    agents = [(f"a{n}", home) for n, home in enumerate(homes)]
-    placed = place(agents, tuple(hosts))
-    assert list(placed) == [agent for agent, _ in agents]
-    moved: dict[str, int] = dict.fromkeys(hosts, 0)
-    for agent, home in agents:
-        assert placed[agent] == home if home in hosts else placed[agent] in hosts
-        moved[placed[agent]] += home not in hosts
-    load = {host: list(placed.values()).count(host) for host in hosts}
-    for host, count in moved.items():
-        assert count == 0 or load[host] <= min(load.values()) + 1
 
 
 def test_every_plan_raises_every_incarnation(agreed: Agreed) -> None:

@@ -201,13 +201,6 @@ def test_hosts_are_told_whether_effects_are_refused(is_live: bool, tmp_path: Pat
     )
 
 
-def test_hosts_of_other_fleets_are_told_nothing_of_effects() -> None:
-    bench = Bench()
-    bench.attach("h1")
-    welcome = next(x for x in bench.directives("h1") if isinstance(x, msg.Welcome))
-    assert not welcome.refuses_effects and forked_from(bench.state) is None
-
-
 def test_a_fork_whose_snapshot_is_damaged_ends_and_never_starts_from_initial_states(fork: Store) -> None:
     bench = Forked(state_of(fork))
     bench.damaged[EPOCH] = "manifests/x"

@@ -12,29 +12,6 @@ from snapline.messages.status import Concern
 # ---- joining and the first plan -----------------------------------------------------------------------------------------
 
 
-def test_the_fleet_starts_when_all_expected_hosts_are_attached() -> None:
-    bench = Bench(hosts_expected=2)
-    bench.attach("h1")
-    assert bench.state.phase == "forming"
-    assert bench.kinds("h1") == ["ReadProbe", "Welcome", "Roster", "Roster"]
-    bench.attach("h2")
-    assert bench.kinds("h1") == ["ReadProbe", "Welcome", "Roster", "Roster", "Roster", "Plan"]
-    assert bench.kinds("h2") == ["ReadProbe", "Welcome", "Roster", "Roster", "Plan"]
-    plan = bench.last("h1")
-    assert isinstance(plan, msg.Plan)
-    assert (plan.number, plan.line_epoch, plan.hosts) == (1, 0, ("h1", "h2"))
-    assert [(x.agent, x.host, x.incarnation) for x in plan.agents] == [
-        ("a0", 0, 1),
-        ("a1", 1, 1),
-        ("a2", 0, 1),
-        ("a3", 1, 1),
-    ]
-    bench.apply_plan("h1")
-    assert bench.state.phase == "recovering"
-    bench.apply_plan("h2")
-    assert bench.state.phase == "running"
-
-
 def test_a_host_in_the_middle_of_its_probe_does_not_count() -> None:
     bench = Bench(hosts_expected=1)
     number = bench.join("h1")
@@ -48,10 +25,14 @@ def test_a_host_in_the_middle_of_its_probe_does_not_count() -> None:
     assert bench.given(ev.RemoveProbe) == 1
 
 
-def test_nothing_is_committed_for_a_host_that_does_not_see_the_store() -> None:
+def test_a_host_that_sees_another_store_is_turned_away_for_good_and_nothing_is_committed_for_it() -> None:
     bench = Bench(hosts_expected=1)
     number = bench.join("h1")
     bench.say("h1", msg.ProbeRead(f"probes/{number}", b"", "no such file"))
+    away = bench.heard[number][-1]
+    assert isinstance(away, msg.TurnedAway) and away.is_final
+    assert "--store must be the same shared directory" in away.reason
+    assert bench.closed == [number] and bench.given(ev.RemoveProbe) == 1
     bench.pass_time(1)
     assert not bench.log and not bench.state.image.hosts
 
@@ -140,19 +121,6 @@ def test_an_operator_forgets_a_host_but_not_one_that_is_needed() -> None:
     bench.pass_time(2)
     bench.feed(words.ForgetHostRequested(1, "h3"))
     assert list(bench.state.image.hosts) == ["h1", "h2"]
-
-
-def test_a_host_that_sees_another_store_is_turned_away_for_good() -> None:
-    bench = Bench(hosts_expected=1)
-    number = bench.join("h1")
-    bench.say("h1", msg.ProbeRead(f"probes/{number}", b"", "no such file"))
-    away = bench.heard[number][-1]
-    assert (
-        isinstance(away, msg.TurnedAway)
-        and away.is_final
-        and "--store must be the same shared directory" in away.reason
-    )
-    assert bench.closed == [number] and bench.given(ev.RemoveProbe) == 1
 
 
 def test_a_store_that_cannot_be_written_turns_hosts_away_for_now() -> None:
@@ -316,10 +284,10 @@ def test_a_host_whose_stream_stands_is_busy_however_long_it_is_silent() -> None:
     bench.start_fleet("h1", "h2")
     bench.pass_time(1.8, silent=("h2",))
     assert busy(bench) == []
-    bench.pass_time(600, silent=("h2",))
+    bench.pass_time(60, silent=("h2",))
     assert bench.count(op.LoseHosts) == 0 and bench.state.plan_number == 1
     (concern,) = busy(bench)
-    assert concern.hosts == ("h2",) and concern.since_ns >= 600 * SECOND and "h2 is alive" in concern.text
+    assert concern.hosts == ("h2",) and concern.since_ns >= 60 * SECOND and "h2 is alive" in concern.text
     bench.pass_time(1)
     assert busy(bench) == []
 
@@ -491,20 +459,6 @@ def test_damaged_epochs_are_condemned_and_skipped_down_to_the_initial_states() -
     assert plan is not None and (plan.line_epoch, plan.condemned) == (0, [2, 1])
     assert [x.path for x in bench.state.image.condemned] == ["packs/two", "manifests/one"]
     assert any(note.level == "warning" and "packs/two" in note.text for note in bench.notes)
-
-
-def test_a_store_that_cannot_be_read_is_tried_again_and_condemns_nothing() -> None:
-    bench = Bench()
-    bench.start_fleet("h1", "h2")
-    bench.snapshot("h1", "h2")
-    bench.held = (ev.CheckLine,)
-    bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
-    bench.feed(ev.LineChecked(1, "no route"))
-    bench.waiting.clear()
-    bench.pass_time(1.2)
-    assert len(bench.waiting) == 1 and not bench.state.image.condemned
-    bench.release()
-    assert bench.state.plan is not None and bench.state.plan.line_epoch == 1
 
 
 def test_a_store_that_is_away_is_waited_for_and_told_of() -> None:
@@ -732,14 +686,6 @@ def test_the_stop_predicate_is_asked_once_at_a_time_about_the_newest_epoch() -> 
     bench.say("h2", msg.StopEvaluated(3, True))
     assert bench.state.phase == "finished"
     assert bench.last("h1") == msg.Finish(3, "stopped", "stop_when holds in epoch 3")
-
-
-def test_a_predicate_that_raises_fails_the_fleet() -> None:
-    bench = Bench()
-    bench.start_fleet("h1", "h2")
-    bench.snapshot("h1", "h2")
-    bench.say("h1", msg.StopEvaluated(1, False, "ZeroDivisionError"))
-    assert bench.state.phase == "failed" and "ZeroDivisionError" in bench.state.image.ending
 
 
 def test_the_run_ends_when_all_hosts_have_gone_or_after_five_seconds() -> None:

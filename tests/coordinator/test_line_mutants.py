@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from tests.coordinator import test_lines
-from tests.coordinator.test_lines import execute, test_survivors_keep_their_live_states
+from tests.coordinator.test_lines import execute
 
 from snapline.coordinator.leader.epochs.epoch_lifecycle import Retention
 from snapline.coordinator.leader.epochs.open_epochs import Failing
@@ -128,7 +128,11 @@ def aborted_rounds_leave_a_trace(patch: pytest.MonkeyPatch) -> None:
 
 ROUNDS: list[Patch] = [a_round_asks_nobody_else, aborted_rounds_leave_a_trace]
 
-FIRST_SEEDS: dict[Patch, int] = {foreign_epochs_stay_open: 121, aborted_rounds_leave_a_trace: 88}
+FIRST_SEEDS: dict[Patch, int] = {
+    foreign_epochs_stay_open: 121,
+    aborted_rounds_leave_a_trace: 88,
+    damage_is_not_noted: 18,
+}
 """Where not the first: one execution in sixty finds them. Few have two leaders at the right moment, or abort a round that was in the
 ledger already."""
 
@@ -158,7 +162,7 @@ def test_random_rounds_find_the_mutant(mutant: Patch, monkeypatch: pytest.Monkey
 def test_a_plan_without_a_freeze_loses_what_survives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Freezing, "ask", lambda self: True)
     with pytest.raises(AssertionError):
-        test_survivors_keep_their_live_states("uncoordinated")
+        test_lines.test_survivors_keep_their_live_states()
 
 
 def only_who_hears_it_is_thawed(patch: pytest.MonkeyPatch) -> None:

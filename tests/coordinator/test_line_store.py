@@ -172,20 +172,6 @@ def test_line_that_does_not_fit_its_base_is_refused(fleet: Simulated) -> None:
     assert "does not fit" in _refused(fleet, _with(command, "a", number=2))
 
 
-def test_line_may_need_several_checkpoints_of_an_agent_out_of_one_pack(fleet: Simulated) -> None:
-    """And may stand at one in the middle; each pack is read once."""
-    path = fleet.take(["a", "b", "a", "a"], on_the_way=lambda: fleet.send("a", "b"))
-    line = fleet.line()
-    command = fleet.command(line)
-    assert [x.paths[2:] for x in command.agents] == [(path,) * 3, (path,), ()]
-    middle = line | {"a": fleet.taken["a"][-2]}
-    done = fleet.materialise(fleet.command(middle))
-    fleet.check_epoch(middle, done, _states(fleet, middle, {}))
-    fleet.rebase(middle, done.root)
-    done = fleet.materialise(fleet.command(line))
-    fleet.check_epoch(line, done, _states(fleet, line, {x: fleet.state_of(x, middle[x].number) for x in middle}))
-
-
 def test_tentative_checkpoint_of_another_round_is_refused(fleet: Simulated) -> None:
     fleet.take(["a", "b"], basis="tentative", round_=7)
     command = msgspec.structs.replace(fleet.command(fleet.line()), epoch=7)
@@ -214,14 +200,6 @@ def test_agents_not_made_yet_keep_what_waits_for_them(fleet: Simulated) -> None:
     fleet.receive("a", "n1")
     fleet.take(["n1"])
     assert fleet.materialise(fleet.command(fleet.line())).unborn == ("n2",)
-
-
-def test_base_number_0_of_an_unborn_agent_means_the_same(fleet: Simulated) -> None:
-    fleet.create("a")
-    command = fleet.command(fleet.line())
-    done = fleet.materialise(command)
-    fleet.rebase(fleet.line(), done.root)
-    assert fleet.materialise(_with(fleet.command(fleet.line()), "n1", base_number=0)).unborn == ("n1",)
 
 
 def _without(command: ev.MaterialiseLine, agent: str) -> ev.MaterialiseLine:

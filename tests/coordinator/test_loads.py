@@ -45,19 +45,16 @@ def test_agents_are_placed_once_where_they_may_be_and_balanced_by_weight(
     assert place(found.items(), hosts, rules, weights=weights) == found, "and nobody moves again"
 
 
-@given(homes=HOMES, hosts=TARGETS, rules=RULES, weight=st.integers(1, WEIGHT_MAX), is_even=st.booleans())
-def test_where_all_weigh_the_same_numbers_count(
-    homes: list[str], hosts: list[str], rules: list[PlaceRule], weight: int, is_even: bool
+@given(homes=HOMES, hosts=TARGETS, rules=RULES, weights=WEIGHTS, weight=st.integers(1, WEIGHT_MAX))
+def test_numbers_count_where_all_weigh_the_same_and_where_agents_are_spread_evenly(
+    homes: list[str], hosts: list[str], rules: list[PlaceRule], weights: dict[str, int], weight: int
 ) -> None:
-    living = [(f"a{number}", host) for number, host in enumerate(homes)]
-    alike = dict.fromkeys(["h1", "h2", "h3", "h4"], weight)
-    assert place(living, hosts, rules, weights=alike, is_even=is_even) == place(living, hosts, rules, is_even=is_even)
-
-
-@given(homes=HOMES, hosts=TARGETS, weights=WEIGHTS)
-def test_evenly_is_about_numbers(homes: list[str], hosts: list[str], weights: dict[str, int]) -> None:
     """Measured again after each move, weights would have agents move for ever."""
     living = [(f"a{number}", host) for number, host in enumerate(homes)]
+    alike = dict.fromkeys(["h1", "h2", "h3", "h4"], weight)
+    for is_even in (True, False):
+        by_number = place(living, hosts, rules, is_even=is_even)
+        assert place(living, hosts, rules, weights=alike, is_even=is_even) == by_number
     assert place(living, hosts, weights=weights, is_even=True) == place(living, hosts, is_even=True)
 
 

@@ -45,17 +45,6 @@ def take_epoch(bench: Bench, *hosts: str) -> None:
         bench.report(host, epoch)
 
 
-def test_agents_leave_a_drained_host_from_an_epoch_that_begins_for_it(bench: Bench) -> None:
-    bench.snapshot(*HOSTS)
-    move(bench, "h3")
-    assert bench.state.phase == "running" and bench.state.plan_number == 1
-    take_epoch(bench, *HOSTS)
-    assert bench.state.plan_number == 2 and bench.state.plan is not None and bench.state.plan.line_epoch == 2
-    assert placed(bench) == {"h1": 3, "h2": 3}
-    bench.apply_plan("h1", "h2")
-    assert bench.state.phase == "running" and bench.state.image.aborted == 0
-
-
 def test_no_epoch_is_lost_for_it(bench: Bench) -> None:
     """An epoch that is open when a host is drained ends as it would have, and one that begins meanwhile, too."""
     bench.feed(ev.SnapshotRequested(1))
@@ -105,19 +94,6 @@ def test_resumed_before_the_move_nothing_moves(bench: Bench) -> None:
     move(bench, resumed=("h3",), request=2)
     bench.pass_time(5)
     assert bench.state.plan_number == 1 and [x.request for x in answers(bench)] == [1, 2]
-
-
-def test_spread_evenly_and_once(bench: Bench) -> None:
-    move(bench, "h3")
-    take_epoch(bench, *HOSTS)
-    bench.apply_plan("h1", "h2")
-    move(bench, resumed=("h3",), even=True, request=2)
-    take_epoch(bench, "h1", "h2")
-    assert placed(bench) == {"h1": 2, "h2": 2, "h3": 2}
-    bench.apply_plan(*HOSTS)
-    begun = bench.state.image.begun
-    bench.pass_time(5)
-    assert bench.state.plan_number == 3 and bench.state.image.begun == begun
 
 
 def test_a_fleet_that_has_ended_says_so(bench: Bench) -> None:

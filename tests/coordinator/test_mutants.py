@@ -237,8 +237,9 @@ MUTANTS: list[Patch] = [
 FIRST_SEEDS = {
     "a_new_leader_publishes_nothing": 14,
     "any_line_will_do": 155,
-    "condemned_epochs_are_lines": 10,
+    "condemned_epochs_are_lines": 24,
     "incarnations_stay": 36,
+    "losses_are_not_noticed": 4,
     "the_line_is_forgotten": 215,
 }
 """Where not one of the first: one execution in some hundred finds the rarest."""
@@ -265,7 +266,7 @@ def test_executions_in_which_the_fleet_is_taken_back_find_the_mutant(
     mutant: Patch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant(monkeypatch)
-    for seed in range(500, 500 + EXECUTIONS_MAX):
+    for seed in range(506, 506 + EXECUTIONS_MAX):
         try:
             execute(seed, goes_back=True)
         except (AssertionError, KeyError):

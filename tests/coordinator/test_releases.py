@@ -36,13 +36,6 @@ def ancestor(epoch: int, *, is_condemned: bool = False) -> Ancestor:
 # ---- in order -------------------------------------------------------------------------------------------------------
 
 
-def test_complete_epochs_are_released_each_after_the_one_before(bench: Bench) -> None:
-    bench.snapshot("h1", "h2")
-    bench.snapshot("h1", "h2")
-    assert released(bench) == [ev.ReleaseEpoch(1, "root-1"), ev.ReleaseEpoch(2, "root-2", (ancestor(1),))]
-    assert told(bench) == [(1, {"a0": 1}), (2, {"a0": 2})]
-
-
 def test_hosts_hear_that_it_is_complete_before_it_is_released(bench: Bench) -> None:
     bench.held = (ev.ReleaseEpoch,)
     bench.snapshot("h1", "h2")
@@ -61,15 +54,6 @@ def test_epoch_waits_for_lower_ones_that_are_open(bench: Bench) -> None:
     assert [x.epoch for x in released(bench)] == [2], "epoch 1 is aborted"
 
 
-def test_epoch_that_completes_late_is_released_first(bench: Bench) -> None:
-    for request in (1, 2):
-        bench.feed(ev.SnapshotRequested(request))
-    for epoch in (2, 1):
-        for host in ("h1", "h2"):
-            bench.report(host, epoch)
-    assert released(bench) == [ev.ReleaseEpoch(1, "root-1"), ev.ReleaseEpoch(2, "root-2", (ancestor(1),))]
-
-
 def test_next_one_waits_until_the_release_is_written_and_one_that_fails_is_tried_again(bench: Bench) -> None:
     bench.held = (ev.ReleaseEpoch,)
     bench.snapshot("h1", "h2")
@@ -82,12 +66,6 @@ def test_next_one_waits_until_the_release_is_written_and_one_that_fails_is_tried
     assert any("outputs of epoch 1 cannot be released: disk full" in note.text for note in bench.notes)
     bench.feed(ev.EpochReleased(1))
     assert [x.epoch for x in released(bench)] == [1, 1, 2]
-
-
-def test_ref_comes_first(bench: Bench) -> None:
-    bench.held = (ev.PublishEpoch,)
-    bench.snapshot("h1", "h2")
-    assert released(bench) == []
 
 
 def test_fleet_that_emits_nothing_releases_nothing() -> None:
@@ -127,15 +105,6 @@ def test_newest_release_is_said_again_under_each_plan(bench: Bench) -> None:
     assert told(bench) == [(1, {"a0": 1})] * 2
     kinds = bench.kinds("h1")
     assert kinds.index("Plan", kinds.index("Plan") + 1) < len(kinds) - 1 - kinds[::-1].index("EndEpoch")
-
-
-def test_first_epoch_of_a_plan_comes_after_its_line(bench: Bench) -> None:
-    bench.snapshot("h1", "h2")
-    bench.feed(ev.SnapshotRequested(2))
-    bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
-    bench.apply_plan("h1", "h2")
-    bench.snapshot("h1", "h2")
-    assert released(bench)[-1] == ev.ReleaseEpoch(3, "root-3", (ancestor(1),))
 
 
 # ---- damage ---------------------------------------------------------------------------------------------------------

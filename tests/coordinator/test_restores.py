@@ -35,31 +35,12 @@ def snapshots(bench: Bench, count: int) -> None:
         bench.snapshot("h1", "h2")
 
 
-def test_fleet_goes_back_to_the_epoch_that_was_asked_for_and_the_asker_hears_the_plan(bench: Bench) -> None:
-    snapshots(bench, 3)
-    ask(bench, 1, drop=True)
-    assert plans(bench)[-1] == plans(bench, "h2")[-1] == (2, 1, 2)
-    assert answers(bench) == [ev.AnswerRestore(1, 2)]
-    bench.apply_plan("h1", "h2")
-    assert bench.state.phase == "running" and bench.state.newest_complete() == 1
-
-
 def test_target_is_read_first_and_one_that_is_damaged_is_refused(bench: Bench) -> None:
     snapshots(bench, 2)
     bench.damaged[1] = "packs/x"
     ask(bench, 1)
     assert [x.refused for x in answers(bench)] == ["epoch 1 is damaged: go back to one of epochs 2"]
     assert plans(bench) == [(1, 0, 0)] and bench.state.phase == "running"
-
-
-def test_every_byte_of_the_target_is_read_and_of_other_lines_what_a_plan_needs(bench: Bench) -> None:
-    """A target whose damage hosts found only after the plan would leave the fleet without the epochs that are void by then."""
-    snapshots(bench, 2)
-    ask(bench, 1)
-    bench.drop("h2")
-    bench.pass_time(8, silent=("h2",))
-    checks = [(x.epoch, x.is_whole) for x in bench.commands if isinstance(x, ev.CheckLine)]
-    assert checks == [(1, True), (1, False)]
 
 
 def test_asked_twice_it_is_done_once(bench: Bench) -> None:
@@ -142,14 +123,6 @@ def test_during_a_recovery_it_is_the_answer_to_the_recovery(bench: Bench) -> Non
     assert answers(bench) == [ev.AnswerRestore(1, 2)]
 
 
-def test_failure_right_after_it_goes_to_the_same_epoch(bench: Bench) -> None:
-    snapshots(bench, 3)
-    ask(bench, 1, drop=True)
-    bench.drop("h2")
-    bench.pass_time(8, silent=("h2",))
-    assert plans(bench)[-1] == (3, 1, 2)
-
-
 def test_word_that_no_plan_follows_for_a_minute_is_not_carried_out_later(bench: Bench) -> None:
     snapshots(bench, 2)
     bench.held = (ev.CheckLine,)
@@ -171,15 +144,3 @@ def test_fleet_that_has_not_begun_or_has_ended_goes_nowhere(bench: Bench) -> Non
     bench.say("h1", msg.StopEvaluated(1, True))
     ask(bench, 1)
     assert "has ended" in answers(bench)[-1].refused
-
-
-def test_first_release_afterwards_says_what_is_taken_back_and_then_void_epochs_go(bench: Bench) -> None:
-    bench.emitted = {epoch: {"a0": epoch} for epoch in range(1, 40)}
-    snapshots(bench, 3)
-    ask(bench, 1)
-    bench.apply_plan("h1", "h2")
-    assert 2 in bench.state.image.epochs
-    snapshots(bench, 1)
-    releases = [x for x in bench.commands if isinstance(x, ev.ReleaseEpoch)]
-    assert (releases[-1].epoch, [x.epoch for x in releases[-1].ancestors], releases[-1].is_fall_back) == (4, [1], True)
-    assert list(bench.state.image.epochs) == [1, 4], "nothing is owed that needs the void ones"

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import os
 import shutil
+import socket
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,9 +24,17 @@ from snapline.coordinator.service.server import (
     read_address,
     run_coordinator,
 )
-from snapline.errors import CoordinatorUnavailableError, LogError, NotFoundError, SnaplineError, UsageError
+from snapline.errors import (
+    CoordinatorUnavailableError,
+    LogError,
+    NotFoundError,
+    SnaplineError,
+    StoreKeyError,
+    UsageError,
+)
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.keys.key_files import generate_wrapping_key, read_keys
 from snapline.storage.store.store import Store
 from snapline.telemetry.health import ALIVE, READY, is_serving, open_health_server
 
@@ -241,16 +251,6 @@ def _stopping(host: GrpcHost):  # type: ignore[no-untyped-def]
     return on_directive
 
 
-async def test_health_and_reflection_are_served(running: Running) -> None:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    address = await running.start()
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        reply = await stub.Check(health_pb2.HealthCheckRequest(service="snapline.protos.v1.Coordinator"))
-    assert reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
 async def test_health_says_serving_only_with_a_majority(running: Running) -> None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -275,8 +275,9 @@ async def test_the_health_door_tells_living_from_ready_and_serves_nothing_else(r
 
 async def test_the_health_door_says_ready_when_it_leads_and_cannot_be_had_twice(running: Running) -> None:
     door = f"unix:{running.path}/health"
-    await running.start(health=door)
+    address = await running.start(health=door)
     assert await is_serving(door, ALIVE, LIMIT_S) and await is_serving(door, READY, LIMIT_S)
+    assert await is_serving(address, SERVICE, LIMIT_S)
     async with contextlib.AsyncExitStack() as doors:
         with pytest.raises(AddressError, match="choose another --health"):
             await open_health_server(doors, health.aio.HealthServicer(), "192.0.2.1:1")
@@ -368,3 +369,42 @@ async def test_a_log_that_cannot_be_read_makes_no_store(running: Running) -> Non
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(run_coordinator(running.options()), 0.3)
     assert not running.store_path.exists()
+
+
+async def test_sigterm_before_it_serves_ends_it_cleanly_and_takes_its_metrics_file_along(tmp_path: Path) -> None:
+    """Whoever sees the file may take the process for started, and stop it: here while it waits for its port."""
+    file = tmp_path / "metrics.json"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = ["--listen", f"127.0.0.1:{taken.getsockname()[1]}", "--hosts", "1"]
+        options += ["--data-dir", str(tmp_path / "coordinator"), "--store", str(tmp_path / "store")]
+        options += ["--metrics", "127.0.0.1:0", "--metrics-file", str(file)]
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "snapline", "coordinator", "run", *options)
+        async with asyncio.timeout(20):
+            while not file.exists():
+                await asyncio.sleep(0.01)
+        process.terminate()
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("has_log", [False, True])
+async def test_the_coordinators_key_is_in_the_store_at_once_and_another_key_ends_it(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_log: bool
+) -> None:
+    """So a host without it is turned away when it joins. A wrong key is not waited for, though a store that is away is."""
+    for name in ("ours.key", "others.key"):
+        generate_wrapping_key(tmp_path / name)
+    monkeypatch.setenv("SNAPLINE_STORE_KEY", str(tmp_path / "ours.key"))
+    if has_log:
+        await running.start()
+        await running.stop()
+    else:
+        Store.create(running.store_path).digest(b"")
+    monkeypatch.delenv("SNAPLINE_STORE_KEY")
+    with pytest.raises(StoreKeyError, match="no key is given"):
+        running.open_store()
+    assert Store.open(running.store_path, keys=read_keys(store_keys=[tmp_path / "ours.key"]))
+    monkeypatch.setenv("SNAPLINE_STORE_KEY", str(tmp_path / "others.key"))
+    async with asyncio.timeout(5):
+        with pytest.raises(StoreKeyError, match="give its key file in SNAPLINE_STORE_KEY"):
+            await run_coordinator(running.options())

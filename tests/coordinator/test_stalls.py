@@ -144,16 +144,6 @@ def test_a_network_that_falls_apart_is_decided_at_once() -> None:
     assert plan is not None and (plan.number, plan.hosts) == (2, ["h3", "h4", "h5"])
 
 
-def test_all_cut_from_all_leaves_one() -> None:
-    bench, cables = fleet("h1", "h2", "h3")
-    cables.pull("h1", "h2", "h3")
-    cables.pull("h2", "h3")
-    bench.pass_time(2.5)
-    assert evict(bench) == ["h3", "h2"]
-    plan = bench.state.plan
-    assert plan is not None and plan.hosts == ["h1"]
-
-
 def test_one_side_that_says_so_is_enough() -> None:
     bench, cables = fleet("h1", "h2", "h3")
     cables.pull("h1", "h3", is_one_sided=True)

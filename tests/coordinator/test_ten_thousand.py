@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from random import Random
 
+import msgspec
 import pytest
 from tests.coordinator.bench import Bench
 
@@ -71,37 +72,33 @@ class Large(Bench):
         self.said = max(self.said, len(encode_host_message(message)))
         super().say(host, message)
 
-    def report_all(self, epoch: int) -> None:
-        """Each host reports all its agents, with their channels, in one message."""
-        host_of = {agent: record.host for agent, record in self.state.image.agents.items()}
-        out: dict[str, list[tuple[str, str]]] = {host: [] for host in HOSTS}
-        into: dict[str, list[tuple[str, str]]] = {host: [] for host in HOSTS}
-        for sender, receiver in self.channels:
-            pair = agent_name(sender), agent_name(receiver)
-            out[host_of[pair[0]]].append(pair)
-            into[host_of[pair[1]]].append(pair)
+    def report_all(self, *epochs: int) -> None:
+        """Each host reports all its agents, with their channels, in one message for each epoch. All name all agents alike."""
+        names = tuple(self.state.image.agents)
+        host_of = [self.state.image.agents[agent].host for agent in names]
+        place = {agent: index for index, agent in enumerate(names)}
+        numbered = [place[agent_name(number)] for number in range(AGENTS)]
+        channels = [(numbered[sender], numbered[receiver]) for sender, receiver in self.channels]
         for host in HOSTS:
-            mine = [agent for agent, on in host_of.items() if on == host]
-            place = {agent: index for index, agent in enumerate(mine)}
-            for pair in out[host] + into[host]:
-                for agent in pair:
-                    place.setdefault(agent, len(place))
+            mine = tuple([index for index, on in enumerate(host_of) if on == host])
+            out = [pair for pair in channels if host_of[pair[0]] == host]
+            into = [pair for pair in channels if host_of[pair[1]] == host]
             report = msg.EpochReport(
-                epoch,
+                0,
                 self.state.image.hosts[host].start,
-                msg.ReportedPack(f"packs/{epoch}/{host}", 1_000_000, bytes(32)),
-                names=tuple(place),
-                agents=tuple(range(len(mine))),
+                msg.ReportedPack(f"packs/{host}", 1_000_000, bytes(32)),
+                names=names,
+                agents=mine,
                 unborn=(False,) * len(mine),
-                sent_from=tuple([place[sender] for sender, _ in out[host]]),
-                sent_to=tuple([place[receiver] for _, receiver in out[host]]),
-                sent_number=(1000 * epoch,) * len(out[host]),
-                received_from=tuple([place[sender] for sender, _ in into[host]]),
-                received_to=tuple([place[receiver] for _, receiver in into[host]]),
-                received_number=(1000 * epoch - 1,) * len(into[host]),
-                recorded_count=(1,) * len(into[host]),
+                sent_from=tuple([sender for sender, _ in out]),
+                sent_to=tuple([receiver for _, receiver in out]),
+                received_from=tuple([sender for sender, _ in into]),
+                received_to=tuple([receiver for _, receiver in into]),
+                recorded_count=(1,) * len(into),
             )
-            self.say(host, report)
+            for epoch in epochs:
+                sent, received = (1000 * epoch,) * len(out), (1000 * epoch - 1,) * len(into)
+                self.say(host, msgspec.structs.replace(report, epoch=epoch, sent_number=sent, received_number=received))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +109,7 @@ def large() -> Large:
     for number in (1, 2):
         bench.feed(ev.SnapshotRequested(number))
         assert bench.state.image.begun == number
-        bench.report_all(number)
+    bench.report_all(1, 2)
     return bench
 
 

@@ -1,13 +1,17 @@
-"""Admission and forgetting: each of these faults is found by the tests that are named beside it."""
+"""Admission, forgetting, and what is answered on purpose: each of these faults is found by the test that is named beside it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from tests.coordinator import test_fleet_state, test_leader
+from tests.coordinator import test_fleet_state, test_leader, test_lines
 from tests.coordinator.conftest import Agreed
 
+from snapline.coordinator.leader import core
 from snapline.coordinator.leader.hosts.admission import Admission
 from snapline.coordinator.leader.hosts.failure_detector import HostRemoval
+from snapline.coordinator.leader.hosts.host_sessions import HostSessions
+from snapline.coordinator.leader.modes.checkpoint_ledger import Ledger
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, OperationResult
@@ -68,16 +72,41 @@ def starts_begin_anew(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fleet_state, "forget_hosts", mutant)
 
 
+def an_old_epoch_is_answered_as_new(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "why_not_advanced", lambda self: "")
+
+
+def a_fleet_that_has_ended_takes_any_host_for_its_own(patch: pytest.MonkeyPatch) -> None:
+    original = Admission._refusal_of
+
+    def refusal_of(self: Admission, *arguments: Any) -> str:
+        return "" if self._shared.state.image.outcome else original(self, *arguments)
+
+    patch.setattr(Admission, "_refusal_of", refusal_of)
+
+
+def a_stranger_that_comes_late_is_turned_away(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostSessions, "send_off", lambda self, session: self.reject_session(session, "ended", is_final=True))
+
+
+def who_was_over_is_refused(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(core, "OVER", "never")
+
+
 def by_rules(test: Callable[[Agreed], None]) -> Callable[[], None]:
     return lambda: test(Agreed())
 
 
 FOUND_BY: dict[Patch, Callable[[], None]] = {
-    admitted_before_the_probe: test_leader.test_nothing_is_committed_for_a_host_that_does_not_see_the_store,
+    admitted_before_the_probe: test_leader.test_a_host_that_sees_another_store_is_turned_away_for_good_and_nothing_is_committed_for_it,
     all_new_runs_are_probed: test_leader.test_of_a_host_one_new_run_is_probed_at_a_time,
     nobody_is_forgotten: test_leader.test_a_host_that_is_over_is_forgotten_after_ten_minutes,
     needed_hosts_are_forgotten: by_rules(test_fleet_state.test_what_is_forgotten_is_over_and_has_no_agents),
     starts_begin_anew: by_rules(test_fleet_state.test_a_host_that_was_forgotten_starts_above_all_that_were),
+    an_old_epoch_is_answered_as_new: test_lines.test_a_line_that_is_held_back_says_by_whose_checkpoints,
+    a_fleet_that_has_ended_takes_any_host_for_its_own: test_leader.test_a_host_of_another_fleet_that_comes_after_the_end_is_turned_away_and_hears_both_names,
+    who_was_over_is_refused: test_leader.test_who_was_over_when_it_asked_hears_nothing,
+    a_stranger_that_comes_late_is_turned_away: test_leader.test_a_host_that_comes_back_after_the_end_hears_of_it,
 }
 
 
