@@ -111,8 +111,8 @@ class AgentInputs:
     def consume(
         self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes = b"", is_open: bool = False
     ) -> None:
-        """Consume the next input. The input's turn has ended, or the input has become a dead letter, or, if `is_open` is set, its turn is
-        still running."""
+        """Consume the next input. If `is_open` is set, the input's turn is still running. Otherwise the turn has ended, or the input
+        has become a dead letter."""
         if logged.number != self.consumed + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} is consumed after {self.consumed}")
         self.consumed = logged.number

@@ -257,8 +257,8 @@ class Inputs:
     # ---- delivery---------------------------------------------------------------------------------------------------
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
-        """Consume an input. The input's turn has ended, or the input has become a dead letter, or, if `is_open` is set, its turn is still
-        running."""
+        """Consume an input. If `is_open` is set, the input's turn is still running. Otherwise the turn has ended, or the input has become
+        a dead letter."""
         agent = self._shared.agents.get(logged.agent)
         if agent is not None and agent.inputs is not None:  # otherwise the agent has left
             agent.inputs.consume(logged, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)

@@ -231,7 +231,8 @@ class SavedState(NamedTuple):
 
     Attributes:
         core: number that identifies the image of the agent's core.
-        mark: a counter of the protocol, which is either the number of basic checkpoints so far or the number of the checkpoint's round.
+        mark: the protocol's counter. Depending on the protocol, it is the number of basic checkpoints so far or the number of the
+            checkpoint's round.
     """
 
     core: int

@@ -394,7 +394,7 @@ class ChaosExecutor:
     # ---- disks and clocks -----------------------------------------------------------------------------------------
 
     def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
-        """Set or end a disk fault of a host, or of all nodes if `host` is "". When a fault of one kind ends, faults of the other kinds
+        """Begin or end a disk fault on a node, or on all nodes if `host` is "". When a fault of one kind ends, faults of the other kinds
         continue."""
         modes = self._disks.setdefault(host, {}) if host else self._fleet_disk_faults
         if is_on:
