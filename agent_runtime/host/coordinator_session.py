@@ -118,7 +118,7 @@ class Session:
                     warned = False
             except _STREAM_ENDED as error:
                 if _is_denied(error):
-                    self._received(TurnedAway(_reason(error), True))
+                    self.received(TurnedAway(_reason(error), True))
                 address, on_not_leader = self._turns.current, self._turn_to_next(error)
                 is_silent = not on_not_leader and not self._is_closing
                 if is_silent and not (warned and self._distrust.is_proved):
