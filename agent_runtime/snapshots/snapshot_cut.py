@@ -99,8 +99,7 @@ class PendingTurn(msgspec.Struct, frozen=True):
 
 
 class PendingSpawn(msgspec.Struct, frozen=True):
-    """An agent that `parent` wants to spawn, but whose spawn request has not been granted yet. `kind` is the class of the new agent as
-    "module:Class"."""
+    """A spawn request of `parent` that has not been granted yet. `kind` is the class of the new agent as "module:Class"."""
 
     parent: str
     agent: str
