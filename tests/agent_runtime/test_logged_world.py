@@ -40,10 +40,10 @@ def useless(world: LoggedFleet) -> int:
     return sum(len(numbers) for numbers in analyze(trace).useless.values())
 
 
-@pytest.mark.parametrize("protocol", [KOO_TOUEG, UNCOORDINATED, "hmnr", "bhmr", "cas"])
+@pytest.mark.parametrize("protocol", LOGGED)
 def test_lines_are_consistent_and_recovery_is_exact(protocol: str) -> None:
-    """Of those that force, whose hosts do the same but for the rule, one has all seeds. `bcs` is in `test_store_busy.py`."""
-    share = 0.5 if protocol in ("bhmr", "cas") else 1
+    """Of those that force, whose hosts do the same but for the rule, one has all seeds."""
+    share = 1 if protocol in (KOO_TOUEG, UNCOORDINATED, "hmnr") else 0.5
     seen = play_all(protocol, range(3, 3 + int(6 * share)))
     assert seen["completed"] > 15 * share and seen["in_transit"] > 75 * share, seen
     assert seen["crashes"] > share and seen["failures"] > 0 and seen["left"] > 0, seen

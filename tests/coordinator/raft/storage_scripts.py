@@ -149,16 +149,23 @@ def record_journal(kind: type[SqliteJournal], recording: Recording) -> str:
             script.run()
         except (Stopped, LogError) as ended:
             return str(ended)
-        finally:  # a process that ends closes nothing
-            kept, recording.ops = recording.ops, []
-            if script is not None:
-                script.journal.abandon()
-            recording.ops = kept
+        finally:
+            _close_unrecorded(recording, script)
     return ""
 
 
-def journal_violations(recording: Recording, power_cuts: int, step: int = 1) -> Iterator[str]:
+def _close_unrecorded(recording: Recording, script: "JournalScript | ReplicaScript | None") -> None:
+    """Close the file for the test's sake: a process that ends closes nothing."""
+    recording.fail_at = None
+    kept, recording.ops = recording.ops, []
+    if script is not None:
+        script.journal.abandon()
+    recording.ops = kept
+
+
+def journal_violations(recording: Recording, power_cuts: int, step: int = 1) -> list[str]:
     """Crashes after which the journal is not what it must be."""
+    violations = []
     rng = random.Random(7)
     with fast_folder() as root:
         for count in range(0, len(recording.ops) + 1, step):
@@ -168,12 +175,13 @@ def journal_violations(recording: Recording, power_cuts: int, step: int = 1) -> 
                 try:
                     journal = open_journal(folder)
                 except LogError as error:
-                    yield f"after {count}: {error}"
+                    violations.append(f"after {count}: {error}")
                     continue
                 found = JournalState(tuple(journal[:]), journal.getCurrentTerm(), journal.getVotedForNodeId())
                 journal.abandon()
                 if found not in allowed:
-                    yield f"after {count}: {found}"
+                    violations.append(f"after {count}: {found}")
+    return violations
 
 
 def allowed_facts(recording: Recording, count: int) -> list[object]:
@@ -190,6 +198,77 @@ def lay_out(names: dict[str, bytes], folder: Path) -> Path:
     for name, content in names.items():
         (folder / name).write_bytes(content)
     return folder
+
+
+# ---- journal and dump together --------------------------------------------------------------------------------------
+
+
+class ReplicaScript:
+    """A log that is compacted, and replaced by a dump from a leader, as the library and node.py do it.
+
+    The state is the list of all commands, so what a crash leaves can be compared with what was acknowledged.
+    """
+
+    def __init__(self, folder: Path, recording: Recording, leaders: Path) -> None:
+        self.recording = recording
+        self.acknowledged = 0
+        self.leaders = leaders
+        self.journal = open_journal(folder)
+        self.dump = open_dump(folder, self._state, lambda: self.acknowledged)
+        self.journal.add(b"\1", 1, 0)
+        self.journal.setCurrentTerm(1, "a")
+        recording.mark("done", 1)
+
+    def _state(self) -> bytes:
+        return b",".join(command_of(idx) for idx in range(1, self.acknowledged + 1))
+
+    def run(self) -> None:
+        self._append(20)
+        self._compact()
+        self._append(20)
+        self._compact()
+        self._append(5)
+        self._install(90)
+        self._append(10)
+        self._compact()
+        self._append(3)
+
+    def _append(self, count: int) -> None:
+        first = self.journal[-1][1] + 1
+        for idx in range(first, first + count):
+            self.journal.add(command_of(idx), idx, 1)
+        self.journal.sync()
+        self.acknowledged = first + count - 1
+        self.recording.mark("done", self.acknowledged)
+
+    def _compact(self) -> None:
+        previous, last = self.journal[-2:]
+        self.dump.serialize((None, last, previous, ()), previous[1])
+        state, idx = self.dump.checkSerializing()
+        assert state == SUCCESS and idx == previous[1]
+        self.journal.deleteEntriesTo(idx - self.journal[0][1])
+        self.journal.sync()
+        self.journal.setRaftCommitIndex(self.acknowledged)
+        self.journal.onOneSecondTimer()
+
+    def _install(self, idx: int) -> None:
+        """A leader's dump arrives: of the state up to `idx`."""
+        sender = open_dump(self.leaders, lambda: b",".join(command_of(n) for n in range(1, idx + 1)), lambda: 0, "b")
+        previous, last = (command_of(idx - 1), idx - 1, 1), (command_of(idx), idx, 1)
+        sender.serialize((None, last, previous, ()), idx)
+        sender.checkSerializing()
+        self.recording.mark("try", idx)
+        assert transmit(sender, self.dump)
+        self.journal.clear()
+        self.journal.add(*previous)
+        self.journal.add(*last)
+        self.journal.sync()
+        self.acknowledged = idx
+        self.recording.mark("done", idx)
+
+
+def command_of(idx: int) -> bytes:
+    return b"\1" if idx == 1 else b"command %d" % idx
 
 
 def open_dump(
@@ -209,3 +288,57 @@ def transmit(sender: DumpFile, receiver: DumpFile) -> bool:
         if piece[2]:
             return is_installed
     raise AssertionError("the dump never ends")
+
+
+def record_replica(recording: Recording) -> str:
+    """Run the script; why the process ended, if it did."""
+    with fast_folder() as folder, fast_folder() as leaders, pytest.MonkeyPatch.context() as patch:
+        record_os(patch, recording, folder)
+        patch.setattr(journal_module, "CHECKPOINT_BYTES", 0)
+        replica = None
+        with recorded_sqlite(recording):
+            try:
+                replica = ReplicaScript(folder, recording, leaders)
+                replica.run()
+            except (Stopped, LogError) as ended:
+                return str(ended)
+            finally:
+                _close_unrecorded(recording, replica)
+    return ""
+
+
+def replica_violations(recording: Recording, power_cuts: int, step: int = 1) -> list[str]:
+    """Crashes after which journal and dump together do not hold what was acknowledged, or cannot be loaded (H6)."""
+    violations = []
+    rng = random.Random(11)
+    with fast_folder() as root:
+        for count in range(0, len(recording.ops) + 1, step):
+            done = [op.fact for op in recording.ops[:count] if op.kind == "mark" and op.name == "done"]
+            for number, names in enumerate(recording.crash_states(count, rng, power_cuts)):
+                folder = lay_out(names, root / f"{count}-{number}")
+                try:
+                    held = held_commands(folder)
+                except (Stopped, LogError) as error:
+                    violations.append(f"after {count}: {error}")
+                    continue
+                if len(held) < (done[-1] if done else 0) or held != [command_of(n + 1) for n in range(len(held))]:
+                    violations.append(f"after {count}: {len(held)} commands of {done[-1:]}")
+    return violations
+
+
+def held_commands(folder: Path) -> list[bytes]:
+    """All commands that dump and journal hold, put together as loading does it: the dump, then the entries behind it."""
+    held: list[bytes] = []
+    journal = open_journal(folder)
+    entries: list[Entry] = journal[:]
+    journal.abandon()
+    if (folder / "dump").exists():
+        last, previous, state = open_dump(folder, bytes, lambda: 0).read()
+        held = state.split(b",")
+        assert held[-2:] == [previous[0], last[0]]
+    if entries and entries[0][1] > len(held) + 1:
+        raise Stopped(f"a gap between the dump's {len(held)} and the journal's {entries[0][1]}")
+    for command, idx, _ in entries:
+        if idx > len(held):
+            held.append(command)
+    return held

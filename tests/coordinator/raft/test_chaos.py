@@ -73,6 +73,20 @@ async def test_nothing_acknowledged_is_lost_or_done_twice_whatever_is_killed(tmp
             assert dumped(made) > 150, "no dumps: nothing was tested of them"
 
 
+async def test_one_kill_of_the_leader_and_one_of_all(tmp_path: Path) -> None:
+    """The small one, for every day."""
+    with nothing_left_running():
+        async with replicas(tmp_path, compaction_entries=40) as made:
+            clients = clients_of(made, 1)
+            working = [asyncio.create_task(client.work(time.monotonic() + 2.5, 5)) for client in clients]
+            await asyncio.sleep(0.5)
+            leader = await made.wait_leader()
+            await made.kill(leader)
+            await made.start(leader)
+            await asyncio.gather(*working)
+            await judge(made, clients)
+
+
 async def test_replicas_that_do_not_sync_are_found_out(tmp_path: Path) -> None:
     """So the chaos can fail: what only the memory of processes holds is gone when all are killed."""
     with nothing_left_running():

@@ -6,22 +6,31 @@ import inspect
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pysyncobj import SyncObj, SyncObjConf  # type: ignore[import-untyped]  # has no stubs
+from pysyncobj import syncobj as library
 from pysyncobj.serializer import Serializer  # type: ignore[import-untyped]
+from tests.coordinator.raft.recorded_disk import RecordedOs, Recording, record_os
 from tests.coordinator.raft.storage_scripts import (
     SUCCESS,
     Stopped,
     fast_folder,
+    lay_out,
     open_dump,
+    open_journal,
+    stop,
     transmit,
 )
 
+from snapline import failpoints
 from snapline.coordinator.raft import dump as dump_module
-from snapline.coordinator.raft.dump import DumpFile, decode_dump
+from snapline.coordinator.raft import durability
+from snapline.coordinator.raft.dump import DumpFile, decode_dump, encode_dump
 from snapline.errors import LogError, UsageError
+from snapline.folders import sync_folder
 
 NOT_SERIALIZING = 0
 
@@ -155,6 +164,73 @@ def test_success_is_reported_once_and_a_second_dump_waits_for_it(folder: Path) -
     assert dump.read()[2] == b"first"
 
 
+class Counting(SyncObj):  # type: ignore[misc]  # the library has no types
+    """A replica alone, on our storage, that counts its entries. Compacts every 30."""
+
+    def __init__(self, folder: Path) -> None:
+        self.applied: list[bytes] = []
+        conf = SyncObjConf(
+            autoTick=False,
+            journalFile=str(folder / "journal"),
+            fullDumpFile=str(folder / "dump"),
+            logCompactionMinEntries=30,
+            appendEntriesUseBatch=True,
+            raftMinTimeout=0.4,
+            serializer=lambda: b",".join(self.applied),
+            deserializer=len,
+            useFork=False,
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library, "createJournal", lambda path: open_journal(Path(path).parent))
+            patch.setattr(library, "Serializer", lambda *settings: self._dump_of(settings))
+            super().__init__("a:1", [], conf, transportClass=_NoTransport)
+
+    def _dump_of(self, settings: tuple[object, ...]) -> DumpFile:
+        arguments: tuple[str, int, bool, Callable[[], bytes], None, None] = settings  # type: ignore[assignment]
+        return DumpFile(*arguments, cluster="c", node="a", applied=lambda: self.raftLastApplied, fail=stop)
+
+    def _onTick(self, timeToWait: float = 0.0) -> None:
+        self._SyncObj__raftLog.sync()
+        super()._onTick(timeToWait)
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> None:
+        if command[:1] == b"\0":
+            self.applied.append(command[1:])
+
+    def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
+        self.applied = self._SyncObj__serializer.read()[2].split(b",")
+        SyncObj._SyncObj__loadDumpFile(self, clearJournal)
+
+
+class _NoTransport(library.Transport):  # type: ignore[misc]
+    def __init__(self, node: object, self_node: object, others: object) -> None:
+        super().__init__(node, self_node, others)
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+    def destroy(self) -> None:
+        pass
+
+
+def test_the_library_runs_on_journal_and_dump(folder: Path) -> None:
+    """One replica: writes, compacts, is killed, and goes on from dump and journal."""
+    written: list[bytes] = []
+    for run in range(3):
+        replica = Counting(folder)
+        replica._SyncObj__raftElectionDeadline = 0
+        for number in range(50):
+            replica._applyCommand(b"%d-%d" % (run, number), None, 0)
+            written.append(b"%d-%d" % (run, number))
+            replica.doTick()
+            replica.doTick()
+        assert replica.applied == written
+        assert len(replica._SyncObj__raftLog) < 35, "it was compacted"
+        replica._SyncObj__raftLog.abandon()
+    assert open_dump(folder, bytes, lambda: 0).read()[0][1] > 120
+
+
 # ---- dumps from a leader ------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +327,109 @@ def test_a_new_dump_starts_transmissions_anew(folder: Path) -> None:
     assert open_dump(folder / "none", bytes, lambda: 0).getTransmissionData("b") is None
 
 
-# ---- errors -----------------------------------------------------------------------------------------------------------
+# ---- crashes and errors -------------------------------------------------------------------------------------------------
+
+
+def record(recording: Recording) -> str:
+    """Two dumps, the first of them marked as the one to be found; why the process ended, if it did."""
+    with fast_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        record_os(patch, recording, folder)
+        try:
+            for idx in (41, 90):
+                recording.mark("try", idx)
+                write(folder, idx, b"state %d " % idx * 400)
+                recording.mark("done", idx)
+        except Stopped as ended:
+            return str(ended)
+    return ""
+
+
+def violations(recording: Recording) -> list[str]:
+    """Crashes after which the dump is not the last that was reported, nor the one being made."""
+    found = []
+    rng = random.Random(2)
+    with fast_folder() as root:
+        for count in range(len(recording.ops) + 1):
+            marks = [(op.name, op.fact) for op in recording.ops[:count] if op.kind == "mark"]
+            done = [fact for kind, fact in marks if kind == "done"]
+            allowed = {*done[-1:], *(fact for kind, fact in marks[-1:])} or {0}
+            for number, names in enumerate(recording.crash_states(count, rng, 6)):
+                folder = lay_out(names, root / f"{count}-{number}")
+                try:
+                    index = open_dump(folder, bytes, lambda: 0).read()[0][1] if "dump" in names else 0
+                except Stopped as error:
+                    found.append(f"after {count}: {error}")
+                    continue
+                if index not in (allowed if done else allowed | {0}):
+                    found.append(f"after {count}: the dump of {index}")
+    return found
+
+
+def test_every_crash_leaves_the_old_dump_or_the_new_one() -> None:
+    recording = Recording()
+    assert not record(recording)
+    assert not violations(recording)
+
+
+def without_file_sync(path: Path, pieces: list[bytes], *, point: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RecordedOs, "fsync", lambda self, handle: None)
+        durability.replace_durably(path, pieces, point=point)
+    sync_folder(path.parent)
+
+
+def without_folder_sync(path: Path, pieces: list[bytes], *, point: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durability, "sync_folder", lambda path: None)
+        durability.replace_durably(path, pieces, point=point)
+
+
+def in_place(path: Path, pieces: list[bytes], *, point: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "with_name", lambda path, name: path)
+        patch.setattr(RecordedOs, "replace", lambda self, source, target: None)
+        durability.replace_durably(path, pieces, point=point)
+
+
+@pytest.mark.parametrize("mutant", [without_file_sync, without_folder_sync, in_place])
+def test_the_crash_test_finds_a_dump_that_is_not_durable(
+    mutant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump_module, "replace_durably", mutant)
+    recording = Recording()
+    assert not record(recording)
+    assert violations(recording)
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["EIO", "ENOSPC"])
+def test_every_failing_call_ends_the_process_and_leaves_a_whole_dump(is_full: bool) -> None:
+    """Acceptance test 10: success is never reported."""
+    healthy = Recording()
+    assert not record(healthy)
+    for number in range(len(healthy.ops)):
+        recording = Recording(fail_at=number, is_full=is_full)
+        reason = record(recording)
+        assert bool(reason) == recording.has_failed
+        assert "mend the disk" in reason or not reason
+        assert not violations(recording), number
+
+
+@pytest.mark.parametrize("point", ["opened", "written", "synced", "renamed", "durable"])
+def test_an_error_at_each_point_ends_the_process(folder: Path, point: str) -> None:
+    def fail(name: str) -> None:
+        if name == f"raft.dump.{point}":
+            raise OSError(5, "Input/output error")
+
+    write(folder, 41, b"old")
+    dump = open_dump(folder, lambda: b"new", lambda: 0)
+    failpoints.install(fail)
+    try:
+        with pytest.raises(Stopped, match="Input/output error"):
+            dump.serialize((None, (b"last", 90, 3), (b"previous", 89, 2), ()), 89)
+    finally:
+        failpoints.install(None)
+    assert dump.checkSerializing() == (NOT_SERIALIZING, None)
+    assert dump.read()[2] == (b"new" if point in ("renamed", "durable") else b"old")
 
 
 def test_a_state_that_cannot_be_encoded_ends_the_process(folder: Path) -> None:
@@ -261,3 +439,11 @@ def test_a_state_that_cannot_be_encoded_ends_the_process(folder: Path) -> None:
     with pytest.raises(Stopped, match="cannot be encoded"):
         open_dump(folder, freeze, lambda: 0).serialize((None, (b"l", 9, 1), (b"p", 8, 1), ()), 8)
     assert not os.listdir(folder)
+
+
+def test_a_state_of_sixteen_mebibytes_is_written_and_read_within_the_budget(folder: Path) -> None:
+    """A quarter of the election timeout, 0.25 s, is for machine and dump together; ours is mostly the digest."""
+    state = random.Random(0).randbytes(2**20) * 16
+    write(folder, 41, state)
+    assert open_dump(folder, bytes, lambda: 0).read()[2] == state
+    assert b"".join(encode_dump(decode_dump((folder / "dump").read_bytes()))) == (folder / "dump").read_bytes()

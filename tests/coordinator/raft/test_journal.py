@@ -293,14 +293,6 @@ def test_damage_is_found(folder: Path, damage: str) -> None:
         open_journal(folder)
 
 
-def test_entries_of_a_later_term_than_the_log_has_are_damage(folder: Path) -> None:
-    journal = filled(folder)
-    journal._file.write({"term": 0})
-    journal.abandon()
-    with pytest.raises(LogError, match="entry 10 is of term 1, but the term is 0"):
-        open_journal(folder)
-
-
 def test_every_flipped_byte_of_the_file_is_found_or_changes_nothing(folder: Path) -> None:
     journal = filled(folder, 60)
     entries = journal[:]

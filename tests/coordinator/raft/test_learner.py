@@ -185,3 +185,14 @@ def test_a_learner_that_starts_again_asks_anew_and_an_old_request_does_not_count
         learner.on_request_applied(first, 1)
         assert not learner.applied_term
         assert three.run(10.0, three.is_whole)
+
+
+def test_all_disks_one_after_the_other_lose_nothing() -> None:
+    with Three() as three:
+        three.elect(three.a)
+        for number, replica in enumerate((three.b, three.c, three.a, three.b)):
+            leader = three.world.leader
+            assert leader is not None and three.ack(leader, b"%d" % number)
+            three.empty(replica)
+            assert three.run(20.0, lambda: three.world.leader is not None and three.is_whole()), f"{replica.name}"
+        assert three.a.entries == [b"0", b"1", b"2", b"3"] and not three.world.bad

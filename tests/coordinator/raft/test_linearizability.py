@@ -8,6 +8,7 @@ import itertools
 import random
 from typing import Any
 
+import pytest
 from tests.coordinator.raft.linearizability import Operation, check, check_objects, register
 
 
@@ -104,6 +105,43 @@ def test_finds_one_wrong_answer_in_a_long_history() -> None:
         spoiled = chance.choice(sums)
         history[spoiled] = history[spoiled]._replace(answer=1000)
         assert not check(history, register, 0).is_linearizable
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        pytest.param([op(0, 1, ("write", 1)), op(2, 3, ("read",), 0)], id="stale read"),
+        pytest.param([op(0, 1, ("add", 1), 1), op(2, 3, ("add", 1), 1)], id="lost write"),
+        pytest.param([op(0, 1, ("add", 1), 1), op(2, 3, ("read",), 2)], id="done twice"),
+        pytest.param([op(0, 9, ("write", 1)), op(1, 2, ("read",), 1), op(3, 4, ("read",), 0)], id="back in time"),
+        pytest.param([op(0, 5, ("cas", 0, 1), True), op(0, 5, ("cas", 0, 2), True)], id="two leaders"),
+        pytest.param([op(0, 1, ("read",), 7), op(2, None, ("write", 7))], id="seen before it was asked"),
+        pytest.param([op(0, None, ("add", 1)), op(1, 2, ("read",), 2)], id="an unknown one done twice"),
+        pytest.param(
+            [op(0, None, ("write", 1)), op(1, 2, ("read",), 1), op(3, 4, ("read",), 0), op(5, 6, ("read",), 1)],
+            id="an unknown one that comes and goes",
+        ),
+    ],
+)
+def test_refuses(history: list[Operation]) -> None:
+    assert not check(history, register, 0).is_linearizable
+    assert not check(list(reversed(history)), register, 0).is_linearizable, "the order of the list means nothing"
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param([op(0, 9, ("write", 1)), op(1, 2, ("read",), 1), op(1, 2, ("read",), 0)], id="overlap"),
+        pytest.param([op(0, None, ("write", 1)), op(5, 6, ("read",), 0)], id="an unknown one that never happened"),
+        pytest.param(
+            [op(0, None, ("write", 1)), op(5, 6, ("read",), 0), op(7, 8, ("read",), 1)], id="an unknown one, late"
+        ),
+        pytest.param([op(0, 1, ("write", 1)), op(1, 2, ("read",), 0)], id="equal times overlap"),
+    ],
+)
+def test_accepts(history: list[Operation]) -> None:
+    assert check(history, register, 0).is_linearizable
 
 
 def test_objects_are_checked_apart() -> None:

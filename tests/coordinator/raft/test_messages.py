@@ -50,29 +50,30 @@ head = {"term": number, "commit_index": number}
 answer = of("next_node_idx", next_node_idx=st.integers(1, NUMBER_MAX), reset=flag, success=flag)
 forwarded = of("apply_command", command=command)
 response = of("apply_command_response", request_id=number)
-any_message = st.one_of(
-    st.builds(
+SHAPES = {
+    "request_vote": st.builds(
         lambda message, ahead: message | {"term": message["last_log_term"] + ahead},
         of("request_vote", term=small, last_log_index=number, last_log_term=st.integers(0, NUMBER_MAX - 3)),
         small,
     ),
-    of("response_vote", term=number),
-    of("timeout_now", term=number),
-    st.builds(
+    "response_vote": of("response_vote", term=number),
+    "timeout_now": of("timeout_now", term=number),
+    "entries": st.builds(
         with_entries,
         of("append_entries", **head),
         st.none() | st.tuples(st.integers(0, NUMBER_MAX - 9), st.integers(0, NUMBER_MAX - 99)),
         st.lists(st.tuples(command, small), max_size=5),
         small,
     ),
-    of("append_entries", **head, serialized=st.none() | st.tuples(st.binary(max_size=40), flag, flag)),
-    answer,
-    st.builds(lambda m, term: m | {"term": term}, answer, number),
-    forwarded,
-    st.builds(lambda m, request: m | {"request_id": request}, forwarded, number),
-    st.builds(lambda m, i, t: m | {"log_idx": i, "log_term": t}, response, number, number),
-    st.builds(lambda m, e: m | {"error": e}, response, st.integers(1, 7)),
-)
+    "dump": of("append_entries", **head, serialized=st.none() | st.tuples(st.binary(max_size=40), flag, flag)),
+    "answer": answer,
+    "answer with term": st.builds(lambda m, term: m | {"term": term}, answer, number),
+    "command": forwarded,
+    "command with request": st.builds(lambda m, request: m | {"request_id": request}, forwarded, number),
+    "position": st.builds(lambda m, i, t: m | {"log_idx": i, "log_term": t}, response, number, number),
+    "error": st.builds(lambda m, e: m | {"error": e}, response, st.integers(1, 7)),
+}
+any_message = st.one_of(*SHAPES.values())
 
 
 def again(message: Message) -> Message:
@@ -82,16 +83,38 @@ def again(message: Message) -> Message:
     return found
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_was_sent_comes_back(shape: str) -> None:
+    @settings(derandomize=True, deadline=None, max_examples=60)
+    @given(SHAPES[shape])
+    def check(message: Message) -> None:
+        found = again(message)
+        assert found == message
+        assert found.keys() == message.keys(), "presence is meaning"
+        for entry in found.get("entries", []):
+            assert [type(part) for part in entry] == [bytes, int, int], "the library compares entries exactly"
+
+    check()
+
+
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.lists(any_message, max_size=6))
-def test_what_was_sent_comes_back_and_pieces_one_behind_the_other_are_a_batch(sent: list[Message]) -> None:
-    none, found = decode_batch(b"".join(map(encode_message, sent)))
-    assert none is None and found == sent
-    assert [each.keys() for each in found] == [each.keys() for each in sent], "presence is meaning"
-    for entry in [entry for each in found for entry in each.get("entries", [])]:
-        assert [type(part) for part in entry] == [bytes, int, int], "the library compares entries exactly"
+def test_pieces_one_behind_the_other_are_a_batch(sent: list[Message]) -> None:
+    assert decode_batch(b"".join(map(encode_message, sent))) == (None, sent)
     hello = Hello("cluster", "c1", 3, 4, "log", "10.0.0.1:7400")
     assert decode_batch(b"".join([encode_hello(hello), *map(encode_message, sent)])) == (hello, sent)
+
+
+def test_no_previous_entry_is_not_entry_zero() -> None:
+    head = {"type": "append_entries", "term": 1, "commit_index": 1, "entries": []}
+    known, unknown = head | {"prevLogIdx": 0, "prevLogTerm": 0}, head | {"prevLogIdx": None, "prevLogTerm": None}
+    assert again(known) == known != unknown == again(unknown)
+
+
+def test_a_dump_that_is_not_there_is_not_an_empty_part() -> None:
+    head: Message = {"type": "append_entries", "term": 1, "commit_index": 1}
+    for serialized in (None, (b"", False, True), (b"", True, False)):
+        assert again(head | {"serialized": serialized})["serialized"] == serialized
 
 
 @pytest.mark.parametrize(
@@ -254,18 +277,13 @@ MUTANTS: dict[str, tuple[str, str]] = {
 }
 
 
-def mutant_of_codec(right: str, wrong: str) -> dict[str, Any]:
-    """The codec's module with one place changed."""
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_examples_find_a_wrong_codec(name: str) -> None:
+    right, wrong = MUTANTS[name]
     source = Path(codec.__file__).read_text()
     assert source.count(right) == 1, right
     made: dict[str, Any] = {"__name__": "mutant"}
     exec(compile(source.replace(right, wrong), "mutant", "exec"), made)  # noqa: S102  # our own source
-    return made
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_the_examples_find_a_wrong_codec(name: str) -> None:
-    made = mutant_of_codec(*MUTANTS[name])
 
     def is_right(message: Message) -> bool:
         try:

@@ -1,6 +1,7 @@
 """Whole clusters in virtual time, and one replica in real time (acceptance tests 4, 11, 13)."""
 
 import os
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,7 +12,7 @@ from pysyncobj.transport import Transport  # type: ignore[import-untyped]  # as 
 from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.sim import SUCCESS, Replica, SafeReplica, StockReplica, World
 
-from snapline.coordinator.raft import node
+from snapline.coordinator.raft import durability, node
 from snapline.coordinator.raft.node import ApplyFailed, SafeSyncObj
 from snapline.coordinator.raft.pysyncobj_adapter import ENTRY_BYTES_MAX, FALLBACK_S, RaftNode, raft_configuration
 from snapline.errors import LogError, MessageTooLargeError, UsageError
@@ -196,6 +197,32 @@ def test_an_isolated_leader_reads_nothing_and_steps_down() -> None:
         assert SUCCESS not in stale and stale[-1] == FAIL_REASON.MISSING_LEADER
 
 
+def test_a_follower_that_passed_a_barrier_has_all_that_was_acknowledged() -> None:
+    with World(5) as world:
+        leader = led(world)
+        follower = next(replica for replica in world.replicas.values() if replica is not leader)
+        seen: list[int] = []
+
+        def read(_: object, code: int) -> None:
+            seen.append(len(follower.entries) if code == SUCCESS else -1)
+
+        for number in range(30):
+            written(world, leader, b"%d" % number)
+            follower.node.barrier(read)
+            assert world.run(2, lambda: len(seen) > number)  # noqa: B023  # called before the next number
+        assert seen == list(range(2, 32))
+
+
+def test_leadership_can_be_handed_over() -> None:
+    with World(6) as world:
+        leader = led(world)
+        assert world.run(2, lambda: are_equal(world, 1))
+        at = world.clock.now
+        leader.node.transferLeadership()
+        assert world.run(2, lambda: world.leader not in (None, leader))
+        assert world.clock.now - at < 0.2
+
+
 @pytest.mark.parametrize("length", [300])
 def test_a_long_divergent_tail_is_replaced_soon(length: int) -> None:
     """Stepping back one entry for each answer took a heartbeat each."""
@@ -223,16 +250,13 @@ def test_a_long_divergent_tail_is_replaced_soon(length: int) -> None:
 
 
 def test_an_entry_is_bounded() -> None:
-    """Also where a follower forwards it."""
-    with World(8) as world:
-        leader = led(world)
-        follower = next(replica for replica in world.replicas.values() if replica is not leader)
-        for replica in (leader, follower):
-            written(world, replica, bytes(ENTRY_BYTES_MAX))
-            with pytest.raises(MessageTooLargeError, match="at most 65536 bytes, not 65537"):
-                replica.propose(bytes(ENTRY_BYTES_MAX + 1), lambda *_: None)
-            with pytest.raises(UsageError, match="call `barrier`"):
-                replica.propose(b"", lambda *_: None)
+    with World(8, replicas=1) as world:
+        replica = led(world)
+        written(world, replica, bytes(ENTRY_BYTES_MAX))
+        with pytest.raises(MessageTooLargeError, match="at most 65536 bytes, not 65537"):
+            replica.propose(bytes(ENTRY_BYTES_MAX + 1), lambda *_: None)
+        with pytest.raises(UsageError, match="call `barrier`"):
+            replica.propose(b"", lambda *_: None)
 
 
 def test_a_long_journal_is_compacted_however_few_its_entries_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +320,15 @@ def test_a_dump_that_ends_before_the_journal_begins_is_refused() -> None:
         assert "the dump begins at entry" in world.bad[0]
 
 
+def test_what_lies_behind_the_dump_is_there_after_a_restart() -> None:
+    with World(12, replicas=1) as world:
+        replica = compacted(world)
+        assert world.bad == []
+        replica.restart_at = 0
+        led(world)
+        assert replica.entries == [b"first", *(b"%d" % number for number in range(10)), b"behind the dump", b"first"]
+
+
 # ---- in real time ---------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +359,28 @@ def opened(folder: Path, words: Words) -> SafeSyncObj:
     return make(RaftNode("c0", "127.0.0.1:1"), [], conf, machine=words, folder=folder)
 
 
+def test_one_replica_alone_commits_without_waiting_for_a_tick(tmp_path: Path) -> None:
+    """With ticks of 0.1 s: no answer would wake it to commit what it has just written."""
+    words = Words()
+    replica = opened(tmp_path, words)
+    while not replica.is_leader:
+        replica.doTick(0.01)
+    waits: list[float] = []
+    for number in range(9):
+        began = time.monotonic()
+        replica.propose(b"%d" % number, lambda *_, began=began: waits.append(time.monotonic() - began))
+        while len(waits) <= number:
+            replica.doTick(0.1)
+    replica.destroy()
+    assert sorted(waits)[4] < 0.05
+    again = Words()
+    replica = opened(tmp_path, again)
+    while len(again.words) < 9:
+        replica.doTick(0.01)
+    replica.destroy()
+    assert again.words == words.words
+
+
 def test_replicas_that_end_leave_no_files_open(tmp_path: Path) -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -345,3 +400,24 @@ def test_a_replica_that_ended_takes_no_proposals(tmp_path: Path) -> None:
     codes: list[int] = []
     replica.propose(b"x", lambda _, code: codes.append(code))
     assert codes == [FAIL_REASON.MISSING_LEADER]
+
+
+def test_files_of_another_cluster_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path, Words()).destroy()
+    monkeypatch.setattr(durability, "_hook", _raise)
+    with pytest.raises(LogError, match="real"):
+        SafeSyncObj(
+            RaftNode("c0", "127.0.0.1:1"),
+            [],
+            raft_configuration(0),
+            transport_class=Nobody,
+            machine=Words(),
+            folder=tmp_path,
+            cluster="other",
+            marks=Marks(),
+            on_alarm=print,
+        )
+
+
+def _raise(reason: str) -> NoReturn:
+    raise LogError(reason)

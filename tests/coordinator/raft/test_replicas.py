@@ -22,6 +22,7 @@ from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.peers_of import Raw, until
 from tests.coordinator.raft.replicas import (
     ELECTION_S,
+    FALLBACK_S,
     Client,
     Cluster,
     Ledger,
@@ -36,13 +37,18 @@ from snapline.coordinator.raft import transport as transport_module
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.messages import Message, decode_batch, encode_message
 from snapline.coordinator.raft.node import JOURNAL_FILE, SafeSyncObj
-from snapline.coordinator.raft.pysyncobj_adapter import ELECTION_S_MIN
+from snapline.coordinator.raft.pysyncobj_adapter import ELECTION_S_MIN, ENTRY_BYTES_MAX
 from snapline.coordinator.raft.raft_driver import (
+    IN_FLIGHT_MAX,
     Committed,
+    Outcome,
+    RaftDriver,
+    Rejected,
     Replica,
     ReplicaOptions,
+    Unknown,
 )
-from snapline.errors import UsageError
+from snapline.errors import CoordinatorUnavailableError, MessageTooLargeError, UsageError
 from snapline.security.transport import Security
 
 
@@ -75,6 +81,15 @@ async def add(cluster: Cluster, name: str, client: str, count: int) -> None:
 # ---- the plain way --------------------------------------------------------------------------------------------------
 
 
+async def test_all_replicas_take_proposals_and_answer_reads(three: Cluster) -> None:
+    await three.wait_leader()
+    for name in three.names:
+        await add(three, name, name, 10)
+    for name in three.names:
+        assert await three.value(name, "x") == 30
+    await three.wait_equal()
+
+
 async def test_alone_a_replica_commits_at_once(tmp_path: Path) -> None:
     cluster = await Cluster(tmp_path, 1).start()
     await cluster.wait_leader()
@@ -104,6 +119,22 @@ async def test_status_metrics_and_transfer(three: Cluster) -> None:
     await until(lambda: three.replicas[target].driver.standing.is_leader)
     with pytest.raises(UsageError):
         await three.replicas[leader].driver.transfer_leadership()
+
+
+async def test_an_entry_that_is_too_large_is_refused_before_it_is_proposed(three: Cluster) -> None:
+    leader = await three.wait_leader()
+    follower = next(name for name in three.names if name != leader)
+
+    def padded(sequence: int, size: int) -> bytes:
+        entry = entry_of("a", sequence, "x", ("add", 1))
+        return entry + b" " * (size - len(entry))
+
+    for sequence, name in enumerate((leader, follower), start=1):
+        outcome = await three.replicas[name].driver.propose(padded(sequence, ENTRY_BYTES_MAX))
+        assert isinstance(outcome, Committed)
+        with pytest.raises(MessageTooLargeError):
+            await three.replicas[name].driver.propose(padded(9, ENTRY_BYTES_MAX + 1))
+    await three.wait_equal()
 
 
 @pytest.mark.parametrize(
@@ -153,6 +184,29 @@ async def test_a_replica_without_its_log_learns_and_then_counts(three: Cluster) 
 # ---- test 13: a leader that is cut off ------------------------------------------------------------------------------
 
 
+async def test_a_leader_that_is_cut_off_answers_no_read_and_steps_down(three: Cluster) -> None:
+    old = await three.wait_leader()
+    await add(three, old, "a", 3)
+    three.isolate(old)
+    began = time.monotonic()
+    reading = asyncio.create_task(three.replicas[old].driver.read(lambda: "stale", timeout_s=1.6))
+    writing = asyncio.create_task(three.replicas[old].driver.propose(b'["b",1,"x",["add",100]]', timeout_s=1.6))
+    await until(lambda: not three.replicas[old].driver.standing.is_leader)
+    assert time.monotonic() - began < FALLBACK_S + 0.5, "it led on without a majority"
+    new = await three.wait_leader()
+    assert new != old
+    await add(three, new, "c", 3)
+    machine = three.machines[old]
+    stale = await three.replicas[old].driver._on_tick_thread(lambda: machine.registers["x"], 1.0)
+    assert stale == 3, "its own state is stale: only the barrier keeps that from its readers"
+    with pytest.raises(CoordinatorUnavailableError):
+        await reading
+    assert isinstance(await writing, Unknown | Rejected)
+    three.heal()
+    state = msgspec.json.decode(await three.wait_equal())
+    assert state[0]["x"] in (6, 106), "its own entry is in the log on all replicas, or on none"
+
+
 # ---- test 12: unknown outcomes --------------------------------------------------------------------------------------
 
 
@@ -164,7 +218,7 @@ async def test_what_is_unknown_is_done_once_when_it_is_repeated(tmp_path: Path) 
     outcomes: Counter[str] = Counter()
     for round_number in range(2):
         leader = await cluster.wait_leader()
-        for sequence in range(1, 11):
+        for sequence in range(1, 21):
             entry = entry_of(f"r{round_number}", sequence, "x", ("add", 1))
             for attempt in range(100):
                 name = chance.choice(cluster.names)
@@ -172,9 +226,9 @@ async def test_what_is_unknown_is_done_once_when_it_is_repeated(tmp_path: Path) 
                 outcome = await cluster.replicas[name].driver.propose(entry, timeout_s=timeout_s)
                 outcomes[type(outcome).__name__] += 1
                 if isinstance(outcome, Committed):
-                    assert outcome.result == round_number * 10 + sequence
+                    assert outcome.result == round_number * 20 + sequence
                     break
-                if sequence == 5 and attempt == 1 and leader in cluster.replicas:
+                if sequence == 10 and attempt == 1 and leader in cluster.replicas:
                     await asyncio.gather(cluster.replicas[leader].driver.transfer_leadership(), return_exceptions=True)
             else:
                 raise AssertionError("never committed")
@@ -182,7 +236,7 @@ async def test_what_is_unknown_is_done_once_when_it_is_repeated(tmp_path: Path) 
             await cluster.crash_one(name)
         await asyncio.gather(*[cluster.start_one(name) for name in cluster.names])
     state = msgspec.json.decode(await cluster.wait_equal())
-    assert state[0] == {"x": 20}
+    assert state[0] == {"x": 40}
     assert outcomes["Unknown"] > 15, outcomes
     assert any((tmp_path / name / "raft.dump").exists() for name in cluster.names)
     await cluster.stop()
@@ -226,6 +280,37 @@ async def test_forwarded_membership_version_and_pickled_commands_do_nothing(tmp_
 # ---- test 15: flood -------------------------------------------------------------------------------------------------
 
 
+async def test_a_flood_of_ten_times_the_limit_is_bounded_and_does_no_harm(tmp_path: Path) -> None:
+    """What is refused costs less than what is taken: ten times as much at once less than ten times, in the processor's time of the same moment."""
+    three = await Cluster(tmp_path, 3, configuration=real_configuration).start()
+    leader = await three.wait_leader()
+    follower = next(name for name in three.names if name != leader)
+    for name in (leader, follower):
+        driver = three.replicas[name].driver
+        alone = [entry_of(f"{name}-alone", n, "x", ("add", 1)) for n in range(IN_FLIGHT_MAX)]
+        entries = [entry_of(name, n, "x", ("add", 1)) for n in range(10 * IN_FLIGHT_MAX)]
+        taken, alone_s = await _proposed(driver, alone)
+        outcomes, flood_s = await _proposed(driver, entries)
+        assert flood_s < 10 * alone_s, f"{flood_s} s for ten times what costs {alone_s} s"
+        refused = [isinstance(outcome, Rejected) and "under way" in outcome.reason for outcome in outcomes]
+        assert refused == [False] * IN_FLIGHT_MAX + [True] * 9 * IN_FLIGHT_MAX
+        # Where a leader was lost meanwhile, the same request is proposed again, and is done once.
+        for entry, outcome in zip([*alone, *entries[:IN_FLIGHT_MAX]], [*taken, *outcomes], strict=False):
+            known = outcome
+            while not isinstance(known, Committed):
+                known = await driver.propose(entry)
+    state = msgspec.json.decode(await three.wait_equal())
+    assert state[0] == {"x": 4 * IN_FLIGHT_MAX}
+    await three.stop()
+    assert three.alarms == []
+
+
+async def _proposed(driver: RaftDriver, entries: list[bytes]) -> tuple[list[Outcome], float]:
+    """All at once; and the processor's seconds that it took."""
+    began_s = time.process_time()
+    return await asyncio.gather(*[driver.propose(entry) for entry in entries]), time.process_time() - began_s
+
+
 # ---- test 9: chaos --------------------------------------------------------------------------------------------------
 
 
@@ -248,19 +333,24 @@ async def watch(cluster: Cluster, leaders: dict[int, set[str]]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def chaos(cluster: Cluster, seconds: float, *, acked_min: int) -> None:
+async def chaos(cluster: Cluster, seconds: float, seed: int, *, acked_min: int, unknown_min: int = 0) -> Counter[str]:
     """Clients work while the leader is cut off, replicas crash, connections break; then all must agree.
 
-    It goes on until each client has `acked_min` acknowledged operations.
+    It goes on until each client has `acked_min` acknowledged operations, and all together have `unknown_min` whose outcome nobody knows.
     """
-    chance = random.Random(1)
+    chance = random.Random(seed)
     end = time.monotonic() + seconds
     leaders: dict[int, set[str]] = {}
-    clients = [Client(cluster, f"k{number}", random.Random(100 + number)) for number in range(5)]
+    counts: Counter[str] = Counter()
+
+    clients = [Client(cluster, f"k{number}", random.Random(seed * 100 + number)) for number in range(5)]
+
+    def unknown() -> int:
+        return sum(operation.answered is None for client in clients for operation in client.history)
 
     async def work(client: Client) -> None:
         done = 0
-        while time.monotonic() < end or len(client.acked) < acked_min:
+        while time.monotonic() < end or len(client.acked) < acked_min or unknown() < unknown_min:
             name = f"r{client.chance.randrange(3)}.{int(2 * (end - time.monotonic()))}"
             asked: Any = client.chance.choice(
                 [("add", 1), ("write", done), ("cas", done % 3, done % 5), ("read",), ("read",)]
@@ -278,6 +368,7 @@ async def chaos(cluster: Cluster, seconds: float, *, acked_min: int) -> None:
             what = chance.choice(["isolate", "crash", "crash", "cut", "cut", "crash all"])
             if name is None:
                 continue
+            counts[what] += 1
             if what == "isolate":
                 cluster.isolate(name)
                 await asyncio.sleep(chance.uniform(0.3, 1.5))
@@ -306,6 +397,9 @@ async def chaos(cluster: Cluster, seconds: float, *, acked_min: int) -> None:
     check_claims(history, acked, applied)
     assert all(len(names) == 1 for names in leaders.values()), leaders
     assert cluster.alarms == []
+    counts["operations"], counts["acked"], counts["terms"] = len(history), len(acked), len(leaders)
+    counts["unknown"] = unknown()
+    return counts
 
 
 async def test_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,9 +414,23 @@ async def test_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_module, "encode_message", encode)
     cluster = await Cluster(tmp_path, 3, compaction_entries=60).start()
     await cluster.wait_leader()
-    await chaos(cluster, 3.0, acked_min=5)
+    await chaos(cluster, 3.0, seed=1, acked_min=5)
     await cluster.stop()
     assert {"request_vote", "response_vote", "append_entries", "next_node_idx", "apply_command"} <= set(seen), seen
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", [3, 5])
+async def test_chaos_over_mutual_tls(tmp_path: Path, count: int) -> None:
+    (tmp_path / "certificates").mkdir()
+    cluster = await Cluster(
+        tmp_path, count, security_of=secured(tmp_path / "certificates"), compaction_entries=150
+    ).start()
+    await cluster.wait_leader()
+    counts = await chaos(cluster, 60.0, seed=count, acked_min=100, unknown_min=11)
+    await cluster.stop()
+    print(dict(counts))
 
 
 async def holders_after_a_crash_of_all(cluster: Cluster) -> int:

@@ -5,7 +5,7 @@ The other replicas are played by the test. (Acceptance tests 6, 7 and 14, and wh
 
 import pickle
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -213,6 +213,15 @@ def test_a_heartbeat_that_reaches_back_cuts_nothing(kind: type[Replica]) -> None
         assert p.node.raftCommitIndex == (7 if is_safe(kind) else 3)
 
 
+def test_entries_of_another_term_replace_the_tail() -> None:
+    with play() as p:
+        grown(p, 9, term=1, commit=4)
+        p.hear("c2", entries(2, commit=4, prev=(5, 1), new=[entry(6, 2)]))
+        assert p.log == [(1, 0), *((index, 1) for index in range(2, 6)), (6, 2)]
+        p.restart()
+        assert p.log[-1] == (6, 2)
+
+
 def test_a_leader_that_contradicts_a_committed_entry_ends_the_replica() -> None:
     with play() as p:
         grown(p, 9, term=1, commit=7)
@@ -296,14 +305,25 @@ def test_a_dump_replaces_a_log_that_contradicts_it() -> None:
         assert p.log == [(3, 2), (4, 2)]
 
 
-def test_a_damaged_dump_is_refused_and_harms_nothing() -> None:
-    """Acceptance test 7 (G11). `test_dump.py` has all kinds of damage."""
+def damaged() -> dict[str, Callable[[bytes], bytes]]:
+    flips = {f"bit {at} flipped": (lambda data, at=at: _flipped(data, at)) for at in (3, 200, 999, 1500)}
+    return flips | {"torn": lambda data: data[:-40], "first piece lost": lambda data: data[40:], "empty": lambda _: b""}
+
+
+def _flipped(data: bytes, bit: int) -> bytes:
+    at = bit // 8 % len(data)
+    return data[:at] + bytes([data[at] ^ 1 << bit % 8]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", damaged())
+def test_a_damaged_dump_is_refused_and_harms_nothing(damage: str) -> None:
+    """Acceptance test 7 (G11)."""
     with play() as p:
         p.hear("c2", *pieces(sent_dump(entry(9, 2), entry(8, 2)), 3))
         before = p.replica.folder / "raft.dump"
         own = before.read_bytes()
         later = sent_dump(entry(30, 3), entry(29, 3), b"evil")
-        assert p.hear("c2", *pieces(later[:-40], 3)) == []
+        assert p.hear("c2", *pieces(damaged()[damage](later), 3)) == []
         for _ in range(2):
             assert before.read_bytes() == own
             assert p.log == [(8, 2), (9, 2)] and p.replica.entries == [b"a", b"b"]
@@ -350,6 +370,12 @@ def test_a_follower_that_asks_when_a_dump_was_just_made_gets_it(kind: type[Repli
             assert [frame[1:] for frame in frames] == [(True, False), (False, True)]
         else:
             assert set(frames) == {None} and len(frames) > 500
+
+
+def test_a_dump_of_another_cluster_is_refused() -> None:
+    with play() as p:
+        assert p.hear("c2", *pieces(sent_dump(entry(9, 2), entry(8, 2), cluster="other"), 3)) == []
+        assert not (p.replica.folder / "raft.dump").exists()
 
 
 def test_what_a_dump_jumped_over_has_an_unknown_outcome() -> None:

@@ -142,14 +142,6 @@ async def test_a_replica_that_believes_every_hello_is_found(c1: End) -> None:
         await forge(c1)
 
 
-async def test_a_caller_that_cannot_be_asked_is_not_believed() -> None:
-    c1 = await End("c1", ["c2"]).start({"c2": "127.0.0.1:9"})
-    raw = Raw(c1.address)
-    assert not await raw.hello("c2", 1, 1) and await raw.code() is grpc.StatusCode.UNAVAILABLE
-    await raw.close()
-    await c1.stop()
-
-
 async def test_among_a_flood_of_forged_hellos_the_real_one_is_found(c1: End) -> None:
     """It dials again, as replicas do, while a hundred others wait for an answer."""
     forged = [Raw(c1.address, is_forged=True) for _ in range(100)]
@@ -164,6 +156,17 @@ async def test_among_a_flood_of_forged_hellos_the_real_one_is_found(c1: End) -> 
     assert not any(await flood)
     for each in forged:
         await each.close()
+
+
+async def test_sessions_of_different_peers_do_not_meet(c1: End) -> None:
+    a, b = Raw(c1.address), Raw(c1.address)
+    assert await a.hello("c2", 5, 5) and await b.hello("c3", 1, 1)
+    await a.write(numbered(1))
+    await b.write(numbered(2))
+    await until(lambda: sorted(c1.numbers) == [1, 2])
+    assert {peer for peer, _ in c1.received_from} == {"c2", "c3"}
+    await a.close()
+    await b.close()
 
 
 # ---- order, loss, repetition ----------------------------------------------------------------------------------------
@@ -206,6 +209,18 @@ async def test_what_waits_for_a_peer_is_dropped_with_its_stream() -> None:
     await c2.stop()
 
 
+async def test_a_peer_that_starts_again_is_found() -> None:
+    c1, c2 = await connected()
+    await c2.stop()
+    await until(lambda: "c2" not in c1.open)
+    again = await End("c2", ["c1"]).start(port=c2.port)
+    await until(lambda: "c2" in c1.open)
+    c1.open["c2"].push(encode_message(numbered(1)))
+    await until(lambda: again.numbers == [1])
+    await c1.stop()
+    await again.stop()
+
+
 # ---- bounds ---------------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +229,7 @@ async def test_a_flood_stops_at_the_inbox_and_at_the_outbox_and_arrives_in_order
     c1, c2 = await connected(is_pumped=False)
     stream = c1.open["c2"]
     sent = 0
-    while sent < 5 * INBOX_MESSAGES_MAX:
+    while sent < 10 * INBOX_MESSAGES_MAX:
         for _ in range(500):
             sent += 1
             assert stream.push(encode_message(numbered(sent, 400)))
@@ -307,6 +322,14 @@ def tls_raw(end: End, leaf: Leaf | None, authority: Path) -> Raw:
     credentials = grpc.ssl_channel_credentials(authority.read_bytes(), *pair)
     options = client_options(server_name("coordinator", "c1"))
     return Raw(end.address, grpc.aio.secure_channel(end.address, credentials, options=options))
+
+
+async def test_replicas_with_certificates_talk(authority: Authority) -> None:
+    c1, c2 = await connected(authority)
+    c1.open["c2"].push(encode_message(numbered(1)))
+    await until(lambda: c2.numbers == [1])
+    await c1.stop()
+    await c2.stop()
 
 
 async def test_another_replica_s_certificate_is_as_good_as_none(secured: End, authority: Authority) -> None:
