@@ -110,8 +110,12 @@ class RaftNode(Node):  # type: ignore[misc]  # as above: its base is Any
     """
 
     def __init__(self, id: str, address: str) -> None:
-        """Args: id: name of the replica in the static list of members, such as `"c1"`. Two nodes with the same id are the same replica.
-        address: `host:port` of the replica's gRPC server."""
+        """Create a replica.
+
+        Args:
+            id: name of the replica in the static list of members, such as `"c1"`. Two nodes with the same id are the same replica.
+            address: `host:port` of the replica's gRPC server.
+        """
         super().__init__(id, address=address)
         self._hash = zlib.crc32(id.encode())
 

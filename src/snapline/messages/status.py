@@ -61,24 +61,31 @@ class Concern(msgspec.Struct, frozen=True):
     agents of a host are waiting, `agents` contains the eight agents that have waited longest. The coordinator logs a warning when a concern
     of the kind `rpo` or `rto` begins, and a message when it ends.
 
-    Kinds: busy: an agent's code blocks the event loop of a live host. The text contains the agent, the handler and the line. certificate:
-        the certificate of a host or of the leading replica has expired or is due for renewal. cut: two hosts cannot reach each other.
-        drained: an operator has drained a host, so that it has no agents. effects: before agents move or hosts stop, running effects must
-        end. epochs: at least three consecutive epochs were aborted, although the store is healthy. The text contains the latest reason.
+    Kinds:
+        busy: an agent's code blocks the event loop of a live host. The text contains the agent, the handler and the line.
+        certificate: the certificate of a host or of the leading replica has expired or is due for renewal.
+        cut: two hosts cannot reach each other.
+        drained: an operator has drained a host, so that it has no agents.
+        effects: before agents move or hosts stop, running effects must end.
+        epochs: at least three consecutive epochs were aborted, although the store is healthy. The text contains the latest reason.
         hosts: no host is present, because all hosts have left or are lost, or because a new fleet is still waiting for its first hosts.
         in_doubt: an agent waits for an effect that may or may not have been executed. Either an operator must resolve the effect, or the
-        effect's external service has not replied for ten seconds. killer: processes have died while handling a certain message. The concern
-        lasts until a turn handles this message successfully, or the host's process ends between turns. log: a host cannot write its log, so
-        it accepts no inputs and its durable turns wait. memory: a host's agents are paused, because its memory is filled by sender logs and
-        by checkpoints that wait for the store. plan: a host has not applied the recovery plan yet. replica: the leading replica is not
-        connected to some other replicas, because they are dead or disconnected. restore: a restore of the fleet was requested, but no
-        recovery plan can be made. rollback: an agent's request to restore the fleet was rejected, and the agent waits for an operator. rpo:
-        a failure would undo more work than the fleet's `rpo_s` allows. The concern lasts until an epoch is completed in time again. rto: a
-        failure stopped the fleet for longer than its `rto_s`. The concern lasts until a later recovery is fast enough. spare: a host is
-        alive but currently receives no agents, because it blocked the fleet. stop: a host has not reported whether the fleet may stop, or
-        the fleet waits for running effects before it ends. store: a recovery waits for the store, or all snapshots are damaged and the
-        recovery waits for an operator. turn: an agent is suspended in a durable turn that the current code cannot continue. The code does
-        not match the journal, the handler is missing, or data cannot be decoded.
+            effect's external service has not replied for ten seconds.
+        killer: processes have died while handling a certain message. The concern lasts until a turn handles this message successfully, or
+            the host's process ends between turns.
+        log: a host cannot write its log, so it accepts no inputs and its durable turns wait.
+        memory: a host's agents are paused, because its memory is filled by sender logs and by checkpoints that wait for the store.
+        plan: a host has not applied the recovery plan yet.
+        replica: the leading replica is not connected to some other replicas, because they are dead or disconnected.
+        restore: a restore of the fleet was requested, but no recovery plan can be made.
+        rollback: an agent's request to restore the fleet was rejected, and the agent waits for an operator.
+        rpo: a failure would undo more work than the fleet's `rpo_s` allows. The concern lasts until an epoch is completed in time again.
+        rto: a failure stopped the fleet for longer than its `rto_s`. The concern lasts until a later recovery is fast enough.
+        spare: a host is alive but currently receives no agents, because it blocked the fleet.
+        stop: a host has not reported whether the fleet may stop, or the fleet waits for running effects before it ends.
+        store: a recovery waits for the store, or all snapshots are damaged and the recovery waits for an operator.
+        turn: an agent is suspended in a durable turn that the current code cannot continue. The code does not match the journal, the
+            handler is missing, or data cannot be decoded.
     """
 
     kind: str

@@ -19,7 +19,7 @@ null or missing. The numbers of undone checkpoints are reused. An undone send is
 undone, its message is in transit again. A `Trace` contains only the events that no recovery has undone, because later failures can return
 only to states of that execution (G3). A recovery line that keeps a receive but undoes its send creates an orphan (G1), so it is rejected.
 
-Take the following trace as an example.
+For example, take the following trace.
 
     {"snapline_trace": 1, "agents": ["a", "b"]}
     {"event": "checkpoint", "agent": "a"}
