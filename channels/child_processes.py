@@ -34,7 +34,7 @@ sysexits.h."""
 
 
 class _Process:
-    """This process's state that concerns forked children.
+    """State of this process that concerns forked children.
 
     Attributes:
         has_hook: whether `os.register_at_fork` has been called. A registration with `os.register_at_fork` cannot be undone.

@@ -250,7 +250,7 @@ class OutputsPart(Part, frozen=True, kw_only=True):
 
 
 class StepsPart(Part, frozen=True, kw_only=True):
-    """How many of 1,000 calls of stubs are late, are never answered, or fail. A failing call may or may not have been executed. The rates
+    """Numbers of calls, of 1,000 calls of stubs, that are late, are never answered, or fail. A failing call may or may not have been executed. The rates
     apply until faults are healed."""
 
     late_per_mille: PerMille = 0

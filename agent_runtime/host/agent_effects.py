@@ -156,7 +156,7 @@ class AgentEffects:
         self.open = msgspec.structs.replace(self.open, is_begun=True)
 
     def late_s(self) -> float:
-        """If the open effect is a compensation, return how many more seconds a failed call of the effect to be undone may still run."""
+        """Return how many more seconds a failed call of the effect to be undone may still run if the open effect is a compensation."""
         assert self.open is not None
         known = self.keys.get(self.open.undoes)
         is_it = known is not None and known.generation == self.open.undoes_generation and known.outcome == FAILED

@@ -160,7 +160,7 @@ class AgentInputs:
             self.reply_bytes -= len(keys.pop(oldest.key).reply)
 
     def _forget_replies(self, newest: str) -> None:
-        """If all replies together exceed the size limit, forget the replies to the oldest inputs. The newest reply is always kept, because
+        """Forget the replies to the oldest inputs if all replies together exceed the size limit. The newest reply is always kept, because
         its client has not received it yet."""
         if self.reply_bytes <= REPLIES_BYTES_MAX:
             return

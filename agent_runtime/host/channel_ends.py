@@ -401,7 +401,7 @@ class Outlets:
         self.shrank(owner)
 
     def unpark_all(self, agent: LocalAgent) -> None:
-        """If an agent may send again, send its parked messages as far as possible."""
+        """Send the parked messages of an agent that may send again, as far as possible."""
         for outlet in list(agent.outlets.values()):
             self.unpark(outlet)
 

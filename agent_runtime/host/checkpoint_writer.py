@@ -395,7 +395,7 @@ class CheckpointWriter:
         _release(batch)
 
     def _report_store_status(self, problem: str = "") -> None:
-        """If the store's status has changed, report it to the host core. If `problem` is empty, the known problem continues to be reported
+        """Report the store's status to the host core if it has changed. If `problem` is empty, the known problem continues to be reported
         until a write succeeds."""
         was_busy, known, was_full = self._reported
         count = len(self._waiting) + self._writing_count

@@ -95,7 +95,7 @@ def dead_letter_number_of(agent: LocalAgent, request: EffectRetry) -> int:
 
 
 def settled_compensation(agent: LocalAgent, request: EffectRetry) -> bytes | None:
-    """If a compensation request needs no turn or cannot have one, return the reply to the request. Otherwise return None."""
+    """Return the reply to a compensation request that needs no turn or cannot have one. Otherwise return None."""
     known = _known(agent, request)
     if known is not None and _is_compensated(known, request):
         return _FINISHED

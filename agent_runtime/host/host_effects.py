@@ -146,7 +146,7 @@ class Effects:
             self._call_if_released(agent, turn, effects, opened)
 
     def released(self, agent: LocalAgent) -> None:
-        """If the intent of the open effect has been released, call the effect."""
+        """Call the open effect if its intent has been released."""
         effects, turn = agent.effects, agent.turn
         if effects is not None and turn is not None and effects.is_ready and effects.open is not None:
             self._call_if_released(agent, turn, effects, effects.open)
@@ -154,8 +154,8 @@ class Effects:
     def _call_if_released(
         self, agent: LocalAgent, turn: DurableTurn, effects: AgentEffects, opened: OpenEffect
     ) -> None:
-        """If the intent of the effect has been released, call the effect. After the release, no recovery can undo the request for the
-        effect. If the intent has not been released, request an epoch."""
+        """Call the effect if its intent has been released. After the release, no recovery can undo the request for the effect. If the
+        intent has not been released, request an epoch."""
         if agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return

@@ -149,7 +149,7 @@ class OwnLog:
         self.queued_bytes += _size_of(pending)
 
     def append(self) -> None:
-        """If the log is open and no other batch is being written, send the next batch to the store."""
+        """Send the next batch to the store if the log is open and no other batch is being written."""
         if self._queue and not self._is_open:
             self._open()
             return
@@ -190,7 +190,7 @@ class OwnLog:
         return [] if self._ask_ns is None else [self._ask_ns]
 
     def clock_passed(self) -> None:
-        """If a request or report to the coordinator is due again, resend it."""
+        """Resend a request or report to the coordinator if it is due again."""
         if self._ask_ns is not None:
             self._open()
 
@@ -203,7 +203,7 @@ class OwnLog:
     # ---- outcomes ----------------------------------------------------------------------------------------------------
 
     def on_log_opened(self, event: msg.LogOpened) -> None:
-        """If the log that was opened belongs to the current plan, start to write batches."""
+        """Start to write batches if the log that was opened belongs to the current plan."""
         if event.plan == self._shared.plan and self._shared.is_loaded:
             self._is_open, self._certificate = True, event.certificate
             self._known = max(self._known, event.newest)
@@ -303,7 +303,7 @@ class StepLog:
                 self._orphans.setdefault(logged.agent, []).append(logged)
 
     def created(self, agent: LocalAgent) -> None:
-        """If a newly created agent existed before a recovery, give the agent its logged entries."""
+        """Give a newly created agent its logged entries if the agent existed before a recovery."""
         for logged in self._orphans.pop(agent.id, ()):
             _restore(agent, logged)
 

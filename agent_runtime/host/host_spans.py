@@ -274,7 +274,7 @@ class HostSpans:
             self._plan, self._plan_ns = directive, time.time_ns()
 
     def said(self, message: HostMessage) -> None:
-        """If a message to the coordinator completes a span, create this span."""
+        """Create the span that a message to the coordinator completes, if any."""
         if isinstance(message, EpochReport) and message.epoch not in self._reported:
             self._reported[message.epoch] = None
             if len(self._reported) > EPOCHS_KEPT:

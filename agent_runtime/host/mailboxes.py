@@ -229,7 +229,7 @@ class Mailboxes:
         return True
 
     def _refuse(self, agent: LocalAgent, entry: Entry) -> None:
-        """If the entry is a call, send the caller an empty reply, because no other reply will follow."""
+        """Send an empty reply to the caller if the entry is a call, because no other reply will follow."""
         refusal, stage = refusal_of(entry.payload), agent.stage
         if refusal:
             agent.stage = Stage.SENDING

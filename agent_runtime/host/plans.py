@@ -391,7 +391,7 @@ class HostPlans:
         self._mailboxes.next_turn(agent)
 
     def on_load_failed(self, event: ev.LoadFailed) -> None:
-        """If the store is currently unreadable, retry for a minute. After that minute, or after any other failure, refuse the plan."""
+        """Retry for a minute if the store is currently unreadable. After that minute, or after any other failure, refuse the plan."""
         if event.plan != self._shared.plan:
             return
         if event.may_pass and self._tries < LOAD_TRIES_MAX:

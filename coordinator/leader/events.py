@@ -494,7 +494,7 @@ class AnswerSnapshot(AnswerTool, frozen=True, gc=False):
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """What a recovery line costs one agent: the number of durable checkpoints lost, and the known number of turns undone."""
+    """Cost of a recovery line for one agent: the number of durable checkpoints lost, and the known number of turns undone."""
 
     checkpoints: int
     turns: int

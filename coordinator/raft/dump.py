@@ -86,7 +86,7 @@ class Dump(msgspec.Struct, frozen=True, gc=False):
 
 
 class DumpFile:
-    """This replica's dump, and dumps that are being sent to or received from other replicas. Only the tick thread may use this object.
+    """The replica's dump, and dumps that are being sent to or received from other replicas. Only the tick thread may use this object.
 
     Args:
         transmissionBatchSize: size, in bytes, of the pieces that are sent to a follower.

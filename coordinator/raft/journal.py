@@ -151,7 +151,7 @@ class JournalFile:
         first: int = 0,
         equal_until: int = 2**63 - 1,
     ) -> None:
-        """In one transaction, delete the rows before `first` and after `equal_until`, and add `entries` and `facts`."""
+        """Delete, in one transaction, the rows before `first` and after `equal_until`, and add `entries` and `facts`."""
         connection = self._connected()
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("DELETE FROM log WHERE idx > ?", (equal_until,))
@@ -196,7 +196,7 @@ class JournalFile:
         connection.execute("PRAGMA wal_autocheckpoint=0")
 
     def _create(self, cluster: str, node: str) -> bool:
-        """If the file is new, create its tables and facts in one transaction. Return whether the file was new."""
+        """Create the tables and facts of a new file in one transaction. Return whether the file was new."""
         connection = self._connected()
         connection.execute("BEGIN IMMEDIATE")
         is_new: bool = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0

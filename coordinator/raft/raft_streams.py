@@ -189,7 +189,7 @@ class TickSide(Protocol):
 
 
 class OutgoingStream:
-    """This replica's stream to one peer, with an outbox that the tick thread fills and the event loop empties.
+    """The replica's stream to one peer, with an outbox that the tick thread fills and the event loop empties.
 
     The tick thread counts the bytes that it adds, and the event loop counts the bytes that it removes. The difference between the two
     counts is the size of the outbox.

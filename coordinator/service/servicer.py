@@ -558,7 +558,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.EndHostReply()
 
     async def _check_own(self, context: Context, role: str, name: str) -> None:
-        """If the caller has this role, check that the call is only about the caller itself. Callers with other permitted roles may act on
+        """Check that the call is only about the caller itself, if the caller has this role. Callers with other permitted roles may act on
         behalf of others."""
         identity = self._security.identity(context)
         if identity is not None and identity.role == role and identity.name != name:

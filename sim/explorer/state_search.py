@@ -182,7 +182,7 @@ class Model(Protocol):
 
     @abstractmethod
     def crashes(self, state: State) -> list[tuple[int, State]]:
-        """For every crash that is possible in `state`, return its label and the state after the crash and the recovery."""
+        """Return, for every crash that is possible in `state`, its label and the state after the crash and the recovery."""
 
     @abstractmethod
     def check(self, state: State) -> None:

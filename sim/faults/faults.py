@@ -219,7 +219,7 @@ def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
 
 
 def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
-    """For each pair of nodes, return only one direction. The result contains the direction that is listed first, or the opposite direction
+    """Return, for each pair of nodes, only one direction. The result contains the direction that is listed first, or the opposite direction
     if `way` is 1."""
     kept: dict[Pair, None] = {}
     for sender, receiver in pairs:

@@ -312,7 +312,7 @@ class EffectOracle:
             self._report("effects", "G12", t_ns, text)
 
     def on_started(self, turn: StartTurn) -> None:
-        """If a turn's next segment starts with an effect's outcome, record that the effect has ended."""
+        """Record that the effect has ended if a turn's next segment starts with an effect's outcome."""
         entry = turn.found
         key = self._called.pop((turn.agent, turn.incarnation), "") if entry is not None else ""
         if entry is not None and key and (entry.kind, entry.outcome) == ("effect", DONE):

@@ -433,7 +433,7 @@ class Judge:
         self._report_all(t_ns, check_deleted(missing, self._cuts.get(epoch), epoch))
 
     def rollback_of(self, plan: int, line_epoch: int) -> list[tuple[int, int]]:
-        """For each affected agent, return how many turns and checkpoints it loses if the plan after `plan` starts from this epoch."""
+        """Return, for each affected agent, how many turns and checkpoints it loses if the plan after `plan` starts from this epoch."""
         source = self.ground_truth.branches.get(plan)
         cut = self._cuts.get(line_epoch)
         losses = []

@@ -99,7 +99,7 @@ the number consumed at each candidate of the receiver."""
 
 
 def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTruth]) -> Channels:
-    """For each channel and candidate checkpoint, count the messages that had left the sender, and the messages that the receiver had
+    """Count, for each channel and candidate checkpoint, the messages that had left the sender, and the messages that the receiver had
     consumed."""
     return [
         (

@@ -302,7 +302,7 @@ def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines:
 
 
 def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iterator[Band]:
-    """For each agent whose initial host went down, yield a gap in the agent's lane that lasts until the agent can run again.
+    """Yield, for each agent whose initial host went down, a gap in the agent's lane that lasts until the agent can run again.
 
     Later gaps are not shown, because the recording does not contain an agent's later hosts.
     """
@@ -313,7 +313,7 @@ def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iter
 
 
 def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
-    """For each agent whose initial host went down, return when it first went down, and when the agent next acted or the host came back,
+    """Return, for each agent whose initial host went down, when it first went down, and when the agent next acted or the host came back,
     whichever was earlier."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for span in recording.hosts:

@@ -446,7 +446,7 @@ class ScriptedFleet:
         self.carry_out_duties(agent)
 
     def _discards(self, command: ScriptCommand, channel: tuple[str, str]) -> bool:
-        """If the receiver has left, move the channel's first message to the dead letters and return True. If an open epoch still needs the
+        """Move the channel's first message to the dead letters and return True if the receiver has left. If an open epoch still needs the
         receiver, the receiver's core handles the message first."""
         agent = self.agents[channel[1]]
         if agent.phase == "living":

@@ -186,7 +186,7 @@ class Cluster:
             return self._split_chunk(chunk, error)
 
     def _split_chunk(self, chunk: list[int], error: Exception) -> list[Result]:
-        """If a chunk's process has died in every retry, queue the chunk's seeds individually. If the chunk consists of one seed, return a
+        """Queue the chunk's seeds individually if a chunk's process has died in every retry. If the chunk consists of one seed, return a
         result with the verdict "broken" instead."""
         if len(chunk) == 1:
             return [broken(self._name, chunk[0], f"the process that ran it died: {type(error).__name__}")]

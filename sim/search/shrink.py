@@ -510,7 +510,7 @@ class Shrinker:
         return size_of(self.scenario, self.record, self.result)
 
     def _limited(self, scenario: Scenario) -> Scenario:
-        """If the bug is a violation, limit the candidate's number of events. A violation beyond this limit is not found."""
+        """Limit the candidate's number of events if the bug is a violation. A violation beyond this limit is not found."""
         if not self._signature.startswith("violation"):
             return scenario
         events_max = min(scenario.run.events_max, EVENTS_FACTOR * self.result.events + EVENTS_LEAST)

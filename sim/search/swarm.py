@@ -616,7 +616,7 @@ def _draw_outputs(dice: ScenarioDraw) -> OutputsPart:
 
 
 def _draw_steps(dice: ScenarioDraw) -> StepsPart:
-    """In two thirds of the runs, draw how often calls to the stub services fail."""
+    """Draw, in two thirds of the runs, how often calls to the stub services fail."""
     late, lost, failed = (
         (0, 0, 20, 200)[dice.below_for_steps(4, "calls", what)] for what in ("late", "lost", "failed")
     )
@@ -625,8 +625,8 @@ def _draw_steps(dice: ScenarioDraw) -> StepsPart:
 
 
 def _draw_restores(dice: ScenarioDraw, one_in: int) -> RestoresPart:
-    """In one of every `one_in` runs, draw restores that an operator requests. There are one or two restores, and either all of them or
-    about half of them discard inputs."""
+    """Draw restores that an operator requests in one of every `one_in` runs. There are one or two restores, and either all of them or about
+    half of them discard inputs."""
     if not dice.one_in_separate(one_in, "restores"):
         return RestoresPart()
     times = 2 if dice.one_in_separate(2, "restores twice") else 1
@@ -646,7 +646,7 @@ def _draw_delay(dice: ScenarioDraw, where: str, least_ns: int, most_ns: int) -> 
 
 
 def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
-    """In a quarter of the runs, draw up to three directed pairs of nodes whose delay is permanently much longer or shorter than the usual
+    """Draw, in a quarter of the runs, up to three directed pairs of nodes whose delay is permanently much longer or shorter than the usual
     delay."""
     if not dice.one_in(4, "paths"):
         return scenario.network
@@ -662,7 +662,7 @@ def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
 
 
 def _draw_retention(dice: ScenarioDraw, run: RunPart) -> RunPart:
-    """In a quarter of the runs, draw a retention policy. Independently of this, draw manual snapshots in a quarter of the runs."""
+    """Draw a retention policy in a quarter of the runs. Independently of this, draw manual snapshots in a quarter of the runs."""
     retention = run.retention
     if not retention and dice.one_in(4, "retention"):
         last, hourly, daily = (dice.between(least, 3, "retention", least) for least in (1, 0, 0))
@@ -683,7 +683,7 @@ def _with_manual_snapshots_only(scenario: Scenario) -> Scenario:
 
 
 def _draw_limits(dice: ScenarioDraw) -> dict[str, int]:
-    """In half of the runs, draw small values for some limits. Each limit is small with a probability that is drawn per run: 1/2, 1/4 or
+    """Draw small values for some limits in half of the runs. Each limit is small with a probability that is drawn per run: 1/2, 1/4 or
     1/16."""
     if not dice.one_in(2, "limits"):
         return {}

@@ -290,7 +290,7 @@ def check_members(books: CutContents, agents: Iterable[str]) -> None:
 
 
 def check_pairs(books: CutContents) -> None:
-    """For each ordered pair, check that the messages sent are exactly those consumed plus those in transit, with the correct sequence
+    """Check for each ordered pair that the messages sent are exactly those consumed plus those in transit, with the correct sequence
     numbers, contents and order."""
     nothing = Tally()
     channels: dict[Channel, None] = dict.fromkeys(books.transit)

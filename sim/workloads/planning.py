@@ -166,7 +166,7 @@ class Planner(snapline.Agent):
             ctx.send(ctx.agent, Go(self.state.done))
 
     def _tell(self, plan: int, place: int, ctx: snapline.Context) -> None:
-        """In every third plan, emit an output. This method is called in the middle and at the end of each plan."""
+        """Emit an output in every third plan. This method is called in the middle and at the end of each plan."""
         if plan % 3 == 0:
             ctx.emit("plans", Told(ctx.agent, plan, place, ctx.random()))
 

@@ -270,7 +270,7 @@ class _Lodgers:
             self._remember(neighbour, lodger)
 
     def _introductions(self, lodger: str, landlord: str, neighbour: str) -> list[bool]:
-        """For each message in transit from the landlord to the neighbour, return whether it introduces the lodger."""
+        """Return, for each message in transit from the landlord to the neighbour, whether it introduces the lodger."""
         transit = self.books.transit.get((landlord, neighbour), [])
         return [isinstance(parcel, Introduction) and parcel.lodger == lodger for parcel in transit]
 

@@ -104,7 +104,7 @@ class Walker(Worker):
             self.tick(ctx)
 
     def receive(self, ctx: snapline.Context, message: Parcel) -> None:
-        """If a token has work left, pass it on, either immediately or when the timer fires."""
+        """Pass on a token that has work left, either immediately or when the timer fires."""
         if not message.work:
             return
         if not self.state.plan.pause_ns:

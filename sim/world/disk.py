@@ -1,4 +1,4 @@
-"""In-memory file system that all nodes share. Each node has its own view of the file system, and calls can fail as on real file systems.
+"""Simulated in-memory file system that all nodes share. Each node has its own view of the file system, and calls can fail as on real file systems.
 
 Problem. The checkpoint store is on a file system that all hosts mount, and the simulator runs the real code of `storage/` on it. So the
 simulated disk must be fast, must be able to lose unsynced data, and must fail on request.

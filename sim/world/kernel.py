@@ -123,7 +123,7 @@ class Clocks:
         self._wrong: dict[str, tuple[int, int, int]] = {}
 
     def set(self, node: str, *, skew_ns: int, drift_ppm: int) -> None:
-        """From now on, let a node's clock differ from the correct time and drift at a constant rate."""
+        """Let a node's clock differ from the correct time and drift at a constant rate from now on."""
         self._wrong[node] = (skew_ns, drift_ppm, self._kernel.now_ns)
 
     def wall_ns(self, node: str) -> int:

@@ -172,7 +172,7 @@ class SimOperator:
         return RETRY
 
     def _dead_letters_of(self, agent: str) -> list[tuple[int, bytes, bool]]:
-        """For each dead letter of the agent that the operator may handle, return its number, its identity, and whether it is a failed
+        """Return, for each dead letter of the agent that the operator may handle, its number, its identity, and whether it is a failed
         undo."""
         run = self._hosts.run_of(self._host_of(agent))
         local_agent = run.driver.core.agents.get(agent) if run is not None else None
@@ -383,7 +383,7 @@ class RestoreOperator:
             self._look()
 
     def _look(self) -> None:
-        """If a rollback request of some agent was refused, restore the newest epoch. Afterwards, schedule the next check."""
+        """Restore the newest epoch if a rollback request of some agent was refused. Afterwards, schedule the next check."""
         complete = self._log.canonical.complete_epochs()
         if complete and self._is_refused():
             self._helps += 1

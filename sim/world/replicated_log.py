@@ -191,7 +191,7 @@ class SimReplica:
                 append.leader_term.match[self.name] = append.length
 
     def raise_term(self, term: int, now_ns: int) -> None:
-        """From now on, reject leaders of older terms. Drop all appends in flight from leaders of older terms."""
+        """Reject leaders of older terms from now on. Drop all appends in flight from leaders of older terms."""
         if self.term < term:
             self.settle(now_ns)
             self.term = term
@@ -340,7 +340,7 @@ class RaftModel:
             self._log_model.on_leader_changed(replica)
 
     def _refuse(self, leader: SimReplica, replica: SimReplica, there: int, back: int | None) -> None:
-        """If the replica's answer can arrive, schedule the call in which the leader learns that the replica knows a newer term."""
+        """Schedule the call in which the leader learns that the replica knows a newer term if the replica's answer can arrive."""
         run, term = leader.run, replica.term
         if back is not None:
             self.at(self.now() + there + back, lambda: self._on_refused(leader, run, term))
@@ -513,7 +513,7 @@ class RaftModel:
         self.tell(replica, Standing(replica.term))
 
     def tell(self, replica: SimReplica, standing: Standing) -> None:
-        """If the replica's standing has changed since the last report, report it."""
+        """Report the replica's standing if it has changed since the last report."""
         if standing != replica.reported_standing:
             replica.reported_standing = standing
             self._log_model.on_standing_changed(replica)
@@ -792,8 +792,8 @@ class SimulatedLog:
             assert self.raft.newest.slots[last] is self._committed[last], "the newest leader lacks committed entries"
 
     def _folds(self, wanted: dict[int, None]) -> dict[int, bytes]:
-        """For each of the given numbers of committed slots, return the frozen state after these slots. To compute the states, all slots are
-        applied again from the beginning."""
+        """Return, for each of the given numbers of committed slots, the frozen state after these slots. To compute the states, all slots
+        are applied again from the beginning."""
         state, folds = FleetState(), {}
         for length, slot in enumerate([None, *self._committed]):
             if slot is not None and slot.entry is not None:

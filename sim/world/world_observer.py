@@ -275,7 +275,7 @@ class StoreObserver:
     # ---- packs of checkpoints -------------------------------------------------------------------------------------
 
     def on_reported(self, message: HostMessage) -> None:
-        """When a host has reported a pack as durable, report the pack's checkpoints."""
+        """Report the pack's checkpoints when a host has reported a pack as durable."""
         if isinstance(message, CheckpointsStored):
             self._unreported.pop(message.pack.path, None)
             self._see_pack(message.pack.path)
@@ -352,7 +352,7 @@ class StoreObserver:
             self._shared.judge.on_deleted(self._shared.kernel.now_ns, is_readable, checkpoints, plan=plan)
 
     def _note_refs(self, node: str) -> None:
-        """If a retention policy is set, report which epochs are left in the store."""
+        """Report which epochs are left in the store if a retention policy is set."""
         if not self._shared.scenario.run.retention or self.flipped:
             return
         after = set(self._reader.epochs())

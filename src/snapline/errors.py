@@ -85,7 +85,7 @@ class HandlerNotPublicError(InputRefusedError):
 
 
 class DivergenceError(UsageError):
-    """When a durable turn was replayed, it requested different steps than during its first run. The agent stops until it runs compatible
+    """A replayed durable turn requested different steps than during its first run. The agent stops until it runs compatible
     code."""
 
 

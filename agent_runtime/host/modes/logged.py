@@ -337,7 +337,7 @@ class LoggedMode:
         """Do nothing, because the protocol rule processes a message only just before the message's turn."""
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """If the protocol rule requires a forced checkpoint, take one. Afterwards, merge the message's piggyback."""
+        """Take a forced checkpoint if the protocol rule requires one. Afterwards, merge the message's piggyback."""
         logged = agent.logged
         if not isinstance(entry, MessageEntry) or logged.admitted:
             return

@@ -74,8 +74,8 @@ class Present(msgspec.Struct, frozen=True):
 
 
 class LossReport(msgspec.Struct, frozen=True):
-    """What a plan loses: the number of agents that lose their live state, and the number of durable checkpoints after the plan's recovery
-    line."""
+    """Losses that a plan causes: the number of agents that lose their live state, and the number of durable checkpoints after the plan's
+    recovery line."""
 
     rolled_back: int
     checkpoints: int = 0
@@ -154,7 +154,7 @@ LOG_TRIGGER = "log"
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """What was fixed when an epoch was proposed: the plan, the recovery line and, for Koo-Toueg rounds, the initiators."""
+    """Facts that were fixed when an epoch was proposed: the plan, the recovery line and, for Koo-Toueg rounds, the initiators."""
 
     plan: int
     line: dict[str, int]

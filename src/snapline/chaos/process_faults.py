@@ -151,7 +151,7 @@ class Processes:
         await self._send(self.fleet.thaw if self._speeds[node] else self.fleet.freeze, node)
 
     async def _keep_slow(self) -> None:
-        """In every period of the duty cycle, freeze and thaw each slow process."""
+        """Freeze and thaw each slow process in every period of the duty cycle."""
         while True:
             slow = {node: percent for node, percent in self._speeds.items() if 0 < percent < 100}
             began_s = time.monotonic()

@@ -177,7 +177,7 @@ def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress)
 
 
 def count_dead_letters(store: str, epoch: int) -> dict[str, tuple[int, str]] | None:
-    """For each agent that has dead letters, return their number and the last dead letter's error. Return None if the snapshot is
+    """Return, for each agent that has dead letters, their number and the last dead letter's error. Return None if the snapshot is
     unreadable."""
     from snapline.storage.store.store import Store
 

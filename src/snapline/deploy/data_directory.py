@@ -48,7 +48,7 @@ def marks_of(data_dir: Path, host: str) -> Path:
 
 
 class DirectoryInUseError(UsageError):
-    """Another launcher is already using this folder."""
+    """The folder is already used by another launcher."""
 
     exit_code = 11
 

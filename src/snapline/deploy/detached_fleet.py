@@ -259,7 +259,7 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
 async def _renew_certificates_periodically(
     fleet: LaunchedFleet, plan: DetachedPlan, known: Mapping[str, bytes], on_note: Callable[[str], None]
 ) -> None:
-    """Until cancelled, send the certificates in the plan's folder to the processes whenever the files change.
+    """Send the certificates in the plan's folder to the processes whenever the files change, until the task is cancelled.
 
     A renewal by the user replaces one file after another. A process rejects files that do not match each other, and receives the complete
     set after the next check. On Slurm, the processes read the certificates from the folder instead.

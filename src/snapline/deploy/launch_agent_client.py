@@ -253,7 +253,7 @@ class LaunchAgentGoneError(ExternalFailureError):
 
 
 class ReplacedError(UsageError):
-    """Another launcher has taken over the launch agent."""
+    """The launch agent has been taken over by another launcher."""
 
 
 class LaunchAgentClient:

@@ -93,7 +93,7 @@ class PrivateFiles:
         return Path(f"/proc/{os.getpid()}/fd/{self._descriptors[name]}")
 
     def fill_in(self, word: str) -> str:
-        """If `word` has the form `@private/NAME`, return the path of that file. Return any other word unchanged."""
+        """Return the path of the file NAME if `word` has the form `@private/NAME`. Return any other word unchanged."""
         name = word.removeprefix(f"{PRIVATE}/")
         return str(self.path(name)) if name in self._descriptors and name != word else word
 

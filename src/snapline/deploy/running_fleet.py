@@ -445,7 +445,7 @@ class LaunchedFleet:
         return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """If a task failed unexpectedly, end the fleet with the task's error."""
+        """End the fleet with the task's error if a task failed unexpectedly."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._ended is not None and not self._ended.done():
@@ -502,7 +502,7 @@ def request_hosts(folder: Path, hosts: int) -> None:
 
 
 async def follow(fleet: LaunchedFleet, folder: Path) -> None:
-    """Until cancelled, scale the fleet whenever the target number of hosts in `folder` changes."""
+    """Scale the fleet whenever the target number of hosts in `folder` changes, until the task is cancelled."""
     file = folder / HOSTS_REQUEST_FILE
     request_hosts(folder, len(fleet.hosts))
     try:

@@ -361,7 +361,7 @@ def message_name(message: str) -> str:
 
 
 def partners(events: Sequence[TracedEvent]) -> list[int]:
-    """For each position, return the position of the matching send or receive event, or -1 if there is none.
+    """Return, for each position, the position of the matching send or receive event, or -1 if there is none.
 
     If a message name was reused, it refers to the latest send.
     """

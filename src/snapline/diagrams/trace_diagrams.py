@@ -112,7 +112,7 @@ class AnalyzedTrace:
 
     @property
     def line_position(self) -> Mapping[str, Position]:
-        """For each agent, return the position of its checkpoint or live state on the recovery line."""
+        """Return, for each agent, the position of its checkpoint or live state on the recovery line."""
         return self._front.places
 
     def marks(self, window: Window) -> Iterator[Mark]:

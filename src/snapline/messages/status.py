@@ -208,7 +208,7 @@ class RecoveryTime(msgspec.Struct, frozen=True):
 
 
 class LossStatus(msgspec.Struct, frozen=True):
-    """What a failure would cost now, and what earlier failures have cost.
+    """Cost that a failure would have now, and cost of earlier failures.
 
     Attributes:
         at_risk_ns: duration of the work that would be lost if all hosts failed now, or None if the fleet is not running. `at_risk_ns` is an

@@ -536,7 +536,7 @@ class FleetHistory:
         return LineCost(checkpoints, turns)
 
     def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
-        """For each channel, return the numbers of the messages that are in transit on the recovery line `line`. The result is keyed by
+        """Return, for each channel, the numbers of the messages that are in transit on the recovery line `line`. The result is keyed by
         sender and receiver. Channels without messages in transit have no entry.
 
         A channel is included only if its sender or its receiver returns to a checkpoint. If both agents keep their live states, the link
@@ -561,7 +561,7 @@ class FleetHistory:
     # -- garbage ------------------------------------------------------------------------------------------------------
 
     def obsolete(self) -> dict[str, list[int]]:
-        """For each agent, return its checkpoints in the history that no later recovery line can need. Agents without obsolete checkpoints
+        """Return, for each agent, its checkpoints in the history that no later recovery line can need. Agents without obsolete checkpoints
         have no entry.
 
         For N agents, at most N(N+1)/2 of the checkpoints that are not after the cut can be needed (Wang, Chung, Lin and Fuchs 1995). The

@@ -355,7 +355,7 @@ def last_place_within(records: Records, channel: Channel, sent: int, place: int,
 
 
 def single_failures(records: Records, ends: Sequence[int], received: Reported) -> list[list[int]]:
-    """For each agent, return the recovery line if only that agent fails, as a list of all agents' places.
+    """Return, for each agent, the recovery line if only that agent fails, as a list of all agents' places.
 
     Args:
         ends: for each ordinal, the newest checkpoint to consider. The agent's live interval begins there.
@@ -426,7 +426,7 @@ class IntervalGraph:
             before = count
 
     def reachable_from_ends(self) -> list[int]:
-        """For each ordinal, return the set of nodes reachable from the agent's last interval, as a bit mask. The set includes the last
+        """Return, for each ordinal, the set of nodes reachable from the agent's last interval, as a bit mask. The set includes the last
         interval itself."""
         reach = reachable_sets(self.next_nodes)
         return [reach[base + len(numbers) - 1] for base, numbers in zip(self.base, self.numbers, strict=True)]
@@ -441,7 +441,7 @@ class IntervalGraph:
 
 
 def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
-    """For each node, return the set of nodes reachable from it, as a bit mask. The set includes the node itself.
+    """Return, for each node, the set of nodes reachable from it, as a bit mask. The set includes the node itself.
 
     The function uses Tarjan's algorithm for strongly connected components, without recursion. The algorithm completes a component only
     after all components that are reachable from it. So the set of a component is the union of the sets of these components and its own
@@ -542,7 +542,7 @@ def orphans(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) 
 def in_transit_numbers(
     cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()
 ) -> dict[tuple[str, str], range]:
-    """For each channel, return the numbers of the messages sent but not received inside `cut`. The result is keyed by sender and receiver.
+    """Return, for each channel, the numbers of the messages sent but not received inside `cut`. The result is keyed by sender and receiver.
     Channels without messages in transit have no entry.
 
     A receiver outside the cut has received nothing, so the first message to an agent that has not been created yet is in transit. Messages

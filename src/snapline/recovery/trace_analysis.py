@@ -65,7 +65,7 @@ from snapline.recovery.trace import CheckpointTaken, Event, Kind, MessageReceive
 
 
 def failures_undoing(execution: Execution, edges: list[list[int]], component: list[int]) -> list[int]:
-    """For each node, return the set of agents whose single failure would undo the node's interval. Bit i represents agent i.
+    """Return, for each node, the set of agents whose single failure would undo the node's interval. Bit i represents agent i.
 
     Args:
         edges: the result of `edges_of` for this execution.
@@ -83,7 +83,7 @@ def failures_undoing(execution: Execution, edges: list[list[int]], component: li
 
 
 def obsolete(execution: Execution, undone_by: list[int]) -> list[list[int]]:
-    """For each agent, return the numbers of its obsolete checkpoints in ascending order. Pass the result of `failures_undoing` as
+    """Return, for each agent, the numbers of its obsolete checkpoints in ascending order. Pass the result of `failures_undoing` as
     `undone_by`."""
     by_agent: list[list[int]] = []
     for nodes in execution.intervals:
@@ -107,7 +107,7 @@ class Untracked(msgspec.Struct, frozen=True):
 
 
 def edges_of(execution: Execution) -> list[list[int]]:
-    """For each node of the R-graph, return the nodes to which its edges lead."""
+    """Return, for each node of the R-graph, the nodes to which its edges lead."""
     received = execution.received
     edges = [
         [received[message] for message in messages if received[message] != NOT_RECEIVED] for messages in execution.sends
@@ -119,7 +119,7 @@ def edges_of(execution: Execution) -> list[list[int]]:
 
 
 def components_of(edges: list[list[int]]) -> list[int]:
-    """For each node, return the number of its strongly connected component. An edge between two components leads from the higher to the
+    """Return, for each node, the number of its strongly connected component. An edge between two components leads from the higher to the
     lower number."""
     count = len(edges)
     component = [-1] * count
@@ -162,7 +162,7 @@ def components_of(edges: list[list[int]]) -> list[int]:
 
 
 def useless(execution: Execution, component: list[int]) -> list[list[int]]:
-    """For each agent, return the numbers of its useless checkpoints in ascending order. `component` is
+    """Return, for each agent, the numbers of its useless checkpoints in ascending order. `component` is
     `components_of(edges_of(execution))`."""
     return [
         [number for number, (before, node) in enumerate(pairwise(nodes), 1) if component[before] == component[node]]
@@ -192,7 +192,8 @@ def untracked(trace: Trace) -> list[Untracked]:
 
 
 def _last_reaching(execution: Execution, edges: list[list[int]], component: list[int]) -> list[list[int]]:
-    """For each node and agent, return the agent's last interval from which the node is reachable in the R-graph, or -1 if there is none."""
+    """Return, for each node and agent, the agent's last interval from which the node is reachable in the R-graph, or -1 if there is
+    none."""
     vectors = [[-1] * len(execution.agents) for _ in range(max(component, default=-1) + 1)]
     for node, agent in enumerate(execution.agent_of):
         vector = vectors[component[node]]
@@ -206,7 +207,7 @@ def _last_reaching(execution: Execution, edges: list[list[int]], component: list
 
 
 def _causal_vectors(trace: Trace, execution: Execution) -> list[list[int]]:
-    """For each node and agent, return the agent's last interval from which a causal path leads to the end of the node's interval, or -1 if
+    """Return, for each node and agent, the agent's last interval from which a causal path leads to the end of the node's interval, or -1 if
     there is none."""
     agents = {agent: i for i, agent in enumerate(trace.agents)}
     current = [[-1] * len(agents) for _ in agents]

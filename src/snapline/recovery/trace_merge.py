@@ -318,7 +318,7 @@ class _Cut(msgspec.Struct, frozen=True, gc=False):
 
 
 def _find_lost(own: Mapping[str, Sequence[EventLine]], sent: Container[str]) -> dict[str, _Cut]:
-    """For each agent whose last events must be omitted, return the position from which they are omitted. `sent` contains the messages sent
+    """Return, for each agent whose last events must be omitted, the position from which they are omitted. `sent` contains the messages sent
     under earlier plans that the recovery line keeps."""
     receives: dict[str, tuple[str, int]] = {}
     sends: set[str] = set()

@@ -100,7 +100,7 @@ class EffectLedger:
         return self._folded
 
     def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """For each epoch, return the external effects that were unfinished in its cut, with their current outcomes."""
+        """Return, for each epoch, the external effects that were unfinished in its cut, with their current outcomes."""
         for epoch in epochs:
             if epoch not in self._open:
                 self._open[epoch] = open_at(self._records, epoch)
@@ -430,7 +430,7 @@ class PendingWorkReader:
         return self._facts
 
     async def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """For each epoch, return the external effects that were unfinished in its cut, with their current outcomes.
+        """Return, for each epoch, the external effects that were unfinished in its cut, with their current outcomes.
 
         Raise SnaplineError if the fleet does not respond.
         """

@@ -418,7 +418,7 @@ def forget(objects: ObjectStream, change: Change, path: Path, kept: Collection[s
 
 
 def keep_latest(reader: MetadataReader, objects: ObjectStream, change: Change, thread: str) -> dict[Path, str]:
-    """In each namespace of a thread, delete all checkpoints except the latest one and the ancestors from which the latest one is built.
+    """Delete, in each namespace of a thread, all checkpoints except the latest one and the ancestors from which the latest one is built.
 
     Return a map from each namespace's path to the id of its latest checkpoint.
     """

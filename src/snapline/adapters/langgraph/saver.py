@@ -411,7 +411,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     # -- internal ----------------------------------------------------------------------------------------------------
 
     def _parents(self, place: CheckpointPlace) -> Iterator[Channels]:
-        """For each attempt to save a checkpoint, yield the parent's channels against which values are compared. The first attempt uses the
+        """Yield, for each attempt to save a checkpoint, the parent's channels against which values are compared. The first attempt uses the
         actual parent. Later attempts use empty channels, in case the parent was deleted in the meantime."""
         digest = self._objects.find(place.path, place.checkpoint) if place.checkpoint is not None else None
         if digest is not None:

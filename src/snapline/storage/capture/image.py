@@ -127,7 +127,7 @@ class StateImage(msgspec.Struct):
         return len(self.skeleton) + sum([part.size_bytes for part in self.parts])
 
     def resolve(self) -> None:
-        """If another process is still encoding the skeleton, wait for it. Call this method in a worker thread.
+        """Wait until no other process is encoding the skeleton. Call this method in a worker thread.
 
         Raises:
             EncodingError: If the state cannot be saved.

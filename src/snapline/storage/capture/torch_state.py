@@ -545,7 +545,7 @@ def _difference(name: str, saved: Any, present: Any) -> str:
 
 
 def _ties(state_dict: Mapping[str, Any]) -> dict[str, str]:
-    """For each tensor with several names, return a map from each further name to the first name."""
+    """Return, for each tensor with several names, a map from each further name to the first name."""
     first: dict[Any, str] = {}
     ties = {}
     for name, value in state_dict.items():

@@ -165,7 +165,7 @@ def covering(starts: "Array", ends: "Array", *, count: int, chunk_bytes: int) ->
 
 
 def runs_of(places: list[int]) -> Iterable[tuple[int, int]]:
-    """For each run of consecutive numbers in a non-empty ascending list, yield `(first, last)`."""
+    """Yield, for each run of consecutive numbers in a non-empty ascending list, `(first, last)`."""
     first = last = places[0]
     for place in places[1:]:
         if place != last + 1:

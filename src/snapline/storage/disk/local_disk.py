@@ -53,7 +53,7 @@ HOLDER_BYTES_MAX = 400
 
 
 class LockHeldError(BlockingIOError):
-    """Another process holds the lock. The message names the holder: `process 17 on alpha, since 2026-01-31T09:00:00Z`."""
+    """The lock is held by another process. The message names the holder: `process 17 on alpha, since 2026-01-31T09:00:00Z`."""
 
 
 def lock_file(path: str | os.PathLike[str]) -> int:

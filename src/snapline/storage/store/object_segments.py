@@ -295,7 +295,7 @@ NewObject = tuple[bytes, bytes, Buffer]
 
 
 class ObjectStreamInUseError(UsageError):
-    """Another process, or another `ObjectStream` of this process, is already writing to the stream."""
+    """The stream is already being written by another process, or by another `ObjectStream` of this process."""
 
     exit_code = 11
 

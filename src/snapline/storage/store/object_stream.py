@@ -82,7 +82,7 @@ class SegmentSize(msgspec.Struct, gc=False):
 
 
 class ObjectStreamIndex:
-    """In-memory index of an object stream.
+    """The in-memory index of an object stream.
 
     Attributes:
         objects: stored objects by digest.
