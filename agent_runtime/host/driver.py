@@ -335,7 +335,6 @@ class HostDriver:
     def directive_received(self, directive: Directive) -> None:
         """Handle a directive from the coordinator."""
         self._environment.directive_received(directive)
-        self._observer.directive_received(directive)
         match directive:
             case Welcome():
                 self._welcomed(directive)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter, Timer
+from snapline.agent_runtime.host.checkpoint_writer import Timer
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.turns import RunningTurn, Turns
@@ -136,7 +136,6 @@ class ObservedDriver(Protocol):
 
     core: HostCore
     turns: Turns
-    checkpoints: CheckpointWriter
 
     def wrap_turns(self, wrap: Callable[[RunTurn], RunTurn]) -> None:
         """Wrap the function that runs turns and segments on the event loop."""
@@ -162,9 +161,6 @@ class HostObserver:
 
     def line_loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         """Observe whether a plan's agents could be loaded, before they are installed."""
-
-    def directive_received(self, directive: Directive) -> None:
-        """Observe a directive from the coordinator before the driver handles it."""
 
     def directive_handled(self) -> None:
         """Observe that the driver has handled the directive that it received last."""

@@ -111,8 +111,6 @@ class _Timer:
 class JudgeObserver(HostObserver):
     """Observes a host's driver. Reports all events that concern the host's agents to the judge."""
 
-    driver: ObservedDriver
-
     def __init__(self, sim: "SimHost", outside: SimOutside) -> None:
         shared = sim.shared
         self.sim = sim
@@ -125,7 +123,7 @@ class JudgeObserver(HostObserver):
         """Kind of each agent's current turn. Later segments of the turn do not name the kind."""
 
     def attached(self, driver: ObservedDriver) -> None:
-        self.driver, self.core, self.turns = driver, driver.core, driver.turns
+        self.core, self.turns = driver.core, driver.turns
         driver.wrap_turns(lambda run: partial(self._watch_turn, run))
 
     def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
@@ -286,12 +284,6 @@ class JudgeObserver(HostObserver):
             if ended.rollback is not None:
                 self._judge.ground_truth.rollbacks.on_rollback_requested(now_ns, turn.agent, turn.incarnation)
             check_handler_error(turn, ended)
-
-    def directive_received(self, directive: Directive) -> None:
-        if isinstance(directive, CheckpointsKnown):
-            for sequence, report in self.driver.checkpoints.unknown.items():
-                if sequence <= directive.sequence:
-                    self.sim.notes.store.on_known(report.pack.path)
 
     def directive_handled(self) -> None:
         self._passed(WHEN_RECEIVING)
@@ -637,7 +629,10 @@ class SimHost:
         self.session.send(message)
 
     def directive_received(self, directive: Directive) -> None:
-        """Do nothing, because `JudgeObserver` observes directives."""
+        if isinstance(directive, CheckpointsKnown):
+            for sequence, report in self.driver.checkpoints.unknown.items():
+                if sequence <= directive.sequence:
+                    self.notes.store.on_known(report.pack.path)
 
     def welcomed(self, heartbeat_ns: int) -> None:
         is_first = not self._heartbeat_ns
