@@ -28,6 +28,14 @@ RETIRED = (
 
 ALLOWED = frozenset({"dead_letter", "dead_letters", "DeadLetter", "DeadLetters"})
 
+NOT_FIRST = (
+    *("of", "what", "who", "whoever", "whom", "whose", "that", "it", "its", "they", "them", "their"),
+    *("this", "these", "those", "to", "for", "with", "by", "in", "on", "at", "from", "as", "if", "where", "when"),
+    *("how", "whether", "which", "so", "since", "because", "until", "while", "than", "then", "there"),
+    *("here", "such", "other", "others", "another", "whatever", "wherever", "also", "likewise"),
+)
+"""Words with which no docstring begins: pronouns, prepositions and conjunctions."""
+
 
 def tracked(root: Path, *folders: str) -> list[Path]:
     """Return the files of the repository, or of some folders of it."""
@@ -66,6 +74,19 @@ def retired_words(tree: ast.AST) -> Counter[str]:
         for name in names:
             found.update(retired_words_of(name))
     return found
+
+
+def begins_badly(docstring: str) -> bool:
+    """Return whether a docstring begins with a pronoun, a preposition or a conjunction."""
+    first = re.search(r"[A-Za-z']+", docstring)
+    return first is not None and first.group().lower() in NOT_FIRST
+
+
+def docstrings_of(tree: ast.Module) -> Iterator[str]:
+    """Return the docstrings of a module, its classes and its functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
 
 
 @functools.cache
@@ -124,6 +145,9 @@ def figures(root: Path) -> Mapping[str, int]:
         ),
         "imports against the direction within storage": mutual_imports(product, "storage"),
         "names with retired words": sum(retired.values()),
+        "docstrings that begin badly": sum(
+            begins_badly(text) for tree in product.trees.values() for text in docstrings_of(tree)
+        ),
         "words of the README": len((root / "README.md").read_text().split()),
         "words of docs without api.md and cli.md": sum(len(path.read_text().split()) for path in written),
         "long sentences in the README": len(long_sentences((root / "README.md").read_text())),

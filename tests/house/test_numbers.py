@@ -9,6 +9,7 @@ from tests.house import numbers
 LIMITS = {
     "subclasses of the host's driver": 0,
     "names with retired words": 25,
+    "docstrings that begin badly": 45,
     "words of the README": 800,
     "words of docs without api.md and cli.md": 60_000,
     "long sentences in the README": 0,
@@ -45,6 +46,14 @@ def test_no_figure_gets_worse(figures: dict[str, int]) -> None:
 )
 def test_names_with_retired_words_are_counted(code: str, count: int) -> None:
     assert sum(numbers.retired_words(ast.parse(code)).values()) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "is_bad"), [("If it fails, retry.", True), ("Retry if it fails.", False), ("", False)]
+)
+def test_docstrings_that_begin_with_a_conjunction_are_counted(text: str, is_bad: bool) -> None:
+    module = ast.parse(f'def function():\n    """{text}"""')
+    assert any(map(numbers.begins_badly, numbers.docstrings_of(module))) == is_bad
 
 
 def test_sentences_of_prose_are_counted_and_no_others() -> None:
