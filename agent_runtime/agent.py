@@ -62,9 +62,9 @@ def handler(function: Any = None, /, *, durable: bool = False, thread: bool = Fa
     handler runs in a thread and may block. An `async def` handler has its own event loop in that thread. The turn is atomic like any plain
     turn. Until the handler returns, the agent starts no other turn and takes no checkpoint, and no other code accesses its state.
 
-    If a recovery undoes the turn while a threaded handler runs, the thread continues. The state changes of an undone threaded handler are
-    discarded, and its context raises `UsageError`. External calls by the thread may therefore be repeated, as in any plain turn. Threaded
-    handlers must use locks to access state that agents share, such as module globals.
+    If a recovery undoes the turn while a threaded handler runs, the thread continues, but its state changes are discarded, and its context
+    raises `UsageError`. External calls by the thread may therefore be repeated, as in any plain turn. Threaded handlers must use locks to
+    access state that agents share, such as module globals.
 
     With `public=True`, the handler can also be called through the HTTP gateway (docs/gateway.md). Agents and `snapline.Client` can call
     every handler, whether public or not.

@@ -24,7 +24,7 @@ class Clock(Protocol):
 
 class CircuitBreaker(msgspec.Struct):
     """A circuit breaker for one service, kept as a field of an agent's state. After `failures_max` consecutive failures, the service is not
-    called for `open_s` seconds. After `open_s` seconds, one trial call decides whether the breaker closes.
+    called for `open_s` seconds. Then one trial call decides whether the breaker closes.
 
     Use the breaker as `with self.state.bank.guard(ctx): await ctx.effect(…)`, and catch the errors that the block raises. If the errors are
     not caught, the turn fails and the breaker's counts are reverted.

@@ -219,9 +219,9 @@ class Context:
         """Create the agent `agent` on this host when the turn ends, before the turn's messages are sent.
 
         A fleet never reuses an agent id. If an agent with this id exists or has existed, the spawn request becomes a dead letter, usually
-        of the requesting agent. If both agents have been requested, the spawn request may become a dead letter of the existing agent after
-        a recovery. Messages to the id `agent` either reach the existing agent or become dead letters. This also applies to messages that
-        this agent sent to the id before it requested the spawn.
+        of the requesting agent. After a recovery, two agents may have requested the same id, and the dead letter may belong to the existing
+        agent. Messages to the id `agent` either reach the existing agent or become dead letters. This also applies to messages that this
+        agent sent to the id before it requested the spawn.
 
         Raises:
             UsageError: If this turn has already spawned an agent with that id, or if the agent's state cannot be saved as declared.
@@ -331,8 +331,8 @@ class Context:
                 sends no heartbeats fails after at most twice this interval.
             retries: number of retries if the function raises an error, or the seconds to wait before each retry, such as `(0.5, 5)`.
             durability: determines when the result of a step is durable in a durable turn. With "log", the turn continues once the result is
-                in the store, after some milliseconds. With "checkpoint", the turn continues immediately. With "checkpoint", the result is
-                part of the agent's next checkpoint. A recovery to an earlier checkpoint may run the step again.
+                in the store, after some milliseconds. With "checkpoint", the turn continues immediately, and the result is part of the
+                agent's next checkpoint. A recovery to an earlier checkpoint may run the step again.
 
         Returns:
             The function's result. In a durable turn, the result is decoded from the journal as the type that the function's return

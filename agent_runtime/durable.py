@@ -115,7 +115,7 @@ class LoggedSteps:
         return None
 
     def passed(self, place: int, entry: JournalEntry) -> None:
-        """Add the entry at this place to the digest."""
+        """Add the entry at this place, including its result in this run, to the digest."""
         if place < self._last:
             self._prefix = rolled(self._prefix, (entry,))
 
@@ -212,7 +212,7 @@ class SegmentEnd(msgspec.Struct, frozen=True):
     is_repeated: bool
 
     def pause(self, seed: bytes) -> "Pause":
-        """Convert this segment end to a `Pause`, which the core understands."""
+        """Convert this segment end to a `Pause` for the core. `seed` is the turn's seed."""
         if isinstance(self.work, EffectWork):
             return Pause(seed, self.waits, self.timeout_ns, self.entries, True, self.work.intent)
         is_logged = self.work is not None and self.work.is_logged

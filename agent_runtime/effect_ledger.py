@@ -37,8 +37,7 @@ class Effect(msgspec.Struct, frozen=True):
     """An external action that an agent has requested with `ctx.effect`, whether it has been performed or not.
 
     Attributes:
-        key: id of the effect within its agent. If the key begins with `@`, the runtime generated it. If the key does not begin with `@`,
-            the handler chose it.
+        key: id of the effect within its agent. The runtime generated the key if it begins with `@`, otherwise the handler chose it.
         generation: initially 1, and increased by one each time the effect is requested again after its compensation.
         name: name that the handler gave the effect.
         outside_key: key that is passed to the external service.

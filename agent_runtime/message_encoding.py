@@ -8,9 +8,10 @@ The extension types are defined in `storage/capture/values.py`. A message is enc
 large arrays and histories outside the state's record (`storage/capture/encoder.py`).
 
 *Trace references.* Only a message that belongs to a sampled trace contains a trace reference. The reference is a *tail* after the name of
-the message's type: `name | "@" | W3C traceparent (55 characters) | further turns to trace (two hexadecimal digits)`. The tail of a call is
-inside the wrapped message. The tail of a call is inside the wrapped message. The tail of a creation message follows the agent's kind. A
-reply has no tail, because the turn that waits for the reply is already part of the trace. This module does not depend on OpenTelemetry.
+the message's type: `name | "@" | W3C traceparent (55 characters) | further turns to trace (two hexadecimal digits)`. The reference stays
+with the message wherever the message is stored: in channel states, logs, outboxes, timers, inputs and dead letters. The tail of a call is
+inside the wrapped message. The tail of a creation message follows the agent's kind. A reply has no tail, because the turn that waits for
+the reply is already part of the trace. This module does not depend on OpenTelemetry.
 
 A tail is ASCII text, so code that does not know about tails simply reads a longer name. Other code that reads payloads must treat two
 messages as equal if they differ only in their tails (`without_tail`).

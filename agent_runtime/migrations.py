@@ -10,9 +10,9 @@ saved the state.
 *Model.* A step is a pure function. A step may run again, even in another process, in each recovery to the same checkpoint. Steps run in a
 worker thread before any agent runs. A fleet is restored to a recovery line as a whole, so the recovery line is also checked as a whole.
 
-1. `plan_migration` runs for each checkpoint of the recovery line on the host. `plan_migration` runs no step and decodes no state.
-   `plan_migration` detects errors that a retry cannot fix: a state version newer than the class, a missing step, or fields that differ
-   although the version is the same.
+1. `plan_migration` runs for each checkpoint of the recovery line on the host. `plan_migration` runs no step and decodes no state. It
+   detects errors that a retry cannot fix: a state version newer than the class, a missing step, or fields that differ although the version
+   is the same.
 2. Once every checkpoint has a plan, `load_state` runs for each checkpoint. Each step runs once, in order, on data to which no other code
    holds a reference.
 3. The agents are installed only after all states have been loaded. If any migration fails, no agent is installed, and the host exits with

@@ -248,7 +248,7 @@ def _error_of(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> BaseEx
 
 @contextlib.contextmanager
 def calling(key: str) -> Iterator[None]:
-    """During the block, mark this process as calling the effect with this idempotency key."""
+    """Mark the calls in this block as calls of the effect with this outside key."""
     outer = _call.set(key)
     try:
         yield
@@ -257,7 +257,7 @@ def calling(key: str) -> Iterator[None]:
 
 
 async def no_call_of(world: TurnEnvironment, key: str) -> None:
-    """Wait until no thread of this process is running the function of the effect with this idempotency key."""
+    """Wait until no thread of this process is running the function of the effect with this outside key."""
     while key in _calls:
         await world.pause(_LOOK_S)
 

@@ -167,7 +167,7 @@ _is_collecting = False
 
 
 def watch() -> None:
-    """From now on, register coroutines in this process that are freed without being awaited."""
+    """Register, from now on, coroutines in this process that are freed without being awaited."""
     gc.callbacks.append(_on_collection)
     warnings._warn_unawaited_coroutine = _on_freed  # type: ignore[attr-defined]  # as above
 

@@ -119,7 +119,7 @@ class Inlet:
     def __init__(
         self, *, channel: int, sender: str, receiver: str, first_number: int = 1, consumed: int | None = None
     ) -> None:
-        """If a recovery redelivers messages that the sender will not resend, `consumed` is less than `first_number - 1`."""
+        """Create the end. `consumed` is less than `first_number - 1` if a recovery redelivers messages that the sender will not resend."""
         self.channel = channel
         self.sender = sender
         self.receiver = receiver

@@ -217,8 +217,8 @@ class OpenChannel(Struct, frozen=True, gc=False):
 
 
 class Marker(Struct, frozen=True, gc=False):
-    """A control item. For each `channels[i]`, the messages up to `last_numbers[i]` were sent before the sender recorded its state for
-    `epoch`."""
+    """A control item stating that, on each `channels[i]`, the messages up to `last_numbers[i]` were sent before the sender recorded its
+    state for `epoch`."""
 
     epoch: int
     channels: list[int]

@@ -48,7 +48,7 @@ class LinkOwner(Protocol):
     """
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """On the accepting host, decide whether to accept a peer's stream. Return a refusal, or None to accept the stream. The call has no
+        """Decide, on the accepting host, whether to accept a peer's stream. Return a refusal, or None to accept the stream. The call has no
         side effects.
 
         The result is usually `core.judge(hello)`. If there is no core for the peer, the result is `Refused("… not known here yet",

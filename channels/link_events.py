@@ -45,7 +45,7 @@ class LinkIdentity(NamedTuple):
 
 
 def judge_identity(hello: LinkHello, link: LinkIdentity) -> Refused | None:
-    """Return the reason to refuse the Hello if its identity does not match this link, otherwise None."""
+    """Return the refusal to send if the identity in the Hello does not match this link, otherwise None."""
     if hello.version != LINK_VERSION:
         return Refused(f"link version {hello.version}, {link.host} speaks {LINK_VERSION}: update the older", True)
     if hello.cluster != link.cluster:

@@ -50,8 +50,8 @@ RECONNECT_MAX_MS = 500
 s. Callers must not retry calls that fail immediately at shorter intervals than this."""
 
 CONNECT_MS_MAX = 5_000
-"""Time in milliseconds within which a connection must be established: TCP, TLS and the peer's first frame. gRPC's default is 20 s. gRPC calls
-this limit `min_reconnect_backoff_ms`. A refused connection fails at once."""
+"""Time in milliseconds within which a connection must be established: TCP, TLS and the peer's first frame. The default of gRPC is 20 s.
+gRPC calls this limit `min_reconnect_backoff_ms`. A refused connection fails at once."""
 
 RECEIVE_BYTES_MAX = 2 * 1024 * 1024
 """Largest message in bytes that a server accepts. The limit is low because gRPC holds two copies of a message before the caller can be

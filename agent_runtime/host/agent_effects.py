@@ -156,7 +156,8 @@ class AgentEffects:
         self.open = msgspec.structs.replace(self.open, is_begun=True)
 
     def late_s(self) -> float:
-        """Return how many more seconds a failed call of the effect to be undone may still run if the open effect is a compensation."""
+        """Return for how many seconds a failed call of the effect that the open compensation undoes may still run, or 0 if there is
+        none."""
         assert self.open is not None
         known = self.keys.get(self.open.undoes)
         is_it = known is not None and known.generation == self.open.undoes_generation and known.outcome == FAILED

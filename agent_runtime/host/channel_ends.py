@@ -102,8 +102,8 @@ class ChannelEnds:
         return inlet
 
     def open(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
-        """Return the sending end of the channel to a receiver. If the receiver's location is known, connect the channel. If the location is
-        unknown, request it from the coordinator."""
+        """Return the sending end of the channel to a receiver. Connect the channel if the receiver's location is known, otherwise request
+        the location from the coordinator."""
         shared = self._shared
         outlet = agent.outlets.get(receiver) or self.new_outlet(agent, receiver)
         route = shared.routes.get(receiver)
@@ -146,13 +146,13 @@ class ChannelEnds:
         self._hold_if_due(outlet, peer)
 
     def hold(self, peer: Peer) -> None:
-        """When a link has opened, hold every sender on it that must first record an earlier epoch."""
+        """Hold every sender on a newly opened link that must first record an epoch that began before."""
         for outlet in peer.outlets.values():
             self._hold_if_due(outlet, peer)
 
     def _hold_if_due(self, outlet: AgentOutlet, peer: Peer) -> None:
-        """If a sender must first record its state, withdraw its credit. The sender's messages then stay in its outbox, and the recorded
-        state includes them."""
+        """Withdraw the credit of a sender that must first record its state. Its messages then stay in its outbox, and the recorded state
+        includes them."""
         if self._mode.is_behind(outlet.owner, peer):
             outlet.credit = outlet.number
             self.held.setdefault(outlet.owner.id, []).append(outlet)

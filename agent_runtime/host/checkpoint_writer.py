@@ -12,11 +12,11 @@ on each new coordinator stream until the coordinator has acknowledged them.
 
 *Backpressure.* If the store is slow or unavailable, the queue must not grow without limit. Above WAITING_CHECKPOINTS_MAX or
 WAITING_BYTES_MAX, the writer reports a busy store to the host core. The host core then defers basic checkpoints until the queue has shrunk
-to half of the limits. Checkpoints that the protocol, a freeze or a round needs are still taken. Checkpoints that the protocol needs, and
-one basic checkpoint of each agent, may therefore exceed the limits. While checkpoints are deferred or waiting, sender logs grow in the
-agents or in this queue. When the queue exceeds twice the limits, it is *full*. The host core then pauses the agents until the queue has
-shrunk to half of the limits (`logged_agent.py`). The writer logs one line when the store stops accepting checkpoints, and another line when
-the store accepts checkpoints again.
+to half of the limits. Checkpoints that the protocol, a freeze or a round needs are still taken. These checkpoints, and one basic checkpoint
+of each agent, may therefore exceed the limits. While checkpoints are deferred or waiting, sender logs grow in the agents or in this queue.
+When the queue exceeds twice the limits, it is *full*. The host core then pauses the agents until the queue has shrunk to half of the limits
+(`logged_agent.py`). The writer logs one line when the store stops accepting checkpoints, and another line when the store accepts
+checkpoints again.
 
 *Reused chunks.* An agent's next checkpoint may refer to chunks that are already in the store instead of writing them again. Each agent has
 one table of its chunks for each epoch that this host has written and that may still become complete. The newest complete epoch is the
@@ -303,7 +303,7 @@ class CheckpointWriter:
         self._has_welcome = False
 
     def repeat(self) -> None:
-        """After the coordinator's Welcome, resend all reports that the coordinator may not have received."""
+        """Resend, after the coordinator's Welcome, all reports that the coordinator may not have received."""
         self._has_welcome = True
         for message in self.unknown.values():
             self._send(message)
@@ -413,8 +413,8 @@ class CheckpointWriter:
         """Discard checkpoints whose states cannot be saved. The agents of discarded checkpoints fail, and all other checkpoints are
         written.
 
-        Earlier checkpoints of a failed agent are still written. Later checkpoints of a failed agent are discarded, because they depend on
-        the lost sender log.
+        A failed agent's earlier checkpoints are still written, but its later checkpoints are discarded, because they depend on the lost
+        sender log.
         """
         kept: list[TakenCheckpoint] = []
         failed: dict[str, int] = {}
@@ -488,8 +488,8 @@ class ChunkTables:
             self.base_epoch, self._base = epoch, tables
 
     def begun(self, newest: int) -> None:
-        """At the beginning of an epoch, discard the base if it is newer than `newest`, the newest complete epoch. A base that is newer than
-        `newest` was found to be damaged."""
+        """Discard the base at the beginning of an epoch if it is newer than `newest`, the newest complete epoch. Such a base was found to
+        be damaged."""
         if self.base_epoch > newest:
             self.base_epoch, self._base = 0, {}
 

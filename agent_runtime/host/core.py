@@ -14,11 +14,10 @@ its turn. A message counts as received when its turn has ended. Messages between
 not sent in frames.
 
 *Life of an epoch* (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). A host learns of an epoch from the
-coordinator's directive, from a marker, or from a message with the epoch's stamp, whichever arrives first. When a host has learned of an
-epoch, each agent on the host must record its state before its next turn. When all agents have recorded their states, the host sends one
-marker item on each link. On each link, all items with an older stamp precede the marker item. When the marker items of all linked hosts
-have arrived, no further message that belongs to this epoch can arrive. The host's part of the epoch is then complete, and is written to the
-store in the background.
+coordinator's directive, from a marker, or from a message with the epoch's stamp, whichever arrives first. From then on, each agent on the
+host must record its state before its next turn. When all agents have recorded their states, the host sends one marker item on each link. On
+each link, all items with an older stamp precede the marker item. When the marker items of all linked hosts have arrived, no further message
+that belongs to this epoch can arrive. The host's part of the epoch is then complete, and is written to the store in the background.
 
 *Life of an input* (`host_inputs.py`). A message from outside the fleet is numbered and logged, and then waits for its turn like a message
 from an agent. An agent's checkpoint contains the number of the last input that the agent has consumed. Each plan redelivers all later
@@ -38,8 +37,8 @@ The components of the core share the state defined in `host_state.py`. The compo
 failed agents, rollback requests), `links.py`, `channel_ends.py` (channels, sending and parking), `mailboxes.py` (arrival, the next turn,
 consumption, timers), `host_log.py` (records that must be durable before they take effect, including results of durable turns),
 `host_inputs.py`, `host_outputs.py`, `views.py` (views of agents), `host_effects.py`, `durable_turns.py`, `turn_ends.py`, the protocol's
-mode (`modes/`), and `plans.py` (plans, creation and departure of agents). Each component is constructed with the components below it, and
-then connected to the components above it.
+mode (`modes/`), and `plans.py` (plans). `plans.py` also contains `Membership` (creation and departure of agents), which lies below
+`host_effects.py`. Each component is constructed with the components below it, and then connected to the components above it.
 
 Guarantees: the core provides G1 and G2 (together with `protocols/epoch_stamped.py`), and G3 and G9 for its agents.
 

@@ -282,8 +282,8 @@ def find_resolution(agent: LocalAgent, seen: int) -> int | None:
 
 
 def refusal_of_resolution(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
-    """If the agent does not accept a resolution, or does not accept it yet, return the refusal. If the agent accepts the resolution, return
-    None."""
+    """Return the refusal of a resolution that the agent does not accept, or does not accept yet. Return None if the agent accepts the
+    resolution."""
     command, effects, turn = read_effect_resolution(payload), agent.effects, agent.turn
     if turn is None or effects is None or effects.open is None or not _is_about(command, effects.open):
         return InputOutcome(

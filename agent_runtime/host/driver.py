@@ -111,7 +111,8 @@ class HostDriver:
         is_watched: bool = False,
         observer: HostObserver | None = None,
     ) -> None:
-        """With `is_watched`, the core also reports events that only an observer needs, such as the sending of each logged message."""
+        """Create the driver. With `is_watched`, the core also reports events that only an observer needs, such as the sending of each
+        logged message."""
         self.host = host
         self.fleet = fleet
         self.core = HostCore(

@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 To the other components of the core, a segment looks like any other turn. Messages that a segment sends leave when the segment ends. After
-each segment, the agent is between two turns. Between two turns, the agent may record its state, take a checkpoint, be frozen, or be held.
-While the agent is held, the durable turn does not continue. The message that started the turn counts as consumed when the first segment has
-ended. Until the turn ends, the agent's checkpoints contain the state at the start of the turn. The agent's checkpoints also contain the
-turn's message and its journal. A recovery restores state and journal, and the handler is rerun up to the end of the journal (`durable.py`).
+each segment, the agent is between two turns: it may record its state, take a checkpoint, be frozen, or be held. While the agent is held,
+the durable turn does not continue. The message that started the turn counts as consumed when the first segment has ended. Until the turn
+ends, the agent's checkpoints contain the state at the start of the turn, the turn's message, and its journal. A recovery restores them, and
+the handler is rerun up to the end of the journal (`durable.py`).
 
 While a durable turn waits, the agent starts no other turn. A call waits for the reply with the call's id, and `receive` waits for the next
 message of a given type. In the mailbox, other messages may precede the awaited message. Earlier messages on the same channel are consumed
@@ -277,7 +277,7 @@ class DurableTurns:
             self._mailboxes.next_turn(agent)
 
     def _unanswered(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Unless the reply has already arrived, end the turn's pending call without a reply. Return True if the call was ended."""
+        """End the turn's pending call without a reply, unless the reply has already arrived. Return whether the call was ended."""
         is_over = not any(self._is_it(turn, waits, entry) for entry in agent.mailbox)
         if is_over:
             self._finish(agent, turn, waits, DONE, b"")
@@ -294,7 +294,7 @@ class DurableTurns:
     # ---- arrivals -------------------------------------------------------------------------------------------------
 
     def _find(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """If the awaited message has arrived, consume it, and stash the earlier messages on its channel. Return whether the message has
+        """Consume the awaited message if it has arrived, and stash the earlier messages on its channel. Return whether the message has
         arrived.
 
         Each mailbox entry is compared with the awaited message only once. Comparing all entries again would require, on each arrival, a
@@ -319,9 +319,9 @@ class DurableTurns:
         return False
 
     def _take_resolution(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """If an operator's resolution of the awaited effect has arrived, consume the resolution. Return True if the resolution says that
-        the effect is done. If the resolution says that the effect is not done, the turn continues to wait. All inputs before the resolution
-        are stashed without limit, because the turn can continue only with the resolution."""
+        """Consume an operator's resolution of the awaited effect if it has arrived. Return whether the effect is done. If the resolution
+        says that it is not done, the turn continues to wait. All inputs before the resolution are stashed without limit, because the turn
+        can continue only with the resolution."""
         place = dead_letters.find_resolution(agent, turn.look.mailbox)
         if place is None:
             turn.look.mailbox = len(agent.mailbox)
@@ -343,8 +343,8 @@ class DurableTurns:
         return False
 
     def _find_in_stash(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """If the stash contains the awaited entry, remove the entry, so that it does not get a turn of its own. Return whether the stash
-        contained the awaited entry."""
+        """Remove the awaited entry from the stash, so that it does not get a turn of its own. Return whether the stash contained the
+        entry."""
         if turn.look.has_seen_stash:
             return False  # later entries were compared in the mailbox
         for place, stashed in enumerate(agent.stash):
@@ -383,8 +383,8 @@ class DurableTurns:
 
     def _make_room(self, agent: LocalAgent, turn: DurableTurn) -> bool:
         """Stash messages to make room in full channels, because the awaited message can be sent only after earlier messages were received.
-        If the agent's own outbox exceeds its limit, make room in all channels. The senders of full channels may have to send before they
-        can receive.
+        If the agent's own outbox exceeds its limit, make room in all channels, because their senders may have to send before they can
+        receive.
 
         Return True if any entry was stashed.
         """

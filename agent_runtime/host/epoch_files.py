@@ -274,7 +274,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
 
 
 def _read_batch(store: Store, log: LogName, number: int) -> LogBatch | None:
-    """Return the batch, or None if the store contains no batch with this number. No epoch needs the data of a batch that was deleted."""
+    """Return the batch, or None if the log entry is a seal or was deleted. No epoch needs the data of a deleted batch."""
     try:
         return store.read_batch(log, number)
     except NotFoundError:

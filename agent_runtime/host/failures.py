@@ -37,7 +37,7 @@ before."""
 
 
 class MessageSample:
-    """The beginning, the size and the checksum of a message, from which the digest of a turn is computed."""
+    """The beginning of a message, its size, and a checksum of its end, from which the digest of a turn is computed."""
 
     __slots__ = ("end", "head", "size_bytes")
 

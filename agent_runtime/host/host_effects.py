@@ -8,9 +8,9 @@ topic and requests an epoch. Once the intent has been released, every recovery r
 therefore undo a turn that has acted outside the fleet, and no external action has to be reconciled afterwards (G12). When the effect has
 ended, its outcome is added to the journal, to the window of keys (`agent_effects.py`) and to the agent's outputs at the same time.
 
-A recovery restores the turn, the open effect and the window of keys from the same checkpoint. The epoch of that checkpoint releases the
-intent. An earlier incarnation of the agent may therefore have called the effect and crashed before it recorded the outcome. An open effect
-that comes from a checkpoint is therefore *in doubt*, and is treated in one of three ways:
+A recovery restores the turn, the open effect and the window of keys from the same checkpoint. The epoch of that checkpoint has released or
+will release the intent. An earlier incarnation of the agent may therefore have called the effect and crashed before it recorded the
+outcome. An open effect that comes from a checkpoint is therefore *in doubt*, and is treated in one of three ways:
 
 - By default, the effect is called again with the same key, so the external service must detect duplicate keys.
 - If the effect has a probe, the probe first asks the external service whether the effect was performed.
@@ -78,7 +78,7 @@ class Effects:
         self.are_held, self._number = False, 0
 
     def on_quiesce(self, event: Quiesce) -> None:
-        """Depending on the directive, either hold back new effects or call the effects that were held back."""
+        """Hold back new effects, or call the effects that were held back, depending on the directive."""
         self.are_held, self._number = event.holds_effects, event.number if event.holds_effects else 0
         if self.are_held:
             self._tell_quiesced()
@@ -88,7 +88,7 @@ class Effects:
                 self.released(agent)
 
     def _tell_quiesced(self) -> None:
-        """If the coordinator has sent a Quiesce directive, answer it as soon as no effect is being called."""
+        """Answer the coordinator's Quiesce directive, if there is one, as soon as no effect is being called."""
         agents = self._shared.agents.values()
         if self._number and not any(agent.effects is not None and agent.effects.is_called for agent in agents):
             self._shared.out.append(Quiesced(self._number))
@@ -154,8 +154,7 @@ class Effects:
     def _call_if_released(
         self, agent: LocalAgent, turn: DurableTurn, effects: AgentEffects, opened: OpenEffect
     ) -> None:
-        """Call the effect if its intent has been released. After the release, no recovery can undo the request for the effect. If the
-        intent has not been released, request an epoch."""
+        """Call the effect if its intent has been released, so that no recovery can undo the request. Otherwise request an epoch."""
         if agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return

@@ -621,9 +621,9 @@ class EffectRecordEmitted(Command, frozen=True, gc=False):
 
 
 class MessageConsumedInTurn(Command, frozen=True, gc=False):
-    """Report that a message or an input was consumed during a durable turn. If `is_stashed` is set, the message or input will be handled in
-    a later turn. If `is_stashed` is not set, the durable turn itself has received the message or input. If `what` is "effect", the entry
-    starts the compensation of a failed turn, and has no sender."""
+    """Report that a message or an input was consumed during a durable turn. If `is_stashed` is set, it will be handled in a later turn,
+    otherwise the durable turn itself has received it. If `what` is "effect", the entry starts the compensation of a failed turn, and has no
+    sender."""
 
     agent: str
     what: TurnKind | Literal["effect"]

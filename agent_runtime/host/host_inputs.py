@@ -93,8 +93,8 @@ class ReplyWaiters:
         self.consumed(agent, event.key)
 
     def consumed(self, agent: LocalAgent, key: str) -> None:
-        """If the turn of the input with this key has ended or the input has become a dead letter, answer the requests that wait for it. If
-        the key belongs to an operator command that retried a dead letter, also answer the requests for the dead letter's input."""
+        """Answer the requests that wait for the input with this key if its turn has ended or it has become a dead letter. If the key
+        belongs to an operator command that retried a dead letter, also answer the requests for the dead letter's input."""
         inputs = agent.inputs
         if inputs is None:
             return
@@ -271,8 +271,8 @@ class Inputs:
             self.asks.consumed(agent, key)
 
     def keeps(self, agent: LocalAgent) -> bool:
-        """Return whether a stopped agent must be kept. A stopped agent is kept if it has unconsumed inputs or clients' dead letters, or if
-        replies have not been sent yet."""
+        """Return whether a stopped agent must be kept, because it has unconsumed inputs or clients' dead letters, or because replies have
+        not been sent yet."""
         is_awaited = self.asks.keeps(agent)
         has_open = agent.inputs is not None and bool(agent.inputs.waiting)
         has_put_off = any(stashed.key for stashed in agent.stash)
@@ -393,7 +393,7 @@ class Inputs:
             self._deliver(pending.input)
 
     def lost(self, pending: PendingInput) -> None:
-        """If an input will never be in the log, inform its client that it must retry."""
+        """Tell the client of an input that will never be in the log to retry."""
         self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
 
     def _deliver(self, logged: LoggedInput) -> None:

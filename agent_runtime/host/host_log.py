@@ -128,7 +128,7 @@ class OwnLog:
         return LogName(self._shared.plan, self._shared.host, self._shared.start)
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
-        """When the plan's agents have been loaded, record whether the store accepts logs and whether it is signed or encrypted."""
+        """Record, when the plan's agents have been loaded, whether the store accepts logs and whether it is signed or encrypted."""
         self.why_none = event.why_no_log
         self._key, self._is_reported = event.log_key, event.is_authenticated
 

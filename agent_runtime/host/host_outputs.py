@@ -7,10 +7,10 @@ outputs up to this number are dropped. Outputs with higher numbers belong to a l
 checkpoints. The coordinator then repeats which outputs have been released.
 
 Outputs are therefore kept in memory until they are released. If an agent's pending outputs exceed `AGENT_BYTES_MAX`, or those of all agents
-together exceed `HOST_BYTES_MAX`, the agent is *full*. A full agent accepts no inputs from outside and requests an epoch. A full agent runs
-no turns of its own (timers, messages to itself). A full agent still handles messages from other agents, because deferring them would
-deadlock a fleet whose agents send in cycles. An agent that has stopped also requests an epoch, and is kept until its outputs have been
-released (`AgentRetirement`).
+together exceed `HOST_BYTES_MAX`, the agent is *full*. A full agent accepts no inputs from outside, runs no turns of its own (timers,
+messages to itself), and requests an epoch. It still handles messages from other agents, because deferring them would deadlock a fleet whose
+agents send in cycles. An agent that has stopped also requests an epoch, and is kept until its outputs have been released
+(`AgentRetirement`).
 """
 
 from typing import Protocol
@@ -139,7 +139,7 @@ class Outputs:
             self._membership.retire_if_drained(agent)
 
     def _ask_again(self) -> None:
-        """For each agent with pending outputs, request an epoch if a client or the agent itself waits for their release."""
+        """Request an epoch for each agent with pending outputs if a client or the agent itself waits for their release."""
         for agent in self._emitters():
             is_awaited = self._is_watched or agent.is_full or agent.is_leaving or _waits_for_intent(agent)
             if is_awaited and agent.outputs is not None and agent.outputs.pending:

@@ -12,9 +12,9 @@ incarnation. A durable turn has a single span across all incarnations. The span'
 the process in which the durable turn ends exports its span. If a process is killed during the turn, there is no gap in the trace. The
 turn's steps and messages are children of the span that a later process exports.
 
-*Epochs and plans.* Spans of epochs and plans are derived from the messages that the host sends to the coordinator. The spans of epochs and
-plans are children of the coordinator's spans. An epoch report contains consecutive durations, and the last of them ends when the report is
-sent. The whole span of an epoch is therefore created when the report is sent.
+*Epochs and plans.* These spans are derived from the messages that the host sends to the coordinator, and are children of the coordinator's
+spans. An epoch report contains consecutive durations, and the last of them ends when the report is sent. The whole span of an epoch is
+therefore created when the report is sent.
 
 *Cost.* If a turn is not traced, only the beginning of its message is searched for a tail. This module is imported only if spans are
 exported. Without the option `--otel`, there is no `TurnSpans` object.

@@ -288,8 +288,8 @@ class LocalAgent:
 
     @property
     def is_silent(self) -> bool:
-        """Return whether messages must stay in the outbox. Messages must stay in the outbox if the agent is held, or if it has failed and
-        will lose its work since the last checkpoint."""
+        """Return whether messages must stay in the outbox, because the agent is held, or has failed and will lose its work since the last
+        checkpoint."""
         return self.is_held or self.is_failed
 
     def sent(self) -> dict[str, int]:

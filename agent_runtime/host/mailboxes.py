@@ -143,7 +143,7 @@ class Mailboxes:
             inlet.first_number = inlet.arrived + 1
 
     def free_windows(self, agent: LocalAgent) -> None:
-        """When a durable turn begins, give the flow-control credit of all messages in the agent's mailbox back to their links."""
+        """Return the flow-control credit of all messages in the agent's mailbox to their links when a durable turn begins."""
         number = {inlet: inlet.consumed for inlet in agent.inlets.values()}
         for entry in agent.mailbox:
             if isinstance(entry, MessageEntry):

@@ -108,7 +108,7 @@ class Membership:
     # ---- creation -------------------------------------------------------------------------------------------------
 
     def hold(self, agent: LocalAgent, event: ev.TurnEnded) -> None:
-        """If a turn spawns agents, hold the messages that it sent until the coordinator has reserved the new agents' ids."""
+        """Hold the messages of a turn that spawns agents until the coordinator has reserved the new agents' ids."""
         agent.held = event.sends
         agent.spawns = event.spawns
         self.reserve(agent)

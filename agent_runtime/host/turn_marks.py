@@ -205,7 +205,7 @@ class TurnMarks:
         self._slots, self._path = bytearray(SLOTS * SLOT_BYTES), None
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, stop using the file, because it belongs to the parent process."""
+        """Stop using the file in a forked child, because it belongs to the parent process."""
         self._slots, self._path = bytearray(SLOTS * SLOT_BYTES), None
 
     # ---- on the event loop --------------------------------------------------------------------------------------------

@@ -218,8 +218,8 @@ def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: objec
 
 
 def of_a_task(error: BaseException) -> BaseException:
-    """If an error says that a running asyncio task is required, return a UsageError, because durable handlers run without a task. Return
-    all other errors unchanged."""
+    """Return a UsageError for an error that says that a running asyncio task is required, because durable handlers run without a task.
+    Return all other errors unchanged."""
     message = str(error)
     if isinstance(error, RuntimeError) and ("inside a task" in message or "parent task" in message):
         usage_error = UsageError(f"a durable handler runs in no task of asyncio's. {_DURABLE_HANDLER_ADVICE}")

@@ -239,7 +239,7 @@ def _described(checkpoint: AgentCheckpoint, name: str) -> object:
 
 
 def _timers(timers: list[SavedTimer]) -> dict[str, object]:
-    """Return timers by name. If several timers have the same name, a number is appended to each of these names."""
+    """Return timers by name. If several timers have the same name, a number is appended to every name except the first."""
     by_name: dict[str, object] = {}
     for timer in timers:
         name, number = timer.name, 1

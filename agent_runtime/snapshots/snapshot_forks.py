@@ -5,14 +5,14 @@ an unfinished durable turn whose handler is missing, or a field that does not ex
 the fork is written. The snapshot does not change, and its fleet may continue to run.
 
 *Open effects* belong to the parent fleet, which calls these effects and undoes them if the turn fails. If a fork did the same, each effect
-would be performed twice, under different idempotency keys. So the fork's checkpoints differ from the parent's checkpoints.
+would be performed twice, under different outside keys. So the fork's checkpoints differ from the parent's checkpoints.
 
 - If a turn waits for an effect, the result is a refusal.
 - Completed effects of an unfinished turn are not undone. Turns that undo effects are removed, and so are the dead letters of failed undo
   turns.
 - The keys of completed effects are kept, since these effects are part of the history that both fleets share.
-- A completed effect of a failed turn does not count as an orphan. A later turn that requests this effect gets its result and does not undo
-  the effect. In the fork, users cannot undo the effect.
+- An ended effect of a failed turn, whether it succeeded or failed, does not count as an orphan. A later turn that requests this effect gets
+  its result and does not undo the effect. In the fork, users cannot undo the effect.
 
 *Changes to fields.* Apart from its large parts, a state is one MessagePack record without extensions (`storage/capture/encoder.py`). To
 change a field, the record is decoded without types, one value is replaced, and the record is encoded again. So arrays and histories in

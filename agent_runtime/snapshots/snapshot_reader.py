@@ -130,7 +130,7 @@ class SnapshotStore:
             yield from read_batch(batch, topic, reader)
 
     def effects(self) -> list[Effect]:
-        """Return the effects of the fleet's agents with their outcomes, as far as the outputs are still stored.
+        """Return the effects of the fleet's agents with their states, as far as the outputs are still stored.
 
         Raises:
             DamagedDataError: If a file is damaged.

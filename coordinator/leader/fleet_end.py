@@ -1,4 +1,4 @@
-"""How the fleet ends, by its stop condition or after a failure, and how single hosts and this coordinator stop as planned.
+"""The end of the fleet, by its stop condition or after a failure, and planned stops of single hosts and of this coordinator.
 
 *Holds.* Before the fleet or a host ends, or agents move, a hold makes hosts refuse client inputs or stop starting effects. Several modules
 request holds, each for its own reason. All requested holds together are sent to every host whenever they change, and on every new stream.

@@ -5,8 +5,8 @@ Each module reports its problems, and `Concerns` adds the start time and the rem
 concerns about unreachable coordinator replicas, expiring certificates, and logs that cannot be written. A concern about missing hosts is
 raised if no host is attached, or if too few hosts are attached for the fleet to start.
 
-*Recovery objectives* are part of the fleet's definition. Recovery objectives limit how much work a failure may undo (RPO) and how long a
-recovery may take (RTO). A log line is written when an objective is first missed, and another when it is met again.
+*Recovery objectives* are part of the fleet's definition. They limit how much work a failure may undo (RPO) and how long a recovery may take
+(RTO). A log line is written when an objective is first missed, and another when it is met again.
 
 *Time.* Objectives are based on wall-clock times in the replicated state, but this core has only a monotonic clock. Because each applied
 operation contains the time of its proposal, the offset between the clocks is known to within one log round trip. Until it has applied its

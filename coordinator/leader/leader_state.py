@@ -31,7 +31,7 @@ class LeaderOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         client: random name of this leader's run, which is part of its request ids.
-        cluster: random id of the fleet, used until the replicated state contains one.
+        cluster: random id of the fleet's run, used until the replicated state contains an id.
         hosts_expected: number of attached hosts that the fleet needs to start.
         rejoin_grace_ns: how long a lost host may take to rejoin before its agents move to other hosts.
         keep_epochs: number of complete epochs to keep, at least 2.

@@ -18,16 +18,16 @@ The leader makes a plan in these steps:
    fleet starts from its initial states, or ends as failed if it is a fork, which has none. In autonomous protocols, the fleet is frozen
    before the recovery line is chosen. If the surviving live states are newer than the newest epoch, they are stored as an epoch, which
    becomes the recovery line. Surviving agents continue from their live states. For a restore, the given epoch is the recovery line: no
-   other epoch is made, and no agent keeps a live state. For a restore, every byte of the epoch is read first, because the plan makes later
-   epochs void, and damage found afterwards could cost them all.
+   other epoch is made, and no agent keeps a live state. Every byte of that epoch is read first, because the plan makes later epochs void,
+   and damage found afterwards could cost them all.
 3. Propose CommitPlan with the recovery line and all attached hosts. The proposal is refused if the recovery line has changed in the
    meantime.
 4. Send the plan to all hosts, and propose ConfirmPlan for each host that has applied it. The fleet runs when all hosts have applied the
    plan. Hosts that make no progress in time are evicted. If no host makes progress, all hosts are kept and a new plan is made for them.
 
-If anything fails while a plan is made or applied, another plan follows, from the same recovery line or an older one. A recovery can thus
-be interrupted at any point (G10). The fleet ends after a permanent error: hosts refuse plans three times for reasons other than damage, an
-agent fails repeatedly without a complete epoch in between, or a fork has no readable epoch left.
+If anything fails while a plan is made or applied, another plan follows, from the same recovery line or an older one. A recovery can thus be
+interrupted at any point (G10). The fleet ends after a permanent error: hosts refuse plans three times for reasons other than damage or an
+unreadable store, an agent fails repeatedly without a complete epoch in between, or a fork has no readable epoch left.
 
 *Time limits.* A host answers each plan with PlanApplied or PlanRefused. Until a host answers the plan, its heartbeats report how much it
 has loaded. A host that makes no progress for ANSWER_NS counts as failed, and the next plan excludes it. Time during which a host sends
@@ -249,7 +249,7 @@ class Rollbacks:
                     self._refuse(demand, event.error)
 
     def evaluate(self) -> None:
-        """Start one restore at a time, and drop the requests of ended incarnations."""
+        """Start one restore at a time, and drop requests whose incarnation or fleet has ended."""
         for agent, demand in list(self._demands.items()):
             if not self._is_current(demand.said) or self._shared.state.image.outcome:
                 del self._demands[agent]
@@ -465,7 +465,8 @@ BEGIN_ANEW_REFUSED = (
 )
 
 REFUSALS_MAX = 3
-"""Number of refused plans, for reasons other than damage and without a running fleet in between, after which the fleet ends as failed."""
+"""Number of refused plans, for reasons other than damage or an unreadable store and without a running fleet in between, after which the
+fleet ends as failed."""
 
 AGENT_FAILURES_MAX = 20
 """Largest number of plans that one agent may cause without a complete epoch in between. A limit is needed because a deterministic bug would

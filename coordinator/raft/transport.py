@@ -5,17 +5,18 @@ Theory of operation
 pysyncobj is single-threaded and runs entirely on the tick thread. The streams run on the event loop (`raft_streams.py`). The two threads
 share only two structures: the `Inbox`, with calls for the tick thread, and one outbox per stream, with messages for the loop.
 
-1. **Sync before reply (H2).** While received messages are handled, all messages that the library sends are held back until one sync of the
-   journal. The most important of the held messages is `next_node_idx`, which confirms entries. If the sync fails, none of the held messages
-   is sent.
+1. **Sync before reply (H2).** Messages that the library sends while it handles received messages are held back until the journal is synced
+   once for all of them. The most important of the held messages is `next_node_idx`, which confirms entries. If the sync fails, none of the
+   held messages is sent.
 2. **A peer is connected** while it accepts this replica's stream. The library's list of peers and this module's list change in the same
    call on the tick thread, because the library calls `send` in a loop for each connected peer.
 3. **Messages are lost with their stream.** When a stream to a peer ends, its outbox is dropped. When a stream from a peer ends, its
    messages in the inbox are dropped. The library resends the messages that it still needs, but it must never receive a mixture of old and
    new messages.
 
-Bounds. A stream is ended when its outbox exceeds `OUTBOX_BYTES_MAX`. A frame that says "my dump cannot be sent yet" is forwarded only
-once per period, because the library sends such frames in a busy loop. While the inbox is full, no streams are read.
+Bounds. A stream is ended when its outbox exceeds `OUTBOX_BYTES_MAX`. A frame that says "my dump cannot be sent yet" is forwarded only once
+per period, because the library sends such frames in a busy loop. While too many of a peer's messages wait in the inbox, the peer's stream
+is not read.
 """
 
 import logging

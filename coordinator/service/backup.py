@@ -18,13 +18,12 @@ created again, with a damaged epoch in between.) In autonomous protocols, an age
 manifest contains its index in the checkpoints' vectors. Epochs that are no longer in the store are dropped, and damaged epochs are
 condemned.
 
-The restored fleet needs a recovery plan. The restored fleet's open epochs are aborted, and the first leader recovers the fleet from its
-recovery line.
+The restored fleet needs a recovery plan: its open epochs are aborted, and the first leader recovers the fleet from its recovery line.
 
 *Replicas are equal.* Replicas that are restored one after another have equal states, because the new state depends only on the backup and
 the store. Restored replicas differ if the store changes between their restores, because a replica was started too early. Raft would not
-notice different states, because it compares entries only by index and term. The dump's term therefore contains a digest of the state.
-Replicas with different states therefore contradict each other, and end (H3).
+notice different states, because it compares entries only by index and term. The dump's term therefore contains a digest of the state, so
+that replicas with different states contradict each other and end (H3).
 
 The dump is written before the journal, because a replica with a dump but no journal refuses to start.
 

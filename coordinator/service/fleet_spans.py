@@ -39,7 +39,7 @@ class FleetSpans(LeaderObserver):
         self._exported_plan = plan.number if plan is not None and plan.done_ns else self._exported_plan
 
     def proposal_ended(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
-        """After the state has applied an operation, export the spans of epochs and recoveries that it has ended."""
+        """Export the spans of epochs and recoveries that an operation has ended, after the state has applied it."""
         if not isinstance(outcome, Committed) or outcome.result.is_refused:
             return
         if isinstance(kind, op.CompleteEpoch | op.AbortEpoch | op.CommitPlan | op.Restore):

@@ -1,9 +1,8 @@
 """Driver of a leader core, which passes events to the core and executes its commands.
 
-The driver makes no decisions and uses no sockets, threads or clocks itself. The driver's `LeaderEnvironment` provides sockets, threads and
-clocks. In production, the environment is the process (`leadership.py`); in the simulator, a heap with virtual time
-(`sim/world/simulated_replica.py`); in tests, a set of plain functions. A `LeaderStore` executes the calls to the store; it is `StoreKeeper`
-both in production and in the simulator.
+The driver makes no decisions and has no sockets, threads or clocks: its `LeaderEnvironment` provides them. In production, the environment
+is the process (`leadership.py`); in the simulator, a heap with virtual time (`sim/world/simulated_replica.py`); in tests, a set of plain
+functions. A `LeaderStore` executes the calls to the store; it is `StoreKeeper` both in production and in the simulator.
 
 All calls to the driver come from one thread. The environment must not call back while a call to the driver is running.
 """

@@ -3,8 +3,8 @@
 If agents checkpoint on their own, hosts write checkpoint packs. For each checkpoint, a pack contains the state, the channel numbers, and
 all messages sent since the agent's previous checkpoint. A *recovery line* consists of one checkpoint of each agent. To become an epoch, a
 recovery line also needs its channel states. The state of channel i→j consists of the messages `received_j + 1 … sent_i` (docs/protocols.md,
-sections 1 and 3). The messages of a channel state were sent before the recovery line. Each message of a channel state is either in the
-base epoch's channel state, or in a log that i wrote between the base and the recovery line.
+sections 1 and 3). The messages of a channel state were sent before the recovery line. Each of them is either in the base epoch's channel
+state, or in a log that i wrote between the base and the recovery line.
 
 A restart from the new epoch must find exactly the messages in transit (G1, G2). `read_line` therefore checks these conditions:
 

@@ -438,7 +438,7 @@ class _Process:
             await asyncio.sleep(HEALTH_S)
 
     async def _until_leading(self) -> None:
-        """If this is the only replica, wait until it leads, so that it does not refuse calls during start-up."""
+        """Wait until this replica leads if it is the only one, so that it does not refuse calls during start-up."""
         waits = [asyncio.create_task(event.wait()) for event in (self._leadership.led, self._leadership.ended)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -466,7 +466,7 @@ class _Process:
         await tell(healthy, ("", SERVICE, READY), is_serving=is_serving)
 
     async def _watch_end(self) -> None:
-        """If this replica does not lead, end it some time after the fleet has ended and the hosts have been notified."""
+        """End this replica, if it does not lead, some time after the fleet has ended and the hosts have been notified."""
         while self._options.exit_when_finished:
             await asyncio.sleep(END_CHECK_S)
             if self._machine.state.image.outcome and self._leadership.runner is None:

@@ -78,7 +78,7 @@ class HostFreeze:
         self._report_soon()
 
     def settle(self, agent: LocalAgent) -> bool:
-        """If the freeze waits for this agent, which is between two turns, freeze the agent. Return whether it was frozen."""
+        """Freeze this agent, which is between two turns, if the freeze waits for it. Return whether it was frozen."""
         if agent.id not in self.unfrozen:
             return False
         self._freeze(agent)
@@ -98,7 +98,7 @@ class HostFreeze:
         self.unfrozen.pop(agent.id, None)
 
     def _report_soon(self) -> None:
-        """If all agents are frozen, schedule the report for the current time, so that the requested checkpoints are taken first. The report
+        """Schedule the report for the current time if all agents are frozen, so that the requested checkpoints are taken first. The report
         names failed agents."""
         if not self.unfrozen:
             self._report_ns = self._shared.now

@@ -247,7 +247,7 @@ class AgentPause:
         self._is_autonomous = is_autonomous
 
     def note_logs(self) -> None:
-        """When the sender logs together are too large, let all agents take checkpoints, or pause the agents if the store is too slow for
+        """Let all agents take checkpoints when the sender logs together are too large, or pause the agents if the store is too slow for
         that."""
         backlog = self._holds.backlog
         if self._is_autonomous and not backlog.is_busy:

@@ -117,7 +117,7 @@ class Admission:
         return ""
 
     def on_admission_ended(self, key: str, kind: op.AdmitHost, result: OperationResult | None) -> None:
-        """Handle the result of AdmitHost. If the operation was refused or rejected, `evaluate` proposes it again."""
+        """Handle the result of AdmitHost. If the operation came too late or was rejected, `evaluate` proposes it again."""
         session = self._host_sessions.opened(int(key.removeprefix("admit/")))
         if session is None or not isinstance(session.stage, Admitting) or result is None:
             return

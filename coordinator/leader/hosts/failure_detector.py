@@ -11,8 +11,8 @@ fleet. This module also removes the records of hosts that were lost long ago.
 A host with an open stream is not suspected merely because it sends nothing, because user code may block its event loop or interpreter.
 gRPC's own threads still answer while user code blocks the process (`channels/servers.py`). If a process is dead, frozen or unreachable,
 gRPC breaks its stream 2 s after the last byte. A *busy* host, whose event loop is blocked, is reported as a concern. A separate thread of
-the host reports what blocks the event loop (`HostBusyReported`). A busy report needs no stream, so the host can send it after a leader
-change. A busy report defers the loss of the host.
+the host reports what blocks the event loop (`HostBusyReported`). The report needs no stream, so it also arrives after a leader change, and
+it defers the loss of the host.
 
 The loss of a suspected host is committed although the suspicion may be wrong. A host suspected in error rejoins with its old start
 number, and the next plan discards all work that it has done in the meantime.
@@ -21,26 +21,26 @@ Deadlines are extended if the coordinator's own process was suspended. After a p
 received no messages for ten seconds, but that is not the hosts' fault.
 
 *Removal.* The record of a lost or departed host that has no agents is removed after ten minutes, or at an operator's request. If agents are
-still placed on the host, or the log is slow, the removal is proposed repeatedly for some seconds. If the removal remains impossible for
-some seconds, the operator's request is refused.
+still placed on the host, or the log is slow, the removal is proposed repeatedly for some seconds. If it remains impossible, the operator's
+request is refused.
 
-*Partitions.* A network partition may separate hosts that can all reach the coordinator. If two hosts cannot reach each other, neither is suspected of failure, because both still send heartbeats. While two hosts
-cannot reach each other, no epoch completes, because markers and messages between them cannot be delivered. In every heartbeat, a host lists
-the hosts of its plan to which it has no link, since when, and whether messages are waiting for that link. Every heartbeat repeats the full
-list, so a late, lost or duplicate report is harmless. A new leader knows all missing links half a second after the hosts reconnect. A
-missing link is ignored if no messages wait for it.
+*Partitions.* A network partition may separate hosts that can all reach the coordinator. If two hosts cannot reach each other, neither is
+suspected of failure, because both still send heartbeats. But no epoch completes, because markers and messages between them wait. In every
+heartbeat, a host lists the hosts of its plan to which it has no link, since when, and whether messages are waiting for that link. Every
+heartbeat repeats the full list, so a late, lost or duplicate report is harmless. A new leader knows all missing links half a second after
+the hosts reconnect. A missing link is ignored if no messages wait for it.
 
-If messages have been waiting for a missing link for CUT_NS, hosts are evicted until at least one host of each such pair is
-gone. (Detecting that a link is broken takes equally long.) The host with missing links to the most hosts is evicted first. If several
-hosts are missing equally many links, the host with the largest id is evicted. A host that was evicted within the rejoin grace period is not
-evicted again. To choose a host, all links missing for at least COUNTED_NS are counted, because a host that loses all its links loses them
-within about one heartbeat. Because the agents of an evicted host move elsewhere, the fleet continues even if the partition is permanent.
+If messages have been waiting for a missing link for CUT_NS, hosts are evicted until each such pair has lost at least one host. (Detecting
+that a link is broken takes equally long.) The host with missing links to the most hosts is evicted first. If several hosts are missing
+equally many links, the host with the largest id is evicted. A host that was evicted within the rejoin grace period is not evicted again. To
+choose a host, all links missing for at least COUNTED_NS are counted, because a host that loses all its links loses them within about one
+heartbeat. Because the agents of an evicted host move elsewhere, the fleet continues even if the partition is permanent.
 
 A host that sends nothing is busy: it neither accepts links from its peers nor reports its current links. The
 duration of a busy host's missing links is therefore counted from its next message.
 
-While hosts apply a plan, they are still opening links. After a plan, the duration of a missing link is therefore counted from the time
-when the fleet runs, plus one second per ten thousand agents.
+While hosts apply a plan, they are still opening links. After a plan, the duration of a missing link is therefore counted from the time when
+the fleet runs, plus one second per ten thousand agents, whose first turns occupy their hosts.
 
 *Standby hosts* are reachable hosts that receive no agents because they have blocked the fleet. If a host blocks the fleet, it is evicted
 and then kept on standby for a while. An evicted host is recorded as lost (LoseHosts) and therefore fenced, but it rejoins at once on its

@@ -13,13 +13,12 @@ Effects and final answers of an agent wait for an epoch that contains the agent'
 checkpoint may keep the recovery line from advancing to that checkpoint. If hosts have waited too long for an epoch, the fleet is frozen,
 and all live states become an epoch.
 
-*Freezing.* While frozen, hosts start no new turns and take checkpoints of their agents' live states. A leader freezes the fleet in three
-cases:
+*Freezing.* While frozen, hosts start no new turns and take checkpoints of their agents' live states. The fleet is frozen in three cases:
 
 - Before a plan, so that the surviving live states are stored and lie on the plan's recovery line (protocols.md, section 6).
 - When the sender logs exceed their limit but one agent keeps the recovery line from advancing (the domino effect), so that an epoch of that
-  line would not help. In the second case, all live states become an epoch, and the fleet continues. If an agent keeps the recovery line
-  from advancing, only a coordinated checkpoint of all agents can bound the logs.
+  line would not help. The cut of all live states becomes an epoch, and the fleet continues. Only such a coordinated checkpoint can bound
+  the logs.
 - For an epoch that must contain all work of every agent, or for which hosts have waited too long.
 
 Before a host answers a freeze, it makes its checkpoints durable and reports them on the same stream. In the answer, `running` names agents

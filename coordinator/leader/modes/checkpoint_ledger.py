@@ -182,7 +182,7 @@ class Ledger:
 
     @property
     def line(self) -> dict[str, int]:
-        """Return the recovery line if all agents fail, as a map from agent to checkpoint number."""
+        """Return the recovery line for the case that all agents fail, as a map from agent to checkpoint number."""
         if self._line is None:
             shift = self._shift
             self._line = {agent: place - shift.get(agent, 0) for agent, place in self.history.total_line().items()}
@@ -264,7 +264,7 @@ class Ledger:
             self.log_bytes -= self._pack_log_bytes.pop(path, 0)
 
     def lowest_checkpoints_in(self, path: str, agent: str) -> dict[str, int]:
-        """For `agent`, or for each agent in the pack if `agent` is empty, return the number of its lowest checkpoint after the base in this
+        """Map `agent`, or each agent in the pack if `agent` is empty, to the number of its lowest checkpoint after the base in this
         pack."""
         lowest: dict[str, int] = {}
         for name in [agent] if agent else list(self._held.get(path, {})):

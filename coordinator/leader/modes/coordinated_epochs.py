@@ -179,7 +179,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     """The result of checking an epoch.
 
     Attributes:
-        manifest: the manifest to store; None if the epoch cannot be stored yet.
+        manifest: the manifest to store; None if the epoch cannot be stored.
         problem: why the epoch must be aborted; "" if there is no reason.
         is_alarm: whether the reports violate the protocol in a way that no crash or timeout can explain.
         is_open: whether full reports are needed, because the relative reports do not prove coverage.

@@ -14,9 +14,9 @@ the ledger (`checkpoint_ledger.py`) in this way:
 the base is damaged, no later checkpoint can become part of an epoch. After any damage, the fleet cannot complete epochs properly.
 `problem` therefore requests a recovery plan at once, because a later plan would lose more work.
 
-*Recovery queries* ask to which checkpoints the fleet would return if certain agents failed. Because agents that do not fail keep their live
-states, hosts report their agents' positions (ReportNumbers) while the agents keep running. A recovery query is answered after at most one
-second, from the replies that have arrived. The answer is only an estimate if a live state is unknown or has changed since
+*Recovery queries* ask to which checkpoints the fleet would return if certain agents failed. In autonomous fleets, agents that do not fail
+keep their live states, so hosts report their agents' positions (ReportNumbers) while the agents keep running. A recovery query is answered
+after at most one second, from the replies that have arrived. The answer is only an estimate if a live state is unknown or has changed since
 (`recovery/dependency_history.py`). The line of an actual recovery is exact, because the fleet is frozen first. A query waits while the
 store is being scanned, and is refused after some seconds.
 """

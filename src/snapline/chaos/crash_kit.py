@@ -195,8 +195,8 @@ class CrashKit:
 
         Args:
             program: a function defined in a module. It may be `async`. The program receives a folder, which is empty at first, and a
-                `CrashNote`. The program must report the contents of its store with `note.found`. The program's result must be convertible
-                to JSON or have a stable `repr`.
+                `CrashNote`. The program reports the contents of its store with `note.found`. Its result must be convertible to JSON or have
+                a stable `repr`.
             points: maximum number of moments at which the program is killed, or the list of these moments. Moments are numbered from 1.
             seed: seed for the random moments.
 

@@ -1,16 +1,16 @@
 """Decides which commands carry out faults on real processes. This module performs no I/O. `local_faults.py` executes its commands.
 
-From the scenario file and the seed, `sim/faults` decides which fault affects which process and
-when. This module translates the faults into commands that concern processes. The simulator and this module implement the same `Executor`,
-so a scenario file has the same meaning in both. The caller passes the time. Some facts can only be observed in the real fleet, such as the
-leader, the agents' hosts, and the files that may be damaged. These facts are taken from the last `FleetObserved` event.
+`sim/faults` decides from the scenario file and the seed which fault affects which process and when. This module translates the faults into
+commands that concern processes. The simulator and this module implement the same `Executor`, so a scenario file has the same meaning in
+both. The caller passes the time. Some facts can only be observed in the real fleet, such as the leader, the agents' hosts, and the files
+that may be damaged. These facts are taken from the last `FleetObserved` event.
 
 Invariants:
 
 1. Each command contains the complete fault state of a network path, a disk or a clock. So the command can be repeated, even after a
    restart.
 2. A process is frozen while at least one pause or failpoint freezes it.
-3. A process that is down remains down until its fault ends. A process that died at a failpoint also remains down until its fault ends.
+3. A process that is down remains down until its fault ends. This also holds for a process that died at a failpoint.
 """
 
 import heapq
@@ -432,7 +432,7 @@ class ChaosExecutor:
         return self._observed.leader
 
     def depose(self) -> None:
-        """Freeze the leader for `DEPOSED_NS`. Another replica is elected meanwhile, while the old leader still considers itself the
+        """Freeze the leader for `DEPOSED_NS`, so that another replica is elected while the old leader still considers itself the
         leader."""
         leader = self.leader()
         if leader:

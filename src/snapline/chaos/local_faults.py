@@ -278,6 +278,7 @@ class LocalFaults:
     """Injects a scenario's faults on this machine.
 
     Attributes:
+        fleet: the fleet's processes.
         network: gates between the processes.
         coordinators: names of the coordinators in the scenario.
         lost: descriptions of the data that was lost in power cuts.

@@ -190,6 +190,7 @@ class RemoteFaults:
     """Injects a scenario's faults into a fleet that another launcher runs.
 
     Attributes:
+        fleet: the fleet's processes.
         name: the fleet's name at its location.
         status: last known status of the fleet.
         lost: always empty, because this driver loses no data.

@@ -32,7 +32,8 @@ LOOK_S = 0.05
 
 
 def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str = "local") -> Path:
-    """Return the folder of a local fleet. If the fleet runs elsewhere, return the folder of its local supervisor."""
+    """Return the folder of a local fleet. If the fleet runs on other machines or in containers, return the folder of its
+    supervisor."""
     if on == "ssh":
         return Path("runs") / name
     folder = Path(settings.get("data_dir", data_dir).value or Path("runs") / name)

@@ -226,7 +226,7 @@ def _nanoseconds(second: str, fraction: str | None, zone: str | None) -> int | N
 def _second(second: str, zone: str) -> int | None:
     """Parse a time with a resolution of one second. Return None for an invalid time such as the 31st of February.
 
-    Results are cached, because many lines have the same time.
+    Results are cached, because many lines share a second.
     """
     try:
         moment = datetime.fromisoformat(second + zone)

@@ -108,7 +108,7 @@ class UserSettings:
         return [self.get(key) for key in DEFAULTS]
 
     def use(self, context: str) -> None:
-        """Use this context for this command and all later commands. If `context` is empty, use no context.
+        """Record that later commands use this context. If `context` is empty, they use no context.
 
         Raises:
             NotFoundError: If the file does not contain this context.

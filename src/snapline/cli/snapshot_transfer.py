@@ -144,8 +144,7 @@ def _open_target(place: StorePlace) -> "Store":
 
 @contextlib.contextmanager
 def _receiving(place: StorePlace, store: "Store") -> Iterator[bool]:
-    """Yield whether the store belongs to a local fleet. If the store belongs to a local fleet, this fleet cannot start until the block
-    ends.
+    """Yield whether the store belongs to a local fleet. Such a fleet cannot start until the block ends.
 
     Raises:
         DirectoryInUseError: If the fleet is running.

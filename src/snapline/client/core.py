@@ -35,8 +35,8 @@ retry at once.
 Sends that arrive while requests are in flight are batched into the next request to their host. No send waits just to fill a batch.
 
 *Answers.* An ask waits for the answer to an accepted input (`OpenAsks`). The agent's host reports the outcome of an input as soon as the
-outcome may be released. Until the outcome is released, the client repeats its request whenever a host replies "retry", or a call fails or
-takes too long. A request for an answer changes nothing, so it may be repeated at any time. Every ask ends by its deadline.
+outcome may be released. Until then, the client repeats its request whenever a host replies "retry", or a call fails or takes too long. A
+request for an answer changes nothing, so it may be repeated at any time. Every ask ends by its deadline.
 
 The caller's duties:
 1. Carry out commands in order. Answer each request exactly once and within its time limit.
@@ -164,8 +164,8 @@ class OpenAsks:
         return [self._end(ask, ev.DENIED, f"the host answered {outcome.status!r}, which this version does not know")]
 
     def _try_again(self, ask: _Ask, outcome: AskOutcome, place: HostAddress, now_ns: int) -> None:
-        """Ask the host named in the reply immediately, if it is a different host and the ask has not failed before. If the reply names no
-        other host or the ask has failed before, wait and then look up the agent's host."""
+        """Ask the host named in the reply immediately, if it is a different host and the ask has not failed before. Otherwise, wait and
+        then look up the agent's host."""
         self._forget(ask, place)
         if outcome.address and (outcome.host, outcome.address) != place and not ask.failures:
             self._queues.remember(ask.agent, (outcome.host, outcome.address))
@@ -461,8 +461,8 @@ class ClientCore:
             self._end(entry, ev.UNKNOWN, f"the host answered {outcome.status!r}, which this version does not know")
 
     def _try_again(self, queue: AgentQueue, outcome: InputOutcome, place: HostAddress) -> None:
-        """Send to the host named in the reply immediately, if it is a different host and no attempt has failed before. If the reply names
-        no other host or an attempt has failed, retry after a wait."""
+        """Send to the host named in the reply immediately, if it is a different host and no attempt has failed before. Otherwise, retry
+        after a wait."""
         queues = self._queues
         queues.places.pop(queue.agent, None)
         is_hint = bool(outcome.address) and (outcome.host, outcome.address) != place

@@ -2,7 +2,8 @@
 outcome of a send or ask is a receipt, a reply or an error.
 
 While a limit on open sends is reached, further sends wait in the order in which they were called. The number of open asks is also limited.
-The functions `find`, `offer` and `ask` execute the core's requests. `find`, `offer` and `ask` each return exactly one event for the core.
+The functions `find`, `offer` and `ask` execute the core's requests. Each of these three functions returns exactly one event for
+the core.
 """
 
 import asyncio
@@ -65,6 +66,7 @@ class Reply(msgspec.Struct, frozen=True):
         message: `{"type": type name, "fields": plain values}`, or an instance of the caller's `reply_type`. `message` is None if the turn
             gave no answer, or if the answer was stored too long ago and has been deleted.
         is_early: whether the answer was returned as soon as its turn had ended, in which case a recovery may still change the answer.
+        key: idempotency key of the input.
     """
 
     agent: str

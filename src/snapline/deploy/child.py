@@ -17,7 +17,7 @@ fork because it has only one thread, and has imported gRPC without using it.
 The forked children die with the server, and the server dies with its launcher. The server reports each exit, but reaps the child only at
 the launcher's command. Until a child is reaped, its process id is not reused, so a signal cannot reach another process by mistake.
 
-The launcher also works without the server. The launcher starts the child as a new program in these cases:
+The launcher also works without the server. It starts the child as a new program in these cases:
 
 - The imported code has changed on disk, so the server refuses to fork.
 - The command does not run snapline.

@@ -7,8 +7,8 @@ depend on the launcher.
 
 If a launcher reports a lost host (`ReportHostExit`), the coordinator's failure detector uses the report only as a hint. Without the report,
 the coordinator detects the loss a second or two later, when its connection to the host breaks. When a process registers, the coordinator
-assigns its incarnation or host generation through Raft. Launchers do not assign incarnations or host generations. `instance` only
-identifies one run of a process, so that an exit report is not applied to a later run.
+assigns its incarnation or host generation through Raft. Launchers do not assign them. `instance` only identifies one run of a process, so
+that an exit report is not applied to a later run.
 
 `snapline.deploy.conformance` tests built-in and third-party launchers.
 """

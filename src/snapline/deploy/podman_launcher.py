@@ -182,7 +182,7 @@ class PodmanLauncher:
         files: Files = lambda kind, name: {},
         program: Sequence[str] = ("podman",),
     ) -> None:
-        """Describe the fleet and its containers.
+        """Describe the fleet and its containers. `open` then reserves the place.
 
         Args:
             fleet: name of the fleet, which is part of the names of all containers and secrets.

@@ -54,7 +54,7 @@ class RayCluster:
         Args:
             fleet: name of the fleet on this cluster. The name is part of the namespace of the fleet's actors.
             address: HOST:PORT, or "auto" for the cluster in RAY_ADDRESS or else on this machine.
-            runtime: Ray's runtime environment for all actors, including the folder that contains the fleet's code.
+            runtime: Ray's runtime environment for all actors, for example with the folder that contains the fleet's code.
 
         Raises:
             UsageError: If Ray is not installed, or no cluster runs on this machine.
@@ -193,7 +193,7 @@ def node_here() -> tuple[str, str]:
 
 
 def runtime_here() -> dict[str, Any]:
-    """Return the calling actor's runtime environment, including Ray's copy of the folder that contains the fleet's code."""
+    """Return the calling actor's runtime environment, for example with Ray's copy of the folder that contains the fleet's code."""
     return dict(import_module("ray").get_runtime_context().runtime_env)
 
 

@@ -198,7 +198,7 @@ class RayLauncher:
         node: Mapping[str, float] | None = None,
         files: Files = lambda kind, name: {},
     ) -> None:
-        """Describe the fleet and its cluster.
+        """Describe the fleet and its cluster. `open` then reserves the place.
 
         Args:
             cluster: connection to the Ray cluster. Closing the launcher closes the connection.

@@ -333,7 +333,7 @@ class SlurmLauncher:
         slurm: Slurm | None = None,
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Describe the fleet and its cluster.
+        """Describe the fleet and its cluster. `open` then reserves the place.
 
         Args:
             data_dir: path of a folder, shared by all nodes, for logs and the coordinators' files.

@@ -55,7 +55,7 @@ class SshLauncher:
         files: Files = lambda kind, name: {},
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Describe the fleet and its machines.
+        """Describe the fleet and its machines. `open` then reserves the place.
 
         Args:
             machines: host names for `ssh`. Each is `user@host`, `ssh://user@host:port`, or a name from the user's ssh configuration.

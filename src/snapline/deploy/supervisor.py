@@ -227,8 +227,7 @@ class Supervisor:
     """Supervisor of the processes of one fleet.
 
     Attributes:
-        is_over: whether the fleet has ended or the supervisor has given up. After supervision has ended, a process is started only on
-            request.
+        is_over: whether the fleet has ended or the supervisor has given up. Afterwards, a process is started only on request.
     """
 
     def __init__(self, *, hosts: Sequence[str], coordinators: Sequence[str], on_failure: OnFailure) -> None:
@@ -436,7 +435,7 @@ class Supervisor:
             self._end(Ending(outcome=outcome, reason=seen.reason, epoch=seen.epoch))
 
     def _on_fleet_status_unavailable(self, now_ns: int) -> None:
-        """Report that no coordinator replies, only once until a coordinator replies again."""
+        """Report that no coordinator replies, at most once until a coordinator replies again."""
         if self._silent_ns is None:
             self._silent_ns = now_ns
         elif not self._is_silence_reported and now_ns - self._silent_ns >= SILENCE_S * 1e9:

@@ -51,7 +51,7 @@ _NUMBERED = re.compile(r"[^>]*>[^>]*:(\d+)")
 class Window(msgspec.Struct, frozen=True):
     """The part of the events that is shown in the picture.
 
-    Events are shown from position `first` up to but excluding `end`.
+    `lanes` contains the rows from top to bottom. Events are shown from position `first` up to but excluding `end`.
     """
 
     rows: Rows
@@ -69,12 +69,13 @@ class ChosenEvent(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """All known events of a fleet.
+    """All known events of a fleet. Instances are read-only and thread-safe.
 
     Attributes:
         events: all events, by position.
         is_whole: whether the first event is also the first event of the fleet.
         homes: the last known host of each agent.
+        hosts: all hosts, in natural order of their names.
         busy: number of events of each agent.
         past: undone events and cuts.
     """
@@ -144,7 +145,7 @@ class EventLog:
         return Window(rows, lanes, 0, len(self.events))
 
     def moved(self, window: Window, *, first: int, end: int) -> Window:
-        """Return the window with each edge moved by the given number of events.
+        """Return the window with each edge moved by the given number of events on the window's rows.
 
         The new window contains at least one event and stays within the known events.
         """
@@ -208,7 +209,7 @@ class EventLog:
         return shows
 
     def row_at(self, position: int, rows: Rows) -> str:
-        """Return the row of an event."""
+        """Return the row of an event that is not a recovery."""
         traced = self.events[position]
         event = traced.event
         if isinstance(event, TracedMarkerSend | MarkerCame):

@@ -83,6 +83,7 @@ class EventDot(msgspec.Struct, frozen=True, gc=False):
     """An event that is drawn as a dot on an agent's lane.
 
     Attributes:
+        event: id of the event.
         is_chosen: whether the user has selected this event to see its details.
         is_past: whether this event happened before the selected event.
         href: URL that a click opens.

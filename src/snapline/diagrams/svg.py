@@ -1,6 +1,6 @@
 """Draw a space-time diagram (`Scene`) as SVG text.
 
-The picture has one lane for each agent, with time from left to right, and tracks above the lanes. No distinction depends on colour alone:
+The picture has one lane for each agent, with places from left to right, and tracks above the lanes. No distinction depends on colour alone:
 
 - The area to the right of the recovery line is shaded, and lanes in this area are dashed.
 - Messages in transit are thick, orphan messages are thick and dashed, and undone messages are dotted.
@@ -8,8 +8,8 @@ The picture has one lane for each agent, with time from left to right, and track
   out with a single line.
 - Cuts are solid lines, and recovery lines are dashed lines.
 
-Most elements have `data-*` attributes and a `<title>`, which browsers show as a tooltip. The file contains no script. Drawing the same
-scene always yields the same bytes.
+The elements for parts of the scene have `data-*` attributes, and most of them have a `<title>`, which browsers show as a tooltip. The file
+contains no script. Drawing the same scene always yields the same bytes.
 
 `Plot` computes the pixel positions of all parts of a scene. The tracks above the lanes show when hosts are up or down, epochs with their
 outcomes, faults, and the final phase without faults. Epochs and faults may overlap, so the bars of a track are distributed over as many
@@ -144,8 +144,8 @@ MARGIN = 40
 class Plot(msgspec.Struct, frozen=True):
     """The layout of a scene in pixels.
 
-    `tracks` are packed, so each of them has a single row. `notes` describe what is omitted. `step` is the width of one unit on the time
-    axis. `top`, `bottom` and `spacing` are the vertical coordinates of the lanes and their distance.
+    `tracks` are packed, so each of them has a single row. `notes` describe what is omitted. `step` is the width of one unit of places.
+    `top`, `bottom` and `spacing` are the vertical coordinates of the lanes and their distance.
     """
 
     first: Position
@@ -162,7 +162,7 @@ class Plot(msgspec.Struct, frozen=True):
     def of(scene: Scene, *, step_min: float = 0) -> "Plot":
         """Compute the layout of a scene.
 
-        The width is `WIDTH`, or more if one unit on the time axis would otherwise be narrower than `step_min`.
+        The width is `WIDTH`, or more if one unit of places would otherwise be narrower than `step_min`.
         """
         longest = max((len(shortened(agent)) for agent in scene.agents), default=0)
         left = max(32 + 7 * longest, 96 if scene.tracks else 0)
@@ -251,7 +251,7 @@ def draw(
 
     Args:
         plot: layout of the scene. If `plot` is None, the layout is computed.
-        step_min: smallest width, in pixels, of one unit on the time axis.
+        step_min: smallest width, in pixels, of one unit of places.
         is_read_from_end: whether a page initially shows the right end of a wide picture. The legend is then placed there.
         is_live: whether a script keeps the names and the legend visible while scrolling.
         is_part: whether the picture is part of a page that contains the style rules (`style`). The picture then has neither its own style

@@ -65,8 +65,8 @@ def fleet(
 ) -> snapline.Fleet:
     """Return a fleet of `agents` agents, each of which starts with `tokens` tokens.
 
-    Each agent starts `lines` transfers, so this number of transfers per agent is always in transit. If `period` is 0, no checkpoints are
-    taken.
+    Each agent starts `lines` transfers. The total number of transfers in transit stays the same until an agent has sent `transfers`
+    transfers. A negative number means no limit. If `period` is 0, no checkpoints are taken.
     """
     names = [f"teller-{index}" for index in range(int(agents))]
     return snapline.Fleet(

@@ -39,9 +39,9 @@ exactly:
 
 A single lost, duplicated or invented message violates the equation.
 
-The error. Because of rounding down, each push retains less than one additional unit per import. `rounded` counts the retained mass in units
-of 1/20. A unit that has stopped too early, or is still residual, changes any entry in its seed's column by at most one unit. So at the end,
-the error for each seed satisfies
+The error. Because of rounding down, each push retains less than one additional unit per import. `rounded` counts the retained mass in
+twentieths of a unit. A unit that has stopped too early, or is still residual, changes any entry in its seed's column by at most one unit.
+So at the end, the error for each seed satisfies
 
     |rank / UNIT - true rank| <= (sum of residuals + sum of rounded / 20) / UNIT
 
@@ -135,7 +135,7 @@ class ShardState(msgspec.Struct):
         shard, shards, batch, rounds, part, seconds: same as in the problem.
         rank, residual: arrays of shape (m, n) with the units that have stopped, and the units for the next push.
         early: array of shape (m, n) with the units that arrived one round early, and wait for the push after the next one.
-        rounded: array of shape (n,) with the mass, in units of 1/20, that rounding down has retained so far.
+        rounded: array of shape (n,) with the mass, in twentieths of a unit, that rounding down has retained so far.
         pushed: for each batch, the number of rounds that have been pushed. The next push belongs to round `pushed`.
         arrived, arrived_early: for each batch, the numbers of messages that have arrived from round `pushed - 1` and from round `pushed`.
         is_due: for each batch, whether the pause after the last push has ended.

@@ -6,7 +6,7 @@ The graph contains only the modules in the tree. Imports of other modules, such 
 - `from a import b` imports `a.b` if `a.b` is a module, otherwise `a`. `from a import *` imports `a`.
 - Relative imports are resolved relative to the package of the importing module. A relative import that leads out of the tree is ignored.
 - Imports count wherever they occur, for example in a function, under `if TYPE_CHECKING:` or in a `try:` block.
-- A module never imports itself. So if a package's own `__init__` imports a name from the package, this creates no edge.
+- A module never imports itself. So `from . import name` in a package's own `__init__` creates no edge, unless `name` is a module.
 
 A file that cannot be parsed is a module without imports, because other modules may import it. `unparsed` contains these files. Modules are
 sorted by their dotted names, so two hosts that read the same tree build the same graph.
@@ -169,7 +169,7 @@ def _prefixes(dotted: str) -> Iterator[str]:
 
 
 def _resolve(statement: ast.ImportFrom, package: str) -> str:
-    """Return the absolute name of the module after `from`, or "" if it is outside the tree."""
+    """Return the absolute name of the module after `from`, or "" if a relative import leads out of the tree."""
     if not statement.level:
         return statement.module or ""
     parts = package.split(".") if package else []

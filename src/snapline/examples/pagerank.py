@@ -164,7 +164,7 @@ def fleet(
         seeds: number of seeds, for which the modules with the most imports are used.
         batch: number of seeds that are sent together. Smaller batches result in more and smaller messages.
         part: number of seeds per message in the early rounds.
-        tolerance: largest fraction of a seed's mass that may be residual at the end.
+        tolerance: largest fraction of a seed's mass that may be residual at the end. It determines the number of rounds.
         seconds: minimum run time in seconds, or 0 for none.
         period: seconds between checkpoints, or 0 to take no checkpoints.
 

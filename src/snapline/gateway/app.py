@@ -9,8 +9,8 @@ are made by its client of the fleet.
 Anyone who can reach the gateway may send inputs to public handlers and to additional handlers that the gateway is configured to serve
 (`Served`). Hosts check that a handler is public (`GivenInput.public_only`). So the gateway either listens only on a loopback address or
 requires a token (`check_exposure`). Without a token, the gateway rejects requests from web pages of other sites (`http_server.py`). With a
-token, these pages cannot send requests, because they do not know the token. A request's body must be declared as JSON. A page of another
-site can send a JSON body only after a CORS preflight request, to which the gateway does not reply.
+token, such pages are rejected because they do not know the token. A request's body must be declared as JSON. A page of another site can
+send a JSON body only after a CORS preflight request, which the gateway does not grant.
 
 `RequestLimits` limits the number and size of requests, for each agent and in total. Requests that exceed a limit are rejected immediately.
 If a request fails, the response has an error status and a body with problem details as specified in RFC 9457. The process has a single
@@ -479,8 +479,8 @@ _TIMEOUT: _Json = {"name": "timeout_s", "in": "query", "schema": {"type": "numbe
 
 
 def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
-    """Return the gateway's OpenAPI document. If `fleet` is given, the document describes the message types of public handlers and the
-    message types in `served`. If `fleet` is not given, the document describes no message types."""
+    """Return the gateway's OpenAPI document. If `fleet` is given, the document describes the message types of its public handlers and
+    the message types in `served`. Otherwise it describes no message types."""
     paths: _Json = {"/outputs/{topic}": {"get": _outputs()}}
     schemas: _Json = {}
     if fleet is None:

@@ -26,6 +26,7 @@ class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Operator command about a dead letter.
 
     Attributes:
+        verb: "retry" or "drop".
         number: number of the dead letter, unique among the agent's current dead letters.
         identity: digest of the dead letter's sender and payload. The digest is needed because a recovery may undo a dead letter, and its
             number may then be reused for another.
@@ -94,6 +95,7 @@ class EffectRetry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Request to retry or undo an effect that has ended.
 
     Attributes:
+        verb: "retry" or "undo".
         key, generation: together, the id of the effect within its agent.
     """
 

@@ -63,7 +63,7 @@ class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
 
     Attributes:
         recovery_line: maps each agent to the epoch to which it rolls back.
-        unborn: agents that did not exist yet in their epoch.
+        unborn: agents that did not exist yet in that epoch.
         rolled_back: number of agents that are rolled back.
     """
 
@@ -231,9 +231,8 @@ class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
     """An agent and its location.
 
     Attributes:
-        state: "alive" if the agent runs on a host. The value is "lost" if the agent's host is lost and the agent has not been recovered
-            yet. The value is "unplaced" if the fleet has not started yet. The value is "left" if the agent was removed. The value is
-            "unknown" if no agent has this id.
+        state: "alive" if the agent runs on a host, "lost" if its host is lost and the agent has not been recovered yet, "unplaced" if the
+            fleet is still forming, "left" if the agent has stopped, or "unknown" if the fleet has no such agent.
         address: address at which the agent's host accepts calls.
     """
 

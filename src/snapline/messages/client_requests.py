@@ -47,6 +47,7 @@ class InputOutcome(msgspec.Struct, frozen=True, gc=False):
     """Outcome of one input.
 
     Attributes:
+        status: "accepted", "repeated", "retry", "refused" or "not public".
         number: sequence number of the input among all inputs of the agent; 0 if no number has been assigned.
         reason: why the input was not accepted.
         host, address: the host where the agent runs, if this is known and it is a different host.
@@ -68,6 +69,7 @@ class AskOutcome(msgspec.Struct, frozen=True, gc=False):
     """Result of a request for the answer to one input.
 
     Attributes:
+        status: "replied", "buried", "retry" or "unknown".
         number: sequence number of the input among all inputs of the agent; 0 if no number has been assigned.
         type: name of the answer's message type; empty if the turn gave no answer.
         body: the answer, encoded as MessagePack.
@@ -94,10 +96,10 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     """A question to a host about one agent, or about all agents on the host.
 
     Attributes:
-        what: "state" requests the agent's state in the newest snapshot. The value "live" requests the agent's current state between two
-            turns. The value "description" requests a description of what the agent is currently doing. All other values request information
-            about all agents on the host and ignore `agent`. The value "effects" requests the effects for which agents are waiting. The
-            value "waiting" requests the agents with pending work. The value "trace" requests the events of the last few seconds.
+        what: "state" requests the agent's state in the newest snapshot, "live" its current state between two turns, and "description" a
+            description of what the agent is currently doing. All other values concern all agents on the host and ignore `agent`: "effects"
+            requests the effects for which agents are waiting, "waiting" the agents with pending work, and "trace" the events of the last
+            few seconds.
         field: if a state is requested, the path of the single value to return. If a trace is requested, the part of the trace to return
             (`TraceWanted`).
     """

@@ -206,7 +206,7 @@ class AnswerReader:
         self._size_bytes = 0
 
     def take(self, data: bytes) -> AskOutcome | None:
-        """Process the next message of the stream. Return the answer if the message is the last message of the stream, otherwise None.
+        """Process the next message of the stream. Return the answer if the message is the last one, otherwise None.
 
         Raises:
             ProtocolError: the message is invalid, or the answer exceeds the maximum size of a message between agents.
@@ -288,7 +288,7 @@ class ViewReader:
         self._parts: list[bytes] = []
 
     def take(self, data: bytes) -> bytes | None:
-        """Process the next message of the stream. Return the document if the message is the last message of the stream, otherwise None.
+        """Process the next message of the stream. Return the document if the message is the last one, otherwise None.
 
         Raises:
             ProtocolError: the message is invalid or the document exceeds the size limit.

@@ -2,9 +2,10 @@
 snapline's own errors.
 
 Hosts use an `Attend` stream instead (`agent_runtime/`). Hosts and tools use `ReplicaChoice` to choose which replica to call next.
-`ReplicaChoice` does no I/O. A replica that is not the leader returns the leader's internal address. The leader's internal address may be
-unreachable from another network, although the leader's configured address is reachable. The client therefore calls the returned address
-first. If the returned address does not reply, the client first calls each configured address before it calls the returned address again.
+`ReplicaChoice` does no I/O. A replica that is not the leader returns the leader's internal address. This address may be unreachable
+from another network (because of a forwarded port or an internal name), although the leader's configured address is reachable. So the client
+calls the returned address first. If this address does not reply, the client calls each configured address before it calls the returned
+address again.
 """
 
 import asyncio
@@ -293,7 +294,7 @@ class CoordinatorClient:
         return document_of(await self._call("TransferLeader", timeout_s, to=to, only_from=only_from))
 
     async def end_replica(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Make a replica's process exit, whose supervisor then restarts it.
+        """Make a replica exit. Its supervisor restarts it.
 
         Raises:
             NotFoundError: no replica has this name.
@@ -390,7 +391,7 @@ class CoordinatorClient:
         return reply
 
     async def check_token(self, digest: bytes, timeout_s: float = TIMEOUT_S) -> CheckTokenReply:
-        """For a host, return the name and role of the bearer of the token with this digest."""
+        """Return the name and role of the bearer of the token with this digest. Hosts call this method."""
         reply: CheckTokenReply = await self._call("CheckToken", timeout_s, digest=digest)
         return reply
 

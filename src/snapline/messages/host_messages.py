@@ -436,7 +436,7 @@ class HostLog(msgspec.Struct, frozen=True, gc=False):
 class Plan(Directive, frozen=True, gc=False):
     """A recovery plan. `logs` contains logs of earlier plans, if hosts may still write to them or they contain a known batch.
 
-    Inputs that were logged after the recovery line are dropped if their log belongs to a plan with a number below `drop_before`.
+    Inputs beyond the recovery line are dropped if they are in the log of a plan whose number is below `drop_before`.
     """
 
     number: int
@@ -510,7 +510,7 @@ class LogOpened(Directive, frozen=True, gc=False):
     """Confirmation that a log is open. All later plans inform the hosts about this log.
 
     Attributes:
-        certificate: the coordinator's signature of the host's key for this log; empty if batches are not signed.
+        certificate: the coordinator's signature over the host's key for this log; empty if batches are not signed.
         newest: number of a batch that, from now on, the coordinator knows to be in the log.
     """
 

@@ -45,8 +45,8 @@ def _processes() -> set[int]:
 def _uses_folder(folder: str, process: Path) -> bool:
     """Return whether a process uses the folder.
 
-    Checking the command line alone is not sufficient, because Ray's workers change their command lines. Therefore also check whether the
-    process has a file in the folder open.
+    Checking the command line alone is not sufficient, because Ray's workers change their command lines. Their output, however, goes to
+    a file in the folder, so also check whether the process has a file in the folder open.
     """
     try:
         if folder.encode() in (process / "cmdline").read_bytes():
