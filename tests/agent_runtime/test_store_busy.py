@@ -161,7 +161,7 @@ def with_slow_store(monkeypatch: pytest.MonkeyPatch) -> list[Host]:
     "seeds", [range(3, 5), pytest.param(range(5, 40), marks=pytest.mark.slow)], ids=["few", "many"]
 )
 @pytest.mark.parametrize(
-    "protocol", ["bcs", *[pytest.param(each, marks=pytest.mark.slow) for each in (UNCOORDINATED, "fdas", "cas")]]
+    "protocol", [UNCOORDINATED, "bcs", *[pytest.param(each, marks=pytest.mark.slow) for each in ("fdas", "cas")]]
 )
 def test_lines_stay_consistent_and_recovery_exact(protocol: str, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     told = with_slow_store(monkeypatch)

@@ -16,8 +16,8 @@ from snapline.sim.run import run
 from snapline.sim.scenario import FaultPart, FleetPart, RunPart, Scenario, TriggerPart
 from snapline.sim.workloads import Workload
 
-KIDS = 150
-AGENTS_MAX = 100
+KIDS = 260
+AGENTS_MAX = 160
 """Of the fleet, in place of 20,000: less than all that ever live in it."""
 
 

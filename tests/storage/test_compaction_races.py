@@ -122,7 +122,7 @@ def test_others_at_each_single_call_of_a_compaction_lose_nothing(act: Callable[[
 
 @pytest.mark.parametrize("act", ACTS)
 def test_others_at_every_call_of_a_compaction_lose_nothing(act: Callable[[World], object]) -> None:
-    assert at_every_call(World.compact, act, step=5) > 50
+    assert at_every_call(World.compact, act) > 50
 
 
 @pytest.mark.parametrize("ours", [commit_over, sweep_late, delete_late])
