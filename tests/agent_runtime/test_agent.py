@@ -124,6 +124,18 @@ def test_a_type_in_a_union_and_alone_is_handled_twice() -> None:
     assert "handles Pong twice, in one and two: keep one" in refused(Twice)
 
 
+def test_a_class_is_looked_over_once() -> None:
+    assert agent_type(Good) is agent_type(Good)
+
+
+def test_the_state_may_be_an_inherited_or_plain_type() -> None:
+    class Plain(snapline.Agent):
+        state: dict[str, int]
+
+    assert agent_type(Heir).state_type is Counter
+    assert agent_type(Plain).state_fields == {"": "dict[str, int]"}
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +199,18 @@ def test_generators_are_no_handlers() -> None:
     for agent_class in (Yields, YieldsAsync):
         assert "on_ping must not yield" in refused(agent_class)
     assert "on_start must not yield" in refused(Starts)
+
+
+def test_two_handlers_for_one_type_are_refused_by_name() -> None:
+    class Twice(snapline.Agent):
+        @snapline.handler
+        async def one(self, message: Ping, ctx: snapline.Context) -> None: ...
+
+        @snapline.handler
+        async def two(self, message: Ping, ctx: snapline.Context) -> None: ...
+
+    text = refused(Twice)
+    assert "handles Ping twice, in one and two: keep one" in text
 
 
 def test_annotations_that_cannot_be_read_are_named() -> None:
@@ -257,6 +281,10 @@ async def _numbers() -> AsyncIterator[int]:
     yield 1
 
 
+async def _calls() -> int:
+    return len([number for number in range(3)])
+
+
 async def _nested_only() -> Callable[[], Awaitable[None]]:
     async def inner() -> None:
         await _nothing()
@@ -277,8 +305,21 @@ async def _lambda_only() -> object:
     return lambda: _nothing()
 
 
+async def _defines_an_async_class() -> object:
+    class Inner:
+        async def run(self) -> None:
+            await _nothing()
+
+    return Inner
+
+
 async def _awaits() -> None:
     await _nothing()
+
+
+async def _awaits_in_a_branch() -> None:
+    if len("") > 1:
+        await _nothing()
 
 
 async def _async_with() -> None:
@@ -295,12 +336,30 @@ async def _async_comprehension() -> list[int]:
     return [number async for number in _numbers()]
 
 
+async def _awaiting_comprehension() -> list[int]:
+    return [await _nothing() for _ in range(2)]
+
+
+async def _awaiting_condition() -> set[int]:
+    return {number for number in range(2) if await _nothing() == 0}
+
+
 async def _nested_comprehensions() -> list[list[int]]:
     return [[await _nothing() for _ in range(2)] for _ in range(2)]
 
 
-STRAIGHT = (_nothing, _nested_only, _nested_comprehension_only, _lambda_only)
-WAITING = (_awaits, _async_with, _async_for, _async_comprehension, _nested_comprehensions)
+async def _awaits_in_finally() -> None:
+    try:
+        _numbers()
+    finally:
+        await _nothing()
+
+
+STRAIGHT = (_nothing, _calls, _nested_only, _nested_comprehension_only, _lambda_only, _defines_an_async_class)
+WAITING = (
+    *(_awaits, _awaits_in_a_branch, _async_with, _async_for, _async_comprehension, _awaiting_comprehension),
+    *(_awaiting_condition, _nested_comprehensions, _awaits_in_finally),
+)
 
 
 @pytest.mark.parametrize("function", STRAIGHT, ids=lambda function: function.__name__)

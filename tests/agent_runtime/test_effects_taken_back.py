@@ -108,7 +108,7 @@ def test_what_was_undone_since_is_done_anew_if_its_turn_comes_again(seed: int) -
     assert all(key.endswith("#2") for key, _ in world.service.does[4:])
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(("entries", "anew"), [(0, ["order", "seat"]), (1, ["seat"])])
 def test_what_stood_open_in_the_snapshot_and_was_undone_since_is_done_anew(
     entries: int, anew: list[str], seed: int
@@ -119,7 +119,7 @@ def test_what_stood_open_in_the_snapshot_and_was_undone_since_is_done_anew(
     assert take_back(world, line, crashes=seed % 4) == anew
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(10))
 def test_what_was_done_since_and_stands_is_not_done_anew(seed: int) -> None:
     Code.is_mended = True
     world = run(seed)
@@ -127,7 +127,7 @@ def test_what_was_done_since_and_stands_is_not_done_anew(seed: int) -> None:
     assert take_back(world, b"", crashes=seed % 4) == []
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_fleet_that_is_taken_back_twice_goes_on_counting(seed: int) -> None:
     world = run(seed)
     take_back(world, b"")
@@ -140,7 +140,7 @@ def test_a_fleet_that_is_taken_back_twice_goes_on_counting(seed: int) -> None:
     assert all(key.endswith("#3") for key, _ in world.service.does[8:])
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(10))
 def test_what_was_undone_since_is_not_undone_again(seed: int) -> None:
     """Though the snapshot has it as done, and the turn that did it fails again; and the service knows no keys."""
     line = lines_by_entries(seed)[1]

@@ -105,20 +105,27 @@ def test_odd_arrays_come_back_whole(array: Any) -> None:
 
 
 def test_state_arrays_may_be_written_and_message_arrays_may_not() -> None:
-    payload, message = encode_body(Holder(np.zeros(3))), through_message(np.zeros(3))
-    first, second = (decoder_of(Holder).decode(payload).array for _ in range(2))
-    first += 1
-    assert first.sum() == 3 and second.sum() == 0
+    state, message = through_state(np.zeros(3)), through_message(np.zeros(3))
+    state += 1
+    assert state.sum() == 3
     with pytest.raises(ValueError, match="read-only"):
         message += 1
 
 
-def test_arrays_inside_containers_come_back() -> None:
+def test_arrays_of_one_state_share_no_memory() -> None:
+    one = through_state(np.zeros(3))
+    payload = encode_body(Holder(one))
+    first, second = (decoder_of(Holder).decode(payload).array for _ in range(2))
+    assert not np.shares_memory(first, second)
+
+
+@pytest.mark.parametrize("memory_order", ["C", "F"])
+def test_arrays_inside_containers_come_back(memory_order: Any) -> None:
     class Nested(msgspec.Struct):
         layers: dict[str, list[np.ndarray]]
         last: np.ndarray | None
 
-    made = Nested({"a": [np.ones((2, 3))], "b": []}, None)
+    made = Nested({"a": [np.ones((2, 3), order=memory_order)], "b": []}, None)
     back = decoder_of(Nested).decode(encode_body(made))
     assert back.last is None and back.layers["b"] == [] and same(back.layers["a"][0], np.ones((2, 3)))
 
@@ -197,10 +204,20 @@ def test_dataclasses_and_structs_come_back_equal(made: Branch) -> None:
     assert decoder_of(Branch).decode(encode_body(made)) == made
     name, body = split_message(encode_message(made))
     assert name == "Branch" and message_decoder(Branch).decode(body) == made
-    shown = plain(encode_body(made))
-    assert isinstance(shown, dict) and list(shown) == ["leaves", "by_name", "pair", "raw", "places"], (
-        "without its classes"
-    )
+
+
+@settings(deadline=None)
+@given(branches)
+def test_encoding_copies(made: Branch) -> None:
+    """`ctx.send` encodes at once: the sender may go on changing its objects."""
+    payload = encode_message(made)
+    before = dataclasses.replace(made, leaves=list(made.leaves))
+    made.leaves.append(Leaf("later", 0.0))
+    assert message_decoder(Branch).decode(split_message(payload)[1]) == before
+
+
+def test_a_state_of_a_plain_container_comes_back() -> None:
+    assert decoder_of(dict[str, int]).decode(encode_body({"a": 1})) == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -298,3 +315,10 @@ def test_plain_shows_the_first_values_of_an_array(array: Any, values: object) ->
 
 def test_plain_describes_what_it_does_not_know() -> None:
     assert plain(msgspec.msgpack.encode(msgspec.msgpack.Ext(9, b"abc"))) == "<extension 9, 3 bytes>"
+
+
+@settings(deadline=None)
+@given(branches)
+def test_plain_reads_every_state_without_its_classes(made: Branch) -> None:
+    shown = plain(encode_body(made))
+    assert isinstance(shown, dict) and list(shown) == ["leaves", "by_name", "pair", "raw", "places"]

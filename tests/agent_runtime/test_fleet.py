@@ -90,6 +90,11 @@ def test_wrong_definitions_are_refused_in_one_sentence(wrong: Callable[[], objec
     assert "\n" not in str(caught.value)
 
 
+def test_the_period_is_that_of_the_trigger() -> None:
+    assert fleet(triggers=[snapline.Every(seconds=0.3)]).period_ns == 300_000_000
+    assert fleet().period_ns == 0
+
+
 # ---- making agents --------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +201,7 @@ def test_the_digest_is_the_same_in_every_process(tmp_path: Path) -> None:
             text=True,
             timeout=60,
         ).stdout
-        for seed in ("1", "2")
+        for seed in ("1", "2", "3")
     }
     assert len(digests) == 1 and re.fullmatch(r"[0-9a-f]{64}\n", digests.pop())
 

@@ -53,13 +53,8 @@ def fork():
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "where"),
-    [
-        (signal.SIGTERM, "signalled({0}, fork)"),
-        (signal.SIGINT, "await asyncio.to_thread(signalled, {0}, fork)"),
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("where", ["signalled({0}, fork)", "await asyncio.to_thread(signalled, {0}, fork)"])
 def test_a_signal_for_a_child_ends_the_child_and_no_other(number: signal.Signals, where: str) -> None:
     result = played(SIGNALLED + "result = os.WIFSIGNALED(" + where.format(int(number)) + ")")
     assert result == "[] True"

@@ -30,7 +30,7 @@ def test_exactly_once_in_order_under_cuts_losses_and_doubles(seed: int) -> None:
     assert world.attempt > 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6))
 def test_large_messages_and_parts_survive_the_same(seed: int) -> None:
     run(seed, work=Workload(messages=60, large_share=0.2, markers=10))
 

@@ -162,7 +162,7 @@ def test_random_rounds_find_the_mutant(mutant: Patch, monkeypatch: pytest.Monkey
 def test_a_plan_without_a_freeze_loses_what_survives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Freezing, "ask", lambda self: True)
     with pytest.raises(AssertionError):
-        test_lines.test_survivors_keep_their_live_states()
+        test_lines.test_survivors_keep_their_live_states("uncoordinated")
 
 
 def only_who_hears_it_is_thawed(patch: pytest.MonkeyPatch) -> None:

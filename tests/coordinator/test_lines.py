@@ -218,9 +218,10 @@ def test_a_sweep_spares_an_epoch_whose_beginning_is_still_on_its_way() -> None:
     assert 1 in world.manifests and 1 in world.refs
 
 
-def test_survivors_keep_their_live_states() -> None:
+@pytest.mark.parametrize("protocol", ["uncoordinated", "fdas"])
+def test_survivors_keep_their_live_states(protocol: str) -> None:
     """Nobody sends: each agent is alone, so only those of the lost host go back."""
-    world = running(hosts=3, agents=6)
+    world = running(protocol, hosts=3, agents=6)
     world.wire = collections.defaultdict(int)
     for host in world.hosts.values():
         host.peers = {}
@@ -238,6 +239,17 @@ def test_survivors_keep_their_live_states() -> None:
     assert plan.rolled_back == len(lost) == 2
     line = world.content[plan.line_epoch]
     assert all(line[agent].number >= numbers[agent] for agent in numbers if agent not in lost)
+
+
+def test_a_second_loss_meanwhile_begins_anew_and_ends_well() -> None:
+    for seed in range(10):
+        world = running(seed=seed, hosts=3, agents=6)
+        world.run(1)
+        world.kill_host("h1")
+        world.run(1 + seed * 0.25)
+        world.kill_host("h2")
+        world.after(SECOND, functools.partial(_start, world, "h2"))
+        assert world.run(20, lambda w=world: w.is_running() and w.state.plan_number > 1), f"seed {seed}"  # type: ignore[misc]
 
 
 def test_logs_that_outgrow_their_limit_freeze_the_fleet_once_and_thaw_it() -> None:
@@ -259,7 +271,7 @@ def test_logs_that_outgrow_their_limit_freeze_the_fleet_once_and_thaw_it() -> No
 
     for host in world.hosts.values():
         host.step = functools.partial(ping, host)  # type: ignore[method-assign]
-    world.run(20)
+    world.run(60)
     triggers = [x.trigger for x in world.state.image.epochs.values()]
     assert "log" in triggers and any("does not advance" in note for note in world.notes)
     assert all(not host.frozen for host in world.hosts.values())
@@ -367,7 +379,7 @@ def test_many_agents_that_fail_a_few_times_each_do_not_end_the_fleet() -> None:
 
 def test_the_line_for_a_failure_is_computed_with_live_states() -> None:
     """Frozen in the test's sense: nobody moves, so the answer is exact, and compared with the orphan fix-point."""
-    for seed in range(8):
+    for seed in range(20):
         world = running(seed=seed, hosts=2, agents=5)
         world.run(2)
         stop_turns(world)

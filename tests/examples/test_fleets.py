@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -133,15 +134,14 @@ class MemoryRun:
                 return
 
 
-@pytest.fixture(scope="module")
-def graph_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture
+def graph_file(tmp_path: Path) -> str:
     """Thirty modules, tangled, the last five without imports."""
     source = random.Random(4)
     imports = [sorted(source.sample([other for other in range(30) if other != module], 3)) for module in range(25)]
     graph = ImportGraph(modules=[f"m{index:02}" for index in range(30)], imports=[*imports, *([[]] * 5)], unparsed=[])
-    file = tmp_path_factory.mktemp("graph") / "graph.json"
-    write_graph(graph, file)
-    return str(file)
+    write_graph(graph, tmp_path / "graph.json")
+    return str(tmp_path / "graph.json")
 
 
 def small_pagerank(graph_file: str, **arguments: str) -> snapline.Fleet:
@@ -153,24 +153,23 @@ def problem_of(graph: ImportGraph) -> Problem:
     return Problem(imports=graph.imports, seeds=seeds, shards=5, batch=4, part=2, rounds=rounds_for(1e-8))
 
 
-@pytest.fixture(scope="module")
-def finished(graph_file: str) -> MemoryRun:
-    """A run to its end, every unit of which is accounted for at every cut."""
-    run = MemoryRun(small_pagerank(graph_file), seed=1)
+@pytest.mark.parametrize("seed", range(3))
+def test_pagerank_accounts_for_every_unit_at_every_cut(graph_file: str, seed: int) -> None:
     fractions = []
-    for cut in run.cuts(every=50):
+    for cut in MemoryRun(small_pagerank(graph_file), seed).cuts(every=50):
         account = pagerank.account(cut)
         assert account.is_exact, account
         fractions.append(account.in_transit_fraction)
     assert fractions[0] == 0
     assert max(fractions) > 0.05
-    return run
 
 
-def test_pagerank_ends_within_its_bound_of_the_sequential_result(graph_file: str, finished: MemoryRun) -> None:
-    run, fleet = finished, small_pagerank(graph_file)
+def test_pagerank_ends_within_its_bound_of_the_sequential_result(graph_file: str) -> None:
+    run = MemoryRun(small_pagerank(graph_file), seed=1)
+    fleet = small_pagerank(graph_file)
     assert fleet.stop_when is not None
-    assert not fleet.stop_when(MemoryRun(fleet, seed=1).cut())
+    assert not fleet.stop_when(run.cut())
+    run.finish()
     assert fleet.stop_when(run.cut())
     graph = pagerank.load_graph(graph=graph_file)
     comparison = pagerank.compare(run.cut(), graph)
@@ -185,10 +184,10 @@ def test_pagerank_ends_within_its_bound_of_the_sequential_result(graph_file: str
 def test_pagerank_does_not_stop_while_mass_is_only_in_messages(graph_file: str) -> None:
     """All rounds pushed, one message under way: stopping there would drop it."""
     run = MemoryRun(small_pagerank(graph_file), seed=2)
-    while run.step():
-        states = {agent: made.state for agent, made in run.agents.items()}
-        if any(run.channels.values()) and pagerank.is_finished(MadeUpCut(states, ())):  # type: ignore[arg-type]  # read alike
-            assert not pagerank.is_finished(run.cut())
+    for cut in run.cuts(every=5):
+        all_is_pushed = pagerank.is_finished(MadeUpCut(cut.states, ()))  # type: ignore[arg-type]  # read alike
+        if all_is_pushed and cut.in_transit:
+            assert not pagerank.is_finished(cut)
             return
     pytest.fail("no such moment in this run")
 
@@ -239,7 +238,7 @@ def test_a_refused_message_leaves_the_shard_as_it_was(graph_file: str) -> None:
     assert msgspec.msgpack.encode(shard.state, enc_hook=lambda array: array.tolist()) == before
 
 
-def test_a_shard_saved_in_the_middle_goes_on_to_the_same_unit(graph_file: str, finished: MemoryRun) -> None:
+def test_a_shard_saved_in_the_middle_goes_on_to_the_same_unit(graph_file: str) -> None:
     """Every agent is encoded and decoded at some moment, as by a recovery; the result is that of another whole run."""
     run = MemoryRun(small_pagerank(graph_file), seed=5)
     for _ in range(300):
@@ -252,7 +251,9 @@ def test_a_shard_saved_in_the_middle_goes_on_to_the_same_unit(graph_file: str, f
     account = pagerank.account(run.cut())
     assert account.is_exact
     assert account.in_states == 6 * UNIT
-    assert (gather(pagerank.shard_states(run.cut())) == gather(pagerank.shard_states(finished.cut()))).all()
+    other = MemoryRun(small_pagerank(graph_file), seed=6)
+    other.finish()
+    assert (gather(pagerank.shard_states(run.cut())) == gather(pagerank.shard_states(other.cut()))).all()
 
 
 @pytest.mark.parametrize(

@@ -152,9 +152,7 @@ def ranks_of_one_shard(problem: Problem) -> Int64Array:
 @given(problem=problems(), seed=st.integers(0, 2**32), schedule=st.sampled_from(SCHEDULES))
 @settings(max_examples=60)
 @example(problem=Problem(imports=[[1], [0]] * 3, seeds=(0, 3), shards=6, batch=1, part=1, rounds=20), seed=0, schedule="near first")  # fmt: skip
-def test_every_schedule_keeps_every_unit_does_the_stated_work_and_ends_with_the_same_ranks(
-    problem: Problem, seed: int, schedule: str
-) -> None:
+def test_every_schedule_keeps_every_unit_and_does_the_stated_work(problem: Problem, seed: int, schedule: str) -> None:
     run = Run(problem, seed, schedule)
     for _ in range(100):
         assert run.units() == [UNIT] * len(problem.seeds)
@@ -165,6 +163,13 @@ def test_every_schedule_keeps_every_unit_does_the_stated_work_and_ends_with_the_
     assert run.units() == [UNIT] * len(problem.seeds)
     assert (run.pushes, run.messages) == (pushes_in_all(problem), messages_in_all(problem))
     assert all(is_settled(state, batch) for state in run.states for batch in batches_of(state))
+
+
+@given(problem=problems(), seed=st.integers(0, 2**32), schedule=st.sampled_from(SCHEDULES))
+@settings(max_examples=40)
+def test_every_schedule_ends_with_the_same_ranks_within_the_bound(problem: Problem, seed: int, schedule: str) -> None:
+    run = Run(problem, seed, schedule)
+    run.finish()
     assert (gather(run.states) == ranks_of_one_shard(problem)).all()
     left = np.sum([residuals_of(state) for state in run.states], axis=0).tolist()
     assert all(20**problem.rounds * units <= 17**problem.rounds * UNIT for units in left)

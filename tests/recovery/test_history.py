@@ -7,7 +7,7 @@ import pytest
 from tests.recovery.history_world import execute
 
 from snapline.errors import NotFoundError, ProtocolError, UsageError
-from snapline.recovery.dependency_history import AgentImage, CheckpointImage, FleetHistory, HistoryImage, Line
+from snapline.recovery.dependency_history import AgentImage, CheckpointImage, FleetHistory, HistoryImage, Line, LineCost
 from snapline.recovery.dependency_records import DependencyRecord
 
 MakeHistory = Callable[..., FleetHistory]
@@ -54,6 +54,7 @@ def play(history: FleetHistory, text: str) -> None:
 
 F5 = "a! a>b b! a>c c! b>d c>d d! a>b a>c b>d c>d"
 F6 = "a>b b! a>c c! b>d c>d d! a>b a>c b>d c>d"
+F8 = "b>d c>d d! a>c c! a>b b! a! b>d c>d d! a>c c! a>b b! a! b>d c>d d! a>c c! a>b b! a! a>b a>c b>d c>d"
 F10 = "b>d c>d d! a>c c! a>b b! a! b>d c>d d! a>c c! a>b b! a>b a>c b>d c>d"
 L1 = "a>b b! b>c c! a>b b>c"
 
@@ -87,6 +88,24 @@ def test_the_vectors(make: MakeHistory, failed: str, line: str, text: str) -> No
 
 
 # -- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_agent_has_checkpoint_0(make: MakeHistory) -> None:
+    history = make("a")
+    history.join("b")
+    history.join("b")
+    assert history.total_line() == {"a": 0, "b": 0}
+    assert history.record_of("b", 0) == DependencyRecord({}, {})
+
+
+def test_a_record_holds_the_counts_of_channels_that_did_not_change(make: MakeHistory) -> None:
+    history = make("a", "b", "c")
+    history.add("a", 1, {"b": 2}, {"c": 1})
+    history.add("a", 2, {"c": 1}, {})
+    history.add("a", 3, {"b": 5}, {})
+    assert history.record_of("a", 1) == DependencyRecord({"b": 2}, {"c": 1})
+    assert history.record_of("a", 2) == DependencyRecord({"b": 2, "c": 1}, {"c": 1})
+    assert history.record_of("a", 3) == DependencyRecord({"b": 5, "c": 1}, {"c": 1})
 
 
 def test_a_repeat_changes_nothing(make: MakeHistory) -> None:
@@ -171,6 +190,27 @@ def test_a_live_state_never_makes_orphans(make: MakeHistory) -> None:
 # -- what follows -----------------------------------------------------------------------------------------------------
 
 
+def test_in_transit_needs_an_end_that_goes_back(make: MakeHistory) -> None:
+    history = make("a", "b", "c")
+    history.add("a", 1, {"b": 4}, {})
+    history.report_live("a", {}, {"b": 5, "c": 2})
+    history.report_live("b", {"a": 3})
+    assert history.in_transit(Line({"a": None, "b": None, "c": 0})) == {("a", "c"): range(1, 3)}
+    assert history.in_transit(Line({"a": 1, "b": None, "c": None})) == {("a", "b"): range(4, 5)}
+    assert history.in_transit(Line({"a": None, "b": 0, "c": None})) == {("a", "b"): range(1, 6)}
+    assert history.in_transit(Line({"a": None, "b": None, "c": None})) == {}
+
+
+def test_the_cost_of_a_line(make: MakeHistory) -> None:
+    history = make("a", "b", "c")
+    for number in range(1, 4):
+        history.add("a", number, {}, {}, turns=10 * number)
+        history.add("b", number, {}, {})
+    history.report_live("a", {}, turns=34)
+    assert history.cost(Line({"a": 2, "b": 1, "c": None})) == LineCost({"a": 1, "b": 2}, {"a": 14})
+    assert history.cost(Line({"a": 3})) == LineCost({"a": 0}, {"a": 4})
+
+
 def test_a_checkpoint_behind_a_live_state_still_being_written_may_be_needed(make: MakeHistory) -> None:
     """b's live state lies behind its checkpoint 1, which nobody knows yet. Then a's 1 seems useless: b is known to have
     received what a sent after it, before what a received before it was sent. With b's 1 known, it is on the line."""
@@ -213,6 +253,18 @@ def test_what_is_needed_cannot_be_forgotten(make: MakeHistory) -> None:
     for number in (0, 1, 2):
         with pytest.raises(UsageError, match=f"checkpoint {number} of a is not obsolete"):
             history.forget("a", [number])
+
+
+def test_after_a_rollback_numbers_are_used_again(make: MakeHistory) -> None:
+    history = make("a", "b")
+    history.add("a", 1, {"b": 1}, {})
+    history.add("a", 2, {"b": 9}, {})
+    history.report_live("a", {"b": 4})
+    history.report_live("b", {"a": 1})
+    history.roll_back(Line({"a": 1, "b": None}))
+    history.add("a", 2, {"b": 3}, {"b": 1})
+    assert history.record_of("a", 2) == DependencyRecord({"b": 3}, {"b": 1})
+    assert history.line(["b"]).checkpoints == {"a": 1, "b": 0}, "b's live report stands; it never sent what a received"
 
 
 def test_a_line_that_does_not_exist_is_refused_and_nothing_changes(make: MakeHistory) -> None:
@@ -290,7 +342,7 @@ class Traffic:
 
 
 @pytest.mark.parametrize("is_domino", [True, False])
-@pytest.mark.parametrize("seed", range(1))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_total_line_kept_up_to_date_is_the_one_computed_anew(seed: int, is_domino: bool) -> None:
     """Larger fleets than the oracles can check, where reasons to be blocked form deep forests."""
     traffic = Traffic(Random(seed), 12)

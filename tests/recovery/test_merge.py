@@ -178,8 +178,7 @@ def check_equal(world: FleetWorld, merged: Merged) -> Trace:
     return got
 
 
-PROTOCOLS = (CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED, "hmnr")
-"""Hosts under the other rules write the same lines as under `hmnr`."""
+PROTOCOLS = (CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED, "bcs", "hmnr", "fdas")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

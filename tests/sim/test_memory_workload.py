@@ -33,7 +33,7 @@ def play(text: str, seed: int) -> Result:
     return run(draw(parse_scenario(text, source="here"), seed), seed)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 30))])
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 30))])
 @pytest.mark.parametrize("protocol", ["chandy-lamport", "koo-toueg", "bcs"])
 def test_what_is_remembered_survives(protocol: str, seed: int) -> None:
     result = play(TEMPLATE.format(protocol=protocol), seed)

@@ -30,9 +30,7 @@ SEEDS = range(100)
 @pytest.mark.parametrize(
     ("count", "seeds"),
     [
-        (1, range(20)),
-        (3, SEEDS),
-        (5, range(50)),
+        *((count, SEEDS) for count in (1, 3, 5)),
         *(pytest.param(count, range(1_000, 2_500), marks=pytest.mark.slow) for count in (1, 3, 5)),
     ],
 )
@@ -358,5 +356,5 @@ MUTANTS: tuple[type[SimulatedLog | RaftModel], ...] = (
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_mutant_is_found_where_the_model_is_not(mutant: type[SimulatedLog | RaftModel]) -> None:
-    """The model passes all of these seeds, as the first test shows."""
-    assert any(World(seed, kind=mutant).run() for seed in SEEDS)
+    seed = next(seed for seed in range(200) if World(seed, kind=mutant).run())
+    assert World(seed).run() == []

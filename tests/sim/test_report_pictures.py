@@ -90,7 +90,7 @@ def replayed(recording: Recording) -> dict[str, str]:
 
 
 @given(operations)
-@settings(few, max_examples=150)
+@settings(few, max_examples=300)
 def test_every_message_is_drawn_once_and_is_what_a_replay_says(steps: list[Operation]) -> None:
     recording = Fleet().run(steps)
     svg = draw_run(recording, result_of(recording))

@@ -1,11 +1,14 @@
 """Scenario scripts: those of tests/scenarios hold, traces are renewed exactly, a wrong command gets one sentence."""
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from snapline.errors import UsageError
 from snapline.protocols.dependency_vector import FdasRule
@@ -15,7 +18,6 @@ from snapline.protocols.epoch_stamped import Event as EpochEvent
 from snapline.protocols.index_based import BcsRule, HmnrRule
 from snapline.protocols.koo_toueg import KooTouegCore
 from snapline.protocols.names import PROTOCOLS
-from snapline.protocols.rules import RULES
 from snapline.recovery.trace import MessageReceived, MessageSent
 from snapline.sim.explorer.chandy_lamport import ChandyLamportCore
 from snapline.sim.explorer.chandy_lamport import Command as MarkerCommand
@@ -168,6 +170,10 @@ def test_the_books_find_an_orphan_that_the_coordinator_is_not_told_of(monkeypatc
 # -- rewriting --------------------------------------------------------------------------------------------------------
 
 
+def test_a_script_without_a_trace_gets_one() -> None:
+    assert run_script(EXAMPLE.partition("----")[0]) == EXAMPLE
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_rewriting_is_idempotent_and_needs_nothing_of_the_old_traces(path: Path) -> None:
     text = path.read_text()
@@ -200,6 +206,21 @@ def test_a_corrupted_trace_gives_a_readable_difference(tmp_path: Path) -> None:
     assert check_script(path) == "" and not rewrite_script(path)
 
 
+@given(st.data())
+def test_any_change_of_a_trace_is_found(data: st.DataObject) -> None:
+    lines = EXAMPLE.splitlines()
+    place = data.draw(st.integers(lines.index("----") + 1, len(lines) - 1))
+    match data.draw(st.sampled_from(("drop", "double", "change"))):
+        case "drop":
+            del lines[place]
+        case "double":
+            lines.insert(place, lines[place])
+        case _:
+            lines[place] = lines[place].replace(":", ": ", 1)
+    text = "\n".join(lines) + "\n"
+    assert run_script(text) == EXAMPLE != text
+
+
 # -- any script: the books agree with the cores -----------------------------------------------------------------------
 
 STEPS = {
@@ -221,7 +242,6 @@ STEPS = {
 """Commands and their weights; what cannot be done just then is refused."""
 
 RUNS_PER_PROTOCOL, STEPS_PER_RUN = 12, 400
-"""Half as many runs of rules that force: they differ in that alone."""
 
 
 class RandomScript:
@@ -272,7 +292,7 @@ class RandomScript:
 def test_whatever_a_script_does_its_cuts_are_right_and_every_message_takes_effect_once(protocol: str) -> None:
     """And a command that is refused changes nothing: the script without it gives the same trace."""
     said = ""
-    for seed in range(RUNS_PER_PROTOCOL // (2 if protocol in RULES else 1)):
+    for seed in range(RUNS_PER_PROTOCOL):
         script = RandomScript(protocol, seed)
         script.grow()
         script.drain()
@@ -383,6 +403,23 @@ def test_a_wrong_command_gives_one_sentence_with_its_line(text: str) -> None:
     sentence = str(caught.value)
     assert WRONG[text] in sentence
     assert re.match(r"line \d+: ", sentence) and "\n" not in sentence and not sentence.endswith(".")
+
+
+def test_every_error_of_the_script_package_is_expected_above() -> None:
+    """`command.error("…` and its kin, by the words around what is filled in."""
+    folder = Path(__file__).resolve().parents[2] / "sim" / "script"
+    raised = "\n".join(WRONG.values())
+    missing = []
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "error":
+                words = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                texts = [
+                    word.strip(" :'`").partition(":")[0] for word in words if isinstance(word, str) and len(word) > 8
+                ]
+                if texts and not any(text in raised for text in texts):
+                    missing.append(f"{path.name}:{node.lineno} {texts}")
+    assert not missing, "\n".join(missing)
 
 
 def test_a_timeout_frees_a_blocked_agent() -> None:

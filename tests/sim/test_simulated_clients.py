@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import snapline
+from snapline.client.core import ClientCore
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.faults.fault_kinds import CrashFault
 from snapline.sim.run import run
@@ -16,7 +17,6 @@ from snapline.sim.scenario import (
     ClientsPart,
     FaultPart,
     FleetPart,
-    LivenessPart,
     PatternPart,
     RunPart,
     Scenario,
@@ -38,6 +38,14 @@ def scenario_of(pattern: str, *, crashes: tuple[str, ...] = ()) -> Scenario:
         fault=[FaultPart(crash=CrashFault(at=at, restart_after="200ms")) for at in crashes],
         run=RunPart(until="3s"),
     )
+
+
+def test_each_client_drives_a_core_of_the_product() -> None:
+    worlds: list[World] = []
+    result = run(scenario_of("bank"), 1, on_world=worlds.append)
+    assert result.verdict == "pass", result
+    cores = [client.core for client in worlds[0].clients._all]
+    assert len(cores) == 3 and all(type(core) is ClientCore for core in cores)
 
 
 def test_programs_hear_of_receipts_doubts_and_refusals() -> None:
@@ -81,17 +89,13 @@ def test_agents_are_spoken_to_that_were_created_meanwhile_or_have_stopped() -> N
     assert [agent for agent in spoken if "-" in agent], "no lodger was spoken to"
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_input_begins_a_durable_turn_which_recoveries_go_on_with_and_a_record_repeats(seed: int) -> None:
-    scenario = scenario_of("stepping", crashes=("200ms", "500ms", "900ms"))
-    choices = RandomChoices(seed, is_recording=True)
-    first = run(scenario, seed, choices)
-    assert first.verdict == "pass", (first.violations, first.pending)
-    for probe in ("durable turn run again", "step found in a log", "ask replied"):
-        assert first.probes[probe], probe
-    assert choices.record is not None
-    again = run(scenario, seed, RecordedChoices(choices.record))
-    assert (again.trace_hash, again.probes) == (first.trace_hash, first.probes)
+def test_an_input_begins_a_durable_turn_which_recoveries_go_on_with() -> None:
+    probes: Counter[str] = Counter()
+    for seed in range(2):
+        result = run(scenario_of("stepping", crashes=("200ms", "500ms", "900ms")), seed)
+        assert result.verdict == "pass", (seed, result.violations, result.pending)
+        probes.update(result.probes)
+    assert probes["durable turn run again"] and probes["step found in a log"] and probes["ask replied"]
 
 
 def test_patterns_say_themselves_whether_they_take_inputs() -> None:
@@ -106,10 +110,21 @@ def test_inputs_for_a_pattern_that_takes_none_are_not_waited_for() -> None:
     assert not [name for name in result.probes if name.startswith("send")]
 
 
+@pytest.mark.parametrize(
+    "pattern", ["stepping", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bank", "spawning"))]
+)
+def test_a_recorded_run_with_clients_repeats(pattern: str) -> None:
+    scenario = scenario_of(pattern, crashes=("400ms",))
+    choices = RandomChoices(5, is_recording=True)
+    first = run(scenario, 5, choices)
+    assert choices.record is not None
+    again = run(scenario, 5, RecordedChoices(choices.record))
+    assert (again.trace_hash, again.probes) == (first.trace_hash, first.probes)
+
+
 def test_a_client_that_waits_for_a_silent_host_is_deserted() -> None:
     """A liveness oracle: with all whole, whoever has no word on an input for half the time says so."""
-    patient, clients = LivenessPart(within="8s"), msgspec.structs.replace(GIVING, asks=False)
-    impatient = msgspec.structs.replace(scenario_of("bank"), clients=clients, liveness=patient)
+    impatient = msgspec.structs.replace(scenario_of("bank"), clients=msgspec.structs.replace(GIVING, asks=False))
     worlds: list[World] = []
 
     def deafen(world: World) -> None:

@@ -24,7 +24,7 @@ from snapline.sim.world.recording import Recording
 
 SECOND = 1_000_000_000
 THREE_TIMEOUTS_NS = 3 * CUT_NS
-LASTS_S = 24
+LASTS_S = 30
 PROTOCOLS = ("chandy-lamport", "bcs", "koo-toueg")
 NEVER_NS = 10**18
 
@@ -40,7 +40,7 @@ def play(
     faults: list[FaultPart], protocol: str = "chandy-lamport", *, hosts: int = 3, coordinators: int = 1, seed: int = 1
 ) -> tuple[Result, Recording]:
     """Some seconds of work, and faults in their midst."""
-    pattern = PatternPart(name="random", messages=400, rate_per_s=100.0)
+    pattern = PatternPart(name="random", messages=700, rate_per_s=100.0)
     scenario = Scenario(
         fleet=FleetPart(
             agents=2 * hosts,

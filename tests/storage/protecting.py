@@ -1,8 +1,10 @@
 """An encrypted store on a simulated disk, for the tests of encryption, keys and rotation."""
 
+from collections.abc import Callable
+
 import msgspec
 from tests.storage.making import seeded_bytes
-from tests.storage.simulated_disk import Inode, SimulatedDisk
+from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import canonical, seal
@@ -51,6 +53,34 @@ def forge(disk: SimulatedDisk, path: str, **fields: object) -> None:
     put_file(disk, path, seal(KEYS_KIND, canonical.encode(body | fields)))
 
 
+def run_at_every_call(
+    disk_of: Callable[[], SimulatedDisk],
+    ours: Callable[[SimulatedDisk], None],
+    act: Callable[[SimulatedDisk], None],
+    check: Callable[[SimulatedDisk], None],
+) -> int:
+    """Run `act` of another process once, before the n-th call of ours, for every n; return how many calls there are."""
+    for moment in range(1000):
+        disk = disk_of()
+        count = 0
+
+        def on_call(name: str, disk: SimulatedDisk = disk, moment: int = moment) -> None:
+            nonlocal count
+            count += 1
+            if count == moment + 1:
+                disk.on_call = lambda name: None
+                act(disk)
+                disk.on_call = on_call
+
+        disk.on_call = on_call
+        ours(disk)
+        disk.on_call = lambda name: None
+        if count <= moment:
+            return moment
+        check(disk)
+    raise AssertionError("too many calls")
+
+
 class Life:
     """A writer's first packs; knows which keys it was promised."""
 
@@ -68,10 +98,6 @@ class Life:
                 sealed = cipher.seal(0, CONTEXT, b"state")
                 self.sealed.append((cipher.key_id, pack_id, sealed, made.digest(b"state")))
 
-    @property
-    def promises(self) -> int:
-        return len(self.sealed)
-
     def check(self, image: SimulatedDisk, keys: Keys = OLD) -> None:
         """Whatever a pack may have been written with is there, and the next writer goes on."""
         made = load(image, keys, seed=7)
@@ -79,3 +105,25 @@ class Life:
             assert made.open_pack(key_id, pack_id).open(0, CONTEXT, sealed) == b"state"
             assert made.digest(b"state") == digest
         made.begin_pack("h9.1", "9" * 32)
+
+
+def crash_everywhere(
+    life_of: Callable[[SimulatedDisk], Life], run: Callable[[Life], None], check: Callable[[Life, SimulatedDisk], None]
+) -> int:
+    """Crash before each call, and check every image that may be left; return how many there were."""
+    images = 0
+    for moment in range(1000):
+        disk = make_disk()
+        life = life_of(disk)
+        disk.crash_after = len(disk.calls) + moment
+        try:
+            run(life)
+        except SimulatedCrashError:
+            pass
+        else:
+            assert moment > 8
+            return images
+        for image in disk.images():
+            images += 1
+            check(life, image)
+    raise AssertionError("too many calls")

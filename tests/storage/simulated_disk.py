@@ -8,12 +8,10 @@ It does not share the store's assumptions: it knows inodes, directories and whic
 - a path is there only if each directory on the way is.
 """
 
-import contextlib
 import errno
 import itertools
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer
@@ -159,12 +157,6 @@ class SimulatedDisk:
         """Return a disk with the same files, everything durable."""
         return _disk_of({path: node.data if node else None for path, node in self.nodes.items()})
 
-    def with_file(self, path: str, data: bytes) -> "SimulatedDisk":
-        """Return a disk on which `path` alone is another file; the rest is shared."""
-        disk = SimulatedDisk()
-        disk.nodes = self.nodes | {path: Inode(data, data)}
-        return disk
-
     def fingerprint(self) -> tuple[tuple[str, bytes | None], ...]:
         """Return all that a reader can see: disks with the same fingerprint cannot be told apart."""
         return tuple(sorted((path, node.data if node else None) for path, node in self.nodes.items()))
@@ -261,96 +253,6 @@ def _data_variants(nodes: dict[str, Node]) -> Iterator[SimulatedDisk]:
             fates.append([node.durable, torn, zeroed, node.data])
     for fate in itertools.product(*fates):
         yield _disk_of(dict(zip(paths, fate, strict=True)))
-
-
-class Life(Protocol):
-    """Something that is done to a disk; knows at each moment what was promised."""
-
-    disk: SimulatedDisk
-
-    def run(self) -> None: ...
-
-    @property
-    def promises(self) -> Hashable: ...
-
-    def check(self, image: SimulatedDisk) -> None:
-        """Assert that an image a crash may have left keeps every promise, and that life goes on from it."""
-
-
-class OneCall:
-    """A life that consists of one call, and promises the same at every moment."""
-
-    promises = ()
-
-    def __init__(
-        self, disk: SimulatedDisk, run: Callable[[SimulatedDisk], object], check: Callable[[SimulatedDisk], object]
-    ) -> None:
-        self.disk = disk
-        self._run = run
-        self._check = check
-
-    def run(self) -> None:
-        self._run(self.disk)
-
-    def check(self, image: SimulatedDisk) -> None:
-        self._check(image)
-
-
-def crash_everywhere(begin: Callable[[], Life], *, calls_min: int = 0) -> int:
-    """Crash a life before each of its calls and after the last, and check every image once; return how many there were."""
-    images = 0
-    checked = set()
-    for moment in range(1000):
-        life = begin()
-        life.disk.crash_after = len(life.disk.calls) + moment
-        is_over = False
-        with contextlib.suppress(SimulatedCrashError):
-            life.run()
-            is_over = True
-        for image in life.disk.images():
-            images += 1
-            seen = image.fingerprint(), life.promises
-            if seen not in checked:
-                checked.add(seen)
-                life.check(image)
-        if is_over:
-            assert moment > calls_min, "every call was a moment to crash"
-            return images
-    raise AssertionError("this life has more calls than expected")
-
-
-def run_at_every_call(
-    disk_of: Callable[[], SimulatedDisk],
-    ours: Callable[[SimulatedDisk], object],
-    act: Callable[[SimulatedDisk], object],
-    check: Callable[[SimulatedDisk], object] = lambda disk: None,
-) -> int:
-    """Run `act` of another process once, before the n-th call of ours, for every n; return how many calls there are."""
-    for moment in range(1000):
-        disk = disk_of()
-        count = 0
-
-        def on_call(name: str, disk: SimulatedDisk = disk, moment: int = moment) -> None:
-            nonlocal count
-            count += 1
-            if count == moment + 1:
-                disk.on_call = lambda name: None
-                act(disk)
-                disk.on_call = on_call
-
-        disk.on_call = on_call
-        ours(disk)
-        disk.on_call = lambda name: None
-        if count <= moment:
-            return moment
-        check(disk)
-    raise AssertionError("too many calls")
-
-
-def flipped(data: bytes, place: int) -> bytes:
-    """Return `data` with one bit of the byte at `place` changed."""
-    place %= len(data)
-    return data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]
 
 
 def broken_write_once(prefix: str, *steps: str) -> Callable[..., None]:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.storage.copying import Writer, check_oracle
+from tests.storage.making import make_store, seeded_bytes
 from tests.storage.protecting import OLD
-from tests.storage.simulated_disk import below, flipped
-from tests.storage.test_transfer import CONTENTS, make_source, make_target
+from tests.storage.simulated_disk import SimulatedDisk, below
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key
@@ -23,16 +23,39 @@ from snapline.storage.store.store import Store
 from snapline.storage.transfer import archive
 from snapline.storage.transfer.archive import DIRECTORY, FILE, header_of, read_archive, reading_archive, write_archive
 
+CONTENTS = {1: {"a": [1, 2, 3], "b": [3, 4]}, 2: {"a": [1, 2, 5], "b": [3, 6]}, 3: {"a": [2], "c": [8]}}
+
+
+def make_source(contents: Any = None, *, keys: Keys | None = None) -> Writer:
+    store = Store.create("simulated", disk=SimulatedDisk(), keys=keys, random_bytes=seeded_bytes(0))
+    writer = Writer(store)
+    for epoch, agents in (contents or CONTENTS).items():
+        writer.write(epoch, agents, cluster=writer.store.store_id)
+    return writer
+
+
+def make_target() -> Store:
+    return make_store(SimulatedDisk(), seed=1)
+
 
 def export(writer: Writer, folder: Path, epochs: Sequence[int] = (2,), name: str = "some.tar") -> Path:
     write_archive(writer.store, epochs, folder / name)
     return folder / name
 
 
-@pytest.mark.parametrize("epochs", [(2,), (3, 1, 2, 1)])
-def test_what_is_exported_and_imported_is_the_same(epochs: tuple[int, ...], tmp_path: Path) -> None:
-    source, target = make_source(), make_target()
-    copied = read_archive(export(source, tmp_path, epochs), target, keys=NO_KEYS)
+AGENTS = st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(0, 12), max_size=6), min_size=1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(steps=st.lists(AGENTS, min_size=1, max_size=4), data=st.data())
+def test_what_is_exported_and_imported_is_the_same(
+    steps: Any, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = make_source(dict(enumerate(steps, 1)))
+    epochs = data.draw(st.lists(st.sampled_from(range(1, len(steps) + 1)), min_size=1))
+    path = export(source, tmp_path_factory.mktemp("archive"), epochs)
+    target = make_target()
+    copied = read_archive(path, target, keys=NO_KEYS)
     assert [x.epoch for x in copied] == sorted(set(epochs)) == target.epochs()
     for epoch in target.epochs():
         source.check(target, epoch)
@@ -163,7 +186,7 @@ def test_a_damaged_store_gives_no_archive(tmp_path: Path) -> None:
         if path in needed or path.endswith(("refs/epochs/2", "snapline-store")):
             data = disk.read(path, 0, 10**6)
             for place in range(0, len(data), 41):
-                disk.nodes[path].data = flipped(data, place)  # type: ignore[union-attr]
+                disk.nodes[path].data = data[:place] + bytes([data[place] ^ 8]) + data[place + 1 :]  # type: ignore[union-attr]
                 with pytest.raises((DamagedDataError, StoreError)):
                     export(source, tmp_path)
             disk.nodes[path].data = data  # type: ignore[union-attr]
@@ -201,7 +224,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     data = path.read_bytes()
     for place in range(len(data)):
         if place % 97 == 0 or place % 512 in (0, 100, 124, 148, 156, 157, 257, 345):
-            path.write_bytes(flipped(data, place))
+            path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
             expect_damage(path)
 
 

@@ -1,6 +1,7 @@
 """Packs of checkpoints that agents take on their own."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import msgspec
@@ -12,11 +13,12 @@ from tests.storage.making import (
     make_store,
     make_taken,
     write_epoch,
+    write_packs,
     write_taken,
 )
-from tests.storage.simulated_disk import SimulatedDisk, flipped
+from tests.storage.simulated_disk import Inode, SimulatedDisk
 
-from snapline.errors import DamagedDataError, NotFoundError, UsageError
+from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.disk.record import finding_of
@@ -117,6 +119,15 @@ def test_checkpoint_under_another_name_is_damaged(store: Store, agent: str, numb
     assert finding is not None and (finding.path, finding.agent, finding.number) == (pack.path, agent, number)
 
 
+def test_packs_are_listed_by_plan(store: Store) -> None:
+    assert store.checkpoint_packs() == store.checkpoint_packs(1) == []
+    packs = {plan: [write_taken(store, plan).path for _ in range(3)] for plan in (1, 2, 10)}
+    other = store.write_checkpoints(writer="h", plan=2, blobs=[]).path
+    assert store.checkpoint_packs() == sorted([*packs[1], *packs[2], *packs[10], other])
+    assert store.checkpoint_packs(1) == sorted(packs[1])
+    assert store.checkpoint_packs(2) == sorted([*packs[2], other])
+
+
 def test_store_without_the_folder_gets_it_with_the_first_checkpoint(tmp_path: Path) -> None:
     """As one that was made by an earlier release."""
     shutil.copytree(GOLDEN, tmp_path / "store")
@@ -128,6 +139,15 @@ def test_store_without_the_folder_gets_it_with_the_first_checkpoint(tmp_path: Pa
     check_taken(Store.open(tmp_path / "store"), pack, 1)
     check_epoch_restores(store, 1)
     assert store.verify().is_whole
+
+
+def test_checkpoints_cost_one_data_sync_and_one_directory_sync() -> None:
+    disk = SimulatedDisk()
+    store = make_store(disk)
+    write_taken(store, 1)
+    disk.calls.clear()
+    write_taken(store, 1)
+    assert disk.calls == ["open_temporary", "write", "sync_data", "link", "sync_directory"]
 
 
 def test_impossible_names_are_refused(store: Store) -> None:
@@ -164,6 +184,20 @@ def test_impossible_names_are_refused(store: Store) -> None:
     assert store.checkpoint_packs() == [taken.path]
 
 
+def test_pack_that_differs_from_its_report_is_damaged(store: Store) -> None:
+    pack, other = write_taken(store, 1), write_taken(store, 1)
+    for reported in (
+        msgspec.structs.replace(pack, index_digest=bytes(32)),
+        msgspec.structs.replace(pack, size_bytes=pack.size_bytes - 1),
+        msgspec.structs.replace(pack, path=other.path),
+        msgspec.structs.replace(pack, path=pack.path[:-4] + "0000"),
+    ):
+        with pytest.raises(DamagedDataError, match=r"\(plan 1\) is damaged: ") as caught:
+            store.read_checkpoint_pack(reported)
+        finding = finding_of(caught.value)
+        assert finding is not None and (finding.path, finding.plan) == (reported.path, 1)
+
+
 def test_epochs_pack_is_no_checkpoint_pack_even_under_its_name(store: Store) -> None:
     """The bytes are whole; what they hold belongs to an epoch."""
     pack = store.write_checkpoints(writer="w", plan=1, blobs=[("a1", 1, encode_checkpoint(make_checkpoint("a1", 1)))])
@@ -176,10 +210,14 @@ def test_no_flip_is_ever_used() -> None:
     disk = SimulatedDisk()
     store = make_store(disk)
     pack = write_taken(store, 4)
-    data = disk.read(pack.path, 0, 10**6)
+    node = disk.nodes[pack.path]
+    assert node is not None
     refused = set()
-    for position in range(len(data)):
-        copy = disk.with_file(pack.path, flipped(data, position))
+    for position in range(len(node.data)):
+        changed = bytearray(node.data)
+        changed[position] ^= 1 << position % 8
+        copy = SimulatedDisk()
+        copy.nodes = disk.nodes | {pack.path: Inode(bytes(changed), bytes(changed))}
         try:
             check_taken(Store(copy, store.store_id), pack if position % 2 else pack.path, 4)
         except DamagedDataError as error:
@@ -188,7 +226,7 @@ def test_no_flip_is_ever_used() -> None:
             assert pack.path in str(error) and "plan 4" in str(error)
             refused.add((finding.agent, finding.number))
         else:
-            assert position < data.index(b"SNAPBLOB"), "only the header is not needed; `verify` reads it"
+            assert position < node.data.index(b"SNAPBLOB"), "only the header is not needed; `verify` reads it"
     assert refused == {("a1", 5), ("a2", 5), ("a1", 6), ("", None)}
 
 
@@ -211,6 +249,19 @@ def test_deleted_checkpoints_are_gone_and_others_stay(store: Store) -> None:
     assert store.sweep_checkpoints(plans_below=4) == sorted([packs[2].path, packs[3].path])
     check_taken(store, write_taken(store, 4), 4)  # the writer's folder is still there, or made again
     assert store.verify().is_whole
+
+
+def test_sweeps_of_epochs_and_of_checkpoints_leave_each_other_alone(store: Store) -> None:
+    """Their numbers have nothing to do with each other."""
+    write_epoch(store, 1)
+    garbage = write_packs(store, 2)
+    taken = write_taken(store, 1)
+    removed = store.delete_unreferenced(begun_below=100)
+    assert sorted(removed) == sorted([pack.path for pack in garbage.values()])
+    assert store.delete_epoch(1) and store.checkpoint_packs() == [taken.path]
+    write_epoch(store, 3)
+    assert store.sweep_checkpoints(plans_below=100) == [taken.path]
+    check_epoch_restores(store, 3)
 
 
 def test_verification_reads_checkpoint_packs_and_calls_none_unreferenced(store: Store) -> None:
@@ -241,6 +292,32 @@ def test_temporary_files_of_checkpoints_are_swept_with_their_plan_only(tmp_path:
     assert store.sweep_checkpoints(plans_below=7) == []
     assert len(store.sweep_checkpoints(plans_below=8)) == 2
     assert store.verify().unreferenced == []
+
+
+def test_many_threads_write_the_first_checkpoints_of_a_store(store: Store) -> None:
+    """Each makes the folders, and each pack is there."""
+    packs: list[PackReference] = []
+    stores = [Store.open(store.location) for _ in range(8)]
+    threads = [threading.Thread(target=lambda own=own: packs.append(write_taken(own, 2))) for own in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert store.checkpoint_packs(2) == sorted([pack.path for pack in packs])
+    assert len(packs) == 8 and store.verify().is_whole
+
+
+def test_full_disk_is_told_and_leaves_nothing() -> None:
+    disk = SimulatedDisk()
+    store = make_store(disk)
+    write_taken(store, 1)
+    for moment in range(5):
+        disk.fail_at = len(disk.calls) + moment
+        with pytest.raises(StoreError, match="cannot write checkpoints of plan 2"):
+            write_taken(store, 2)
+        disk.fail_at = None
+        assert store.verify().is_whole and disk.open_handles == 0
+    check_taken(store, write_taken(store, 2), 2)
 
 
 def test_sizes_count_payloads_and_piggybacks() -> None:

@@ -4,7 +4,6 @@ import errno
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from snapline.storage.disk.record import Buffer
 
 obstore_store = pytest.importorskip("obstore.store")
 
-disk_checks = pytest.mark.parametrize("check", conformance.DISK_CHECKS, ids=lambda check: str(check.__name__))
+all_checks = pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: str(check.__name__))
 
 
 def memory_opener(abilities: DiskCapabilities | None = None) -> conformance.OpenDisk:
@@ -29,12 +28,16 @@ def memory_opener(abilities: DiskCapabilities | None = None) -> conformance.Open
     return open_memory
 
 
-@pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: str(check.__name__))
+@all_checks
 def test_local_disk(check: conformance.Check, tmp_path: Path) -> None:
     check(lambda place: LocalDisk(tmp_path / place))
 
 
-@disk_checks
+@pytest.mark.parametrize(
+    "check",
+    [*conformance.DISK_CHECKS, *conformance.LOG_CHECKS, *conformance.OUTPUT_CHECKS],
+    ids=lambda check: str(check.__name__),
+)
 def test_local_disk_without_unnamed_files(check: conformance.Check, tmp_path: Path) -> None:
     def open_local(place: str) -> Disk:
         disk = LocalDisk(tmp_path / place)
@@ -44,7 +47,12 @@ def test_local_disk_without_unnamed_files(check: conformance.Check, tmp_path: Pa
     check(open_local)
 
 
-@disk_checks
+@all_checks
+def test_object_disk_in_memory(check: conformance.Check, tmp_path: Path) -> None:
+    check(lambda place: open_disk(f"memory://{tmp_path.name}/{place}"))
+
+
+@all_checks
 def test_object_disk_that_reads_whole_objects(check: conformance.Check) -> None:
     check(memory_opener(DiskCapabilities(reads_ranges=False)))
 
@@ -56,8 +64,8 @@ class Passing:
         self.inner = inner
         self.location = inner.location
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def make_root(self) -> None:
+        self.inner.make_root()
 
     def make_directory(self, path: str) -> None:
         self.inner.make_directory(path)
@@ -65,11 +73,23 @@ class Passing:
     def remove_directory(self, path: str) -> None:
         self.inner.remove_directory(path)
 
+    def sync_directory(self, path: str) -> None:
+        self.inner.sync_directory(path)
+
+    def open_temporary(self, directory: str, name: str) -> int:
+        return self.inner.open_temporary(directory, name)
+
     def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
         self.inner.write(handle, pieces)
 
+    def sync_data(self, handle: int) -> None:
+        self.inner.sync_data(handle)
+
     def link(self, handle: int, path: str) -> None:
         self.inner.link(handle, path)
+
+    def close(self, handle: int) -> None:
+        self.inner.close(handle)
 
     def unlink(self, path: str) -> None:
         self.inner.unlink(path)
@@ -285,20 +305,22 @@ def test_each_fault_is_found(fault: Callable[[LocalDisk], Disk], check: str, tmp
         run(lambda place: fault(LocalDisk(tmp_path / place)))
 
 
-def test_check_disk_stops_at_the_first_failure() -> None:
+@pytest.mark.parametrize("fault", [Overwriting, LosingTails, CuttingListings])
+def test_check_disk_stops_at_the_first_failure(fault: type[Passing]) -> None:
     opener = memory_opener()
     with pytest.raises(conformance.ConformanceError, match=r"^check_"):
-        conformance.check_disk(lambda place: Overwriting(opener(place)), racers=3)
+        conformance.check_disk(lambda place: fault(opener(place)), racers=3)
 
 
-def test_object_disk_in_memory_passes_every_check_of_check_disk(tmp_path: Path) -> None:
+def test_check_disk_runs_every_check() -> None:
     places: list[str] = []
+    opener = memory_opener()
 
     def noting(place: str) -> Disk:
         places.append(place.rpartition("-")[0].replace("-", "_"))
-        return open_disk(f"memory://{tmp_path.name}/{place}")
+        return opener(place)
 
-    conformance.check_disk(noting, racers=4)
+    conformance.check_disk(noting, racers=2)
     assert list(dict.fromkeys(places)) == [check.__name__ for check in conformance.checks()]
 
 

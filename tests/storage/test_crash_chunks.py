@@ -17,7 +17,7 @@ from tests.storage.making_chunks import (
     live_shares,
     write_hosts,
 )
-from tests.storage.simulated_disk import SimulatedDisk, broken_write_once, crash_everywhere
+from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError
 from snapline.storage.disk import store_files
@@ -68,23 +68,18 @@ class Life:
         disk, store_id, promises = base_store(self.first)
         self.disk = disk.copy()
         self.store = Store(self.disk, store_id, random_bytes=seeded_bytes(3))
-        self.kept = dict(promises)
+        self.promises = dict(promises)
         self.uncertain: dict[int, Promise] = {}
         """Being published or deleted: may be there, but then it is whole."""
 
     def run(self) -> None:
         raise NotImplementedError
 
-    @property
-    def promises(self) -> tuple[object, ...]:
-        roots = [(epoch, each.root) for known in (self.kept, self.uncertain) for epoch, each in known.items()]
-        return len(self.kept), tuple(roots)
-
     def check(self, image: SimulatedDisk) -> None:
         """Assert that what a crash may have left keeps every promise, and that life goes on from it."""
         store = Store(image, self.store.store_id, random_bytes=seeded_bytes(4))
-        known = self.kept | self.uncertain
-        assert set(self.kept) <= set(store.epochs()) <= set(known)
+        known = self.promises | self.uncertain
+        assert set(self.promises) <= set(store.epochs()) <= set(known)
         for epoch in store.epochs():
             assert store.read_ref(epoch) == known[epoch].root or not known[epoch].root
             check_chunked(store, epoch, known[epoch].state)
@@ -108,10 +103,10 @@ class Commit(Life):
     calls_min = 30
 
     def run(self) -> None:
-        state = changed(changed(self.kept[KEPT].state, "a1", 1, 50), "a2", 0, 50)
+        state = changed(changed(self.promises[KEPT].state, "a1", 1, 50), "a2", 0, 50)
         state = changed(state, "b1", 0, 50)
         self.uncertain[KEPT + 1] = Promise("", state)
-        base = self.kept[KEPT]
+        base = self.promises[KEPT]
         packs = write_hosts(self.store, KEPT + 1, state, base=KEPT, base_state=base.state)
         assert (
             sum(
@@ -122,7 +117,7 @@ class Commit(Life):
         root = self.store.write_manifest(gather_manifest(self.store, KEPT + 1, packs, {KEPT: base.root}))
         self.uncertain[KEPT + 1].root = root
         self.store.publish(KEPT + 1, root)
-        self.kept[KEPT + 1] = self.uncertain.pop(KEPT + 1)
+        self.promises[KEPT + 1] = self.uncertain.pop(KEPT + 1)
 
 
 class Delete(Life):
@@ -132,7 +127,7 @@ class Delete(Life):
 
     def run(self) -> None:
         for epoch in (2, 1, 3):
-            self.uncertain[epoch] = self.kept.pop(epoch)
+            self.uncertain[epoch] = self.promises.pop(epoch)
             self.store.delete_epoch(epoch)
             del self.uncertain[epoch]
 
@@ -147,7 +142,7 @@ class Compact(Life):
         for now_s in (0.0, 1.0, GRACE_S + 1):
             self.store.compact(now_s=now_s)
         self.store.delete_unreferenced(begun_below=KEPT + 1)
-        self.uncertain[3] = self.kept.pop(3)
+        self.uncertain[3] = self.promises.pop(3)
         self.store.delete_epoch(3)
         del self.uncertain[3]
         self.store.compact(now_s=GRACE_S + 2)
@@ -156,9 +151,37 @@ class Compact(Life):
 LIVES = [Commit, Delete, Compact]
 
 
+def crash_everywhere(life_of: type[Life]) -> int:
+    """Crash before each call, and check every image once; return how many there were."""
+    images = 0
+    checked = set()
+    for moment in range(1000):
+        life = life_of()
+        life.disk.crash_after = moment
+        is_over = False
+        try:
+            life.run()
+            is_over = True
+        except SimulatedCrashError:
+            pass
+        for image in life.disk.images():
+            images += 1
+            roots = [
+                (epoch, promise.root) for known in (life.promises, life.uncertain) for epoch, promise in known.items()
+            ]
+            seen = image.fingerprint(), len(life.promises), tuple(roots)
+            if seen not in checked:
+                checked.add(seen)
+                life.check(image)
+        if is_over:
+            assert moment >= life.calls_min, "every call was a moment to crash"
+            return images
+    raise AssertionError("this life has more calls than expected")
+
+
 @pytest.mark.parametrize("life_of", LIVES)
 def test_crash_at_every_call_keeps_what_was_published(life_of: type[Life]) -> None:
-    assert crash_everywhere(life_of, calls_min=life_of.calls_min - 1) > life_of.calls_min
+    assert crash_everywhere(life_of) > life_of.calls_min
 
 
 def test_the_lives_do_what_they_are_for() -> None:
@@ -173,17 +196,18 @@ def test_the_lives_do_what_they_are_for() -> None:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_error_at_every_call_of_a_compaction_is_clean_and_the_next_epoch_succeeds() -> None:
+@pytest.mark.parametrize(("life_of", "code"), [(Commit, errno.ENOSPC), (Delete, errno.EIO), (Compact, errno.EIO)])
+def test_error_at_every_call_is_clean_and_the_next_epoch_succeeds(life_of: type[Life], code: int) -> None:
     """The failed call raises StoreError and leaves no open file; nothing is half there; then the disk works again."""
-    whole = Compact()
+    whole = life_of()
     whole.run()
     for moment in range(len(whole.disk.calls)):
-        life = Compact()
-        life.disk.fail_at = moment
+        life = life_of()
+        life.disk.fail_at, life.disk.fail_with = moment, code
         try:
             life.run()
         except StoreError as error:
-            assert os.strerror(errno.EIO) in str(error)
+            assert os.strerror(code) in str(error)
         else:
             assert life.disk.calls[moment] == "remove_directory", (
                 "only the removal of empty directories may fail silently"
@@ -200,6 +224,8 @@ def test_error_at_every_call_of_a_compaction_is_clean_and_the_next_epoch_succeed
     ("prefix", "life_of"),
     [
         ("packs/", Commit),
+        ("manifests/", Commit),
+        ("refs/", Commit),
         ("packs/compaction/", Compact),
     ],
 )

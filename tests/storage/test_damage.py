@@ -1,7 +1,7 @@
 """Every byte of every file is under a digest (G11): change any, and `verify` names the file and its epoch."""
 
 import errno
-import itertools
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -9,19 +9,17 @@ from tests.storage.log.logging_hosts import LOG, append
 from tests.storage.making import (
     HOSTS,
     check_epoch_restores,
-    make_checkpoint,
     make_manifest,
     make_store,
     write_epoch,
+    write_packs,
     write_taken,
 )
-from tests.storage.protecting import content
-from tests.storage.simulated_disk import SimulatedDisk, flipped, run_at_every_call
+from tests.storage.simulated_disk import Inode, SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk import layout
 from snapline.storage.disk.record import digest_of, finding_of
-from snapline.storage.packs.checkpoint import encode_checkpoint
 from snapline.storage.packs.pack import BlobEntry, contradiction_of, decode_blob
 from snapline.storage.store.store import Store
 from snapline.storage.store.verify import verify_location
@@ -31,12 +29,12 @@ Case = tuple[SimulatedDisk, Store, dict[str, int | None]]
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    """A store with an epoch, a pack and the manifest of an aborted one, checkpoints, a probe and a sealed host log; and what
-    epoch each file is of."""
+    """A store with two epochs, the packs and manifest of an aborted one, checkpoints, a probe and a sealed host log; and
+    what epoch each file is of."""
     disk = SimulatedDisk()
     store = make_store(disk)
-    pack = store.write_pack(writer="h2.1", epoch=3, blobs=[("b1", encode_checkpoint(make_checkpoint("b1", 3)))])
-    roots = {1: write_epoch(store, 1), 3: store.write_manifest(make_manifest(store, 3, {"h2": pack}))}
+    roots = {epoch: write_epoch(store, epoch) for epoch in (1, 2)}
+    roots[3] = store.write_manifest(make_manifest(store, 3, write_packs(store, 3)))
     write_taken(store, 4)
     store.write_probe()
     for number in (1, 2):
@@ -52,6 +50,13 @@ def case() -> Case:
     return disk, store, epochs
 
 
+def _changed(disk: SimulatedDisk, path: str, data: bytes) -> SimulatedDisk:
+    """Return a disk on which `path` alone is another file; the rest is shared."""
+    changed = SimulatedDisk()
+    changed.nodes = disk.nodes | {path: Inode(data, data)}
+    return changed
+
+
 def _expect_finding(disk: SimulatedDisk, store_id: str, path: str, epoch: int | None, reason: str = "") -> None:
     findings = Store(disk, store_id).verify().findings
     named = {(finding.path, finding.epoch) for finding in findings}
@@ -62,36 +67,46 @@ def _expect_finding(disk: SimulatedDisk, store_id: str, path: str, epoch: int | 
     assert reason in " ".join(finding.reason for finding in findings)
 
 
-def _check_flips(case: Case, *, every: int, bits: int) -> None:
+def _flips(data: bytes, *, every: int = 1, is_full: bool = False) -> Iterator[bytes]:
+    """Yield `data` with one bit changed: in each `every`th byte one, or all eight."""
+    for position in range(0, len(data), every):
+        for bit in range(8) if is_full else (position % 8,):
+            changed = bytearray(data)
+            changed[position] ^= 1 << bit
+            yield bytes(changed)
+
+
+def _check_flips(case: Case, *, every: int = 1, is_full: bool = False) -> None:
     disk, store, epochs = case
     for path, epoch in epochs.items():
-        data = content(disk, path)
-        for place in range(0, len(data), every):
-            for bit in range(bits):
-                changed = bytearray(data)
-                changed[place] ^= 1 << (place + bit) % 8
-                _expect_finding(disk.with_file(path, bytes(changed)), store.store_id, path, epoch)
+        node = disk.nodes[path]
+        assert node is not None
+        for data in _flips(node.data, every=every, is_full=is_full):
+            _expect_finding(_changed(disk, path, data), store.store_id, path, epoch)
 
 
 def test_flips_all_over_are_found_and_named(case: Case) -> None:
-    """In every third byte: no field and no record is shorter. Every bit of every byte: the slow test."""
-    _check_flips(case, every=3, bits=1)
+    """In every third byte: no field and no record is shorter. Epoch 2 has the same files as 1. Every bit of every byte: the slow test."""
+    disk, store, epochs = case
+    _check_flips((disk, store, {path: epoch for path, epoch in epochs.items() if epoch != 2}), every=3)
 
 
 @pytest.mark.slow
 def test_flip_of_every_bit_is_found_and_named(case: Case) -> None:
-    _check_flips(case, every=1, bits=8)
+    _check_flips(case, is_full=True)
 
 
 def test_no_flip_is_ever_restored(case: Case) -> None:
     """Reading gives the right checkpoints or an error that names file and epoch; never anything else."""
     disk, store, epochs = case
     refused = 0
-    for path in [path for path, epoch in epochs.items() if epoch == 1]:
-        data = content(disk, path)
-        for place in range(len(data)):
+    for path, epoch in epochs.items():
+        node = disk.nodes[path]
+        if epoch != 1 or node is None:
+            continue
+        for data in _flips(node.data):
             try:
-                check_epoch_restores(Store(disk.with_file(path, flipped(data, place)), store.store_id), 1)
+                check_epoch_restores(Store(_changed(disk, path, data), store.store_id), 1)
             except DamagedDataError as error:
                 refused += 1
                 finding = finding_of(error)
@@ -103,27 +118,39 @@ def test_no_flip_is_ever_restored(case: Case) -> None:
     assert refused > 1000
 
 
-def test_truncated_longer_and_zeroed_files_are_found(case: Case) -> None:
+def test_every_truncation_is_found(case: Case) -> None:
     disk, store, epochs = case
     for path, epoch in epochs.items():
-        data = content(disk, path)
-        for length in range(0, len(data), 21):
-            _expect_finding(disk.with_file(path, data[:length]), store.store_id, path, epoch, "truncated")
-        for surplus in (b"\0", b"x" * 5000):
-            _expect_finding(disk.with_file(path, data + surplus), store.store_id, path, epoch)
-            _expect_finding(disk.with_file(path, surplus + data), store.store_id, path, epoch)
-        _expect_finding(disk.with_file(path, bytes(len(data))), store.store_id, path, epoch)
+        node = disk.nodes[path]
+        assert node is not None
+        for length in range(0, len(node.data), 21):
+            _expect_finding(_changed(disk, path, node.data[:length]), store.store_id, path, epoch, "truncated")
 
 
-def test_swapped_files_are_found(case: Case) -> None:
+@pytest.mark.parametrize("surplus", [b"\0", b"x" * 5000])
+def test_surplus_bytes_are_found(case: Case, surplus: bytes) -> None:
+    disk, store, epochs = case
+    for path, epoch in epochs.items():
+        node = disk.nodes[path]
+        assert node is not None
+        _expect_finding(_changed(disk, path, node.data + surplus), store.store_id, path, epoch)
+        _expect_finding(_changed(disk, path, surplus + node.data), store.store_id, path, epoch)
+
+
+def test_zeroed_and_swapped_files_are_found(case: Case) -> None:
     """Files that are whole, but stand under another's name."""
     disk, store, epochs = case
-    for path, other in itertools.permutations(epochs, 2):
-        findings = Store(disk.with_file(path, content(disk, other)), store.store_id).verify().findings
-        is_probe = path.startswith("probes") and other.startswith("probes")
-        assert is_probe or path in {finding.path for finding in findings}, other
-    moved = disk.with_file("refs/epochs/2", content(disk, "refs/epochs/1"))
-    _expect_finding(moved, store.store_id, "refs/epochs/2", 2, "it is the ref of epoch 1")
+    for path, epoch in epochs.items():
+        node = disk.nodes[path]
+        assert node is not None
+        _expect_finding(_changed(disk, path, bytes(len(node.data))), store.store_id, path, epoch)
+        for other_path in epochs:
+            other = disk.nodes[other_path]
+            if other_path != path and other is not None:
+                changed = _changed(disk, path, other.data)
+                findings = Store(changed, store.store_id).verify().findings
+                is_probe = path.startswith("probes") and other_path.startswith("probes")
+                assert is_probe or path in {finding.path for finding in findings}, other_path
 
 
 def test_missing_files_are_found(case: Case) -> None:
@@ -146,10 +173,13 @@ def test_files_of_another_store_are_found(case: Case) -> None:
     other_disk = SimulatedDisk()
     other = make_store(other_disk, seed=1)
     write_epoch(other, 1)
+    ref = other_disk.nodes["refs/epochs/1"]
+    assert ref is not None
+    _expect_finding(_changed(disk, "refs/epochs/1", ref.data), store.store_id, "refs/epochs/1", 1, "belongs to store")
     pack = next(path for path in other_disk.files() if path.startswith("packs/"))
-    for path in ("refs/epochs/1", pack):
-        mixed = disk.with_file(path, content(other_disk, path))
-        _expect_finding(mixed, store.store_id, path, 1, "belongs to store")
+    node = other_disk.nodes[pack]
+    assert node is not None
+    _expect_finding(_changed(disk, pack, node.data), store.store_id, pack, 1, "belongs to store")
 
 
 def test_unknown_files_are_named(case: Case) -> None:
@@ -170,17 +200,18 @@ def test_unknown_files_are_named(case: Case) -> None:
         "log/1/h1-1/x",
         "log/1/h1-1/01",
     ):
-        _expect_finding(disk.with_file(path, b"x"), store.store_id, path, None, "no file of a snapline store")
+        _expect_finding(_changed(disk, path, b"x"), store.store_id, path, None, "no file of a snapline store")
 
 
 def test_later_versions_are_refused_not_called_damaged(case: Case) -> None:
     disk, store, epochs = case
     for path in epochs:
+        node = disk.nodes[path]
+        assert node is not None
         if path.startswith(("packs", "checkpoints")):
             continue
-        data = content(disk, path)
-        data = data[:12] + (9).to_bytes(4, "little") + data[16:-32]
-        changed = disk.with_file(path, data + digest_of(data))
+        data = node.data[:12] + (9).to_bytes(4, "little") + node.data[16:-32]
+        changed = _changed(disk, path, data + digest_of(data))
         findings = Store(changed, store.store_id).verify().findings
         assert [finding.path for finding in findings] == [path]
         assert "format version 9, this snapline reads up to" in findings[0].reason
@@ -213,7 +244,7 @@ def test_impossible_lengths_are_refused_before_anything_is_allocated() -> None:
 
 def test_damaged_identity_is_not_opened_but_can_be_verified(case: Case) -> None:
     disk, _, _ = case
-    changed = disk.with_file(layout.IDENTITY, b"SNAPLINE")
+    changed = _changed(disk, layout.IDENTITY, b"SNAPLINE")
     with pytest.raises(DamagedDataError, match="snapline-store"):
         Store.open("simulated", disk=changed)
     assert [finding.path for finding in verify_location("", disk=changed).findings] == [layout.IDENTITY]
@@ -225,8 +256,9 @@ def test_one_epoch_is_verified_alone(case: Case) -> None:
     assert verification.is_whole
     assert sorted(file.path for file in verification.checked) == sorted(path for path in epochs if epochs[path] == 1)
     for path, epoch in epochs.items():
-        cut = disk.with_file(path, content(disk, path)[:-1])
-        findings = Store(cut, store.store_id).verify(1).findings
+        node = disk.nodes[path]
+        assert node is not None
+        findings = Store(_changed(disk, path, node.data[:-1]), store.store_id).verify(1).findings
         assert [finding.path for finding in findings] == ([path] if epoch == 1 else [])
 
 
@@ -256,35 +288,44 @@ def test_unreadable_files_are_found(case: Case) -> None:
 
 def test_verifying_while_epochs_are_deleted_finds_no_damage() -> None:
     """At whatever call of the verification the deletion happens."""
-    full = SimulatedDisk()
-    store = make_store(full)
-    for epoch in (1, 2):
-        write_epoch(store, epoch)
-        append(store, epoch)
-    taken = write_taken(store, 1)
+    for moment in range(200):
+        disk = SimulatedDisk()
+        store = make_store(disk)
+        write_epoch(store, 1)
+        write_epoch(store, 2)
+        taken = write_taken(store, 1)
+        for number in (1, 2):
+            append(store, number)
+        count = 0
 
-    def delete(disk: SimulatedDisk) -> None:
-        other = Store(disk, store.store_id)
-        other.delete_epoch(1)
-        other.delete_checkpoints([taken.path])
-        other.delete_batches([(LOG, 1)])
+        def delete_at(
+            name: str, disk: SimulatedDisk = disk, store: Store = store, path: str = taken.path, moment: int = moment
+        ) -> None:
+            nonlocal count
+            count += 1
+            if count == moment:
+                disk.on_call = lambda name: None
+                store.delete_epoch(1)
+                store.delete_checkpoints([path])
+                store.delete_batches([(LOG, 1)])
 
-    def verify(disk: SimulatedDisk) -> None:
-        assert Store(disk, store.store_id).verify().findings == []
-
-    assert run_at_every_call(full.copy, verify, delete) > 20
+        disk.on_call = delete_at
+        assert store.verify().findings == [], moment
+        if count < moment:
+            return
+    raise AssertionError("the verification makes more calls than expected")
 
 
 def test_a_disk_on_which_nothing_can_be_read_is_not_damage(case: Case) -> None:
     """It may come back with every byte: whoever took it for damage would condemn one good epoch after the other."""
     original, store, _ = case
     disk = original.copy()
-    root = store.read_ref(1)
+    root = store.read_ref(2)
 
     def fail(call: str) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     disk.on_call = fail
     with pytest.raises(StoreError) as caught:
-        Store(disk, store.store_id).read_manifest(root, epoch=1)
+        Store(disk, store.store_id).read_manifest(root, epoch=2)
     assert not isinstance(caught.value, DamagedDataError)

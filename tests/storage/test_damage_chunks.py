@@ -20,8 +20,7 @@ from tests.storage.making_chunks import (
     newest_manifest,
     write_hosts,
 )
-from tests.storage.protecting import content
-from tests.storage.simulated_disk import SimulatedDisk, below, flipped
+from tests.storage.simulated_disk import Inode, SimulatedDisk, below
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk.record import DIGEST_BYTES, digest_of, finding_of
@@ -71,10 +70,29 @@ def compacted() -> Case:
     return made
 
 
+def content_of(disk: SimulatedDisk, path: str) -> bytes:
+    node = disk.nodes[path]
+    assert node is not None
+    return node.data
+
+
+def put(disk: SimulatedDisk, path: str, data: bytes) -> SimulatedDisk:
+    """Return a disk on which `path` alone is another file; the rest is shared."""
+    other = SimulatedDisk()
+    other.nodes = disk.nodes | {path: Inode(data, data)}
+    return other
+
+
+def flip(data: bytes, position: int) -> bytes:
+    other = bytearray(data)
+    other[position] ^= 1 << position % 8
+    return bytes(other)
+
+
 def expect_found(case: Case, path: str, data: bytes) -> None:
     """Assert that `verify` names this file and no other, and that nobody restores anything wrong."""
     disk, store, promises = case
-    other = disk.with_file(path, data)
+    other = put(disk, path, data)
     reader = Store(other, store.store_id)
     findings = reader.verify().findings
     assert {finding.path for finding in findings} == {path}, findings
@@ -152,7 +170,7 @@ def _needs(index: PackIndex) -> Iterator[tuple[str, bytes]]:
 
 
 def classes_of_manifest(store: Store, disk: SimulatedDisk, path: str) -> Classes:
-    data = content(disk, path)
+    data = content_of(disk, path)
     root, number = path.removeprefix("manifests/").split(".")
     manifest = read_manifest(disk, root, generation=int(number))
     for name, (start, end) in RECORD_FIELDS.items():
@@ -168,17 +186,10 @@ def classes_of_manifest(store: Store, disk: SimulatedDisk, path: str) -> Classes
     yield "manifest: digest", len(data) - DIGEST_BYTES, len(data)
 
 
-COMPACTED = "packs/compaction/"
-"""Where a store is compacted, its other packs are of the kinds that a store without compaction has."""
-
-
 def classes(case: Case) -> Iterator[tuple[str, str, int, int]]:
     disk, store, _ = case
-    is_compacted = any(path.startswith(COMPACTED) for path in disk.files())
     for path in disk.files():
-        if is_compacted and not path.startswith((COMPACTED, "manifests/")):
-            continue
-        data = content(disk, path)
+        data = content_of(disk, path)
         if path.startswith("packs/"):
             index, _ = read_index(disk, path, size_bytes=len(data), store_id=store.store_id)
             found = classes_of_pack(data, index)
@@ -200,7 +211,7 @@ def test_a_flip_in_each_class_of_bytes_is_found_and_never_restored(which: str, r
         seen.add(kind)
         for position in (start, (start + end) // 2, end - 1) if is_new else (start + len(seen) % (end - start),):
             if is_new or position % 8 == 0:
-                expect_found(found, path, flipped(content(found[0], path), position))
+                expect_found(found, path, flip(content_of(found[0], path), position))
     wanted = {"chunk: codec", "payload, codec 0", "payload, codec 1", "index: base"}
     wanted |= {"index: reused", "index: others: path"} if which == "case" else set()
     assert {f"packs {name}" for name in wanted} <= seen
@@ -213,16 +224,19 @@ def test_a_flip_in_each_class_of_bytes_is_found_and_never_restored(which: str, r
 def test_a_flip_in_every_byte_is_found_and_never_restored(which: str, request: pytest.FixtureRequest) -> None:
     found: Case = request.getfixturevalue(which)
     for path in found[0].files():
-        data = content(found[0], path)
+        data = content_of(found[0], path)
         for position in range(len(data)):
-            expect_found(found, path, flipped(data, position))
+            expect_found(found, path, flip(data, position))
 
 
-def test_truncated_files_are_found(case: Case) -> None:
-    for path in case[0].files():
-        data = content(case[0], path)
+@pytest.mark.parametrize("which", ["case", "compacted"])
+def test_truncated_and_longer_files_are_found(which: str, request: pytest.FixtureRequest) -> None:
+    found: Case = request.getfixturevalue(which)
+    for path in found[0].files():
+        data = content_of(found[0], path)
         for length in range(0, len(data), max(1, len(data) // 5)):
-            expect_found(case, path, data[:length])
+            expect_found(found, path, data[:length])
+        expect_found(found, path, data + b"\0")
 
 
 @pytest.mark.parametrize("which", ["case", "compacted"])
@@ -240,6 +254,13 @@ def test_missing_packs_and_manifests_are_found(which: str, request: pytest.Fixtu
                     check_chunked(reader, epoch, promise.state)
                 except DamagedDataError as error:
                     assert "it is missing" in str(error)
+
+
+def test_packs_under_each_others_names_are_found(case: Case) -> None:
+    disk, _, _ = case
+    packs = [path for path in disk.files() if path.startswith("packs/")]
+    for path, other in zip(packs, packs[1:] + packs[:1], strict=True):
+        expect_found(case, path, content_of(disk, other))
 
 
 # -- right digests over wrong words: a writer that lies, or has a fault ------------------------------------------------
@@ -270,9 +291,9 @@ def test_a_pack_beside_that_is_damaged_or_missing_stops_the_commit(case: Case) -
     new = set(disk.files()) - set(case[0].files())
     bases = {base: store.read_ref(base)}
     for path in sorted(new):
-        data = content(disk, path)
-        for broken in (data[:-1], flipped(data, len(data) - 1), flipped(data, len(data) - FOOTER_BYTES - 1)):
-            reader = Store(disk.with_file(path, broken), store.store_id)
+        data = content_of(disk, path)
+        for broken in (data[:-1], flip(data, len(data) - 1), flip(data, len(data) - FOOTER_BYTES - 1)):
+            reader = Store(put(disk, path, broken), store.store_id)
             with pytest.raises(DamagedDataError, match=path):
                 gather_manifest(reader, 4, packs, bases)
     gather_manifest(store, 4, packs, bases)
@@ -283,14 +304,14 @@ def test_a_manifest_that_forgets_a_chunk_is_found(compacted: Case) -> None:
     disk, store, promises = compacted
     root = promises[3].root
     path = f"manifests/{root}.1"
-    data = content(disk, path)
+    data = content_of(disk, path)
     manifest = newest_manifest(disk, root)
-    metadata, agents, (packs, places, chunks) = msgspec.msgpack.decode(data[24:-DIGEST_BYTES])
+    metadata, content, (packs, places, chunks) = msgspec.msgpack.decode(data[24:-DIGEST_BYTES])
     assert len(chunks) == len(manifest.chunks)
     encoder = msgspec.msgpack.Encoder(order="sorted")
-    body = encoder.encode([metadata, agents, [packs, places, chunks[1:]]])
+    body = encoder.encode([metadata, content, [packs, places, chunks[1:]]])
     head = data[:16] + struct.pack("<Q", len(body)) + body
-    other = disk.with_file(path, head + digest_of(head))
+    other = put(disk, path, head + digest_of(head))
     reader = Store(other, store.store_id)
     findings = reader.verify().findings
     assert {(finding.path, finding.epoch) for finding in findings} == {(path, 3)}

@@ -1,6 +1,6 @@
 """Forks in the store: the parent's snapshot under another cluster, whatever keys there are and wherever the fork was interrupted."""
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from tests.storage.copying import Writer
 from tests.storage.making import make_store, seeded_bytes
 from tests.storage.protecting import NEW, OLD
-from tests.storage.simulated_disk import (
-    Inode,
-    OneCall,
-    SimulatedCrashError,
-    SimulatedDisk,
-    crash_everywhere,
-    flipped,
-)
+from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 from tests.storage.test_transfer import disk_of, make_source
 
 from snapline.errors import DamagedDataError, SnaplineError, StoreError, StoreMissingError, UsageError
@@ -64,7 +57,7 @@ STEPS = st.lists(AGENTS, min_size=1, max_size=4)
 KEYS = st.sampled_from([None, OLD, NEW])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(STEPS, KEYS, KEYS, st.data())
 def test_a_fork_restores_as_its_parents_snapshot_under_any_keys(
     steps: Any, old: Keys | None, new: Keys | None, data: st.DataObject
@@ -190,7 +183,7 @@ def test_a_damaged_or_foreign_record_is_found() -> None:
     disk = disk_of(made)
     data = disk.read("fork", 0, 10**4)
     for place in range(0, len(data), 5):
-        disk.nodes["fork"] = Inode(flipped(data, place))
+        disk.nodes["fork"] = Inode(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         with pytest.raises((DamagedDataError, StoreError)):
             made.fork_record()
         assert [finding.path for finding in made.verify().findings] == ["fork"]
@@ -217,13 +210,23 @@ def test_where_refs_are_signed_nobody_else_makes_a_fork_live() -> None:
 # ---- crashes -------------------------------------------------------------------------------------------------------
 
 
-def fork_and_crash(keys: Keys | None = None) -> int:
-    """Crash a fork at every call, look at all that may be left, and make it again."""
-    make = functools.partial(write_with_inputs, keys=keys)
-    return crash_everywhere(lambda: OneCall(SimulatedDisk(), make, lambda image: check_left(image, keys)), calls_min=60)
+def crash_everywhere(make: Callable[..., Store], keys: Keys | None = None) -> int:
+    """Crash a fork at every call, look at all that may be left, and make it again; return how many moments there were."""
+    moment = 0
+    while True:
+        disk = SimulatedDisk()
+        disk.crash_after = moment
+        try:
+            make(disk, keys=keys)
+        except SimulatedCrashError:
+            for image in disk.images():
+                check_left(image, make, keys)
+            moment += 1
+            continue
+        return moment
 
 
-def check_left(image: SimulatedDisk, keys: Keys | None) -> None:
+def check_left(image: SimulatedDisk, make: Callable[..., Store], keys: Keys | None) -> None:
     """No fork, or one that is refused and can be made again."""
     try:
         made = Store.open("simulated", disk=image.copy(), keys=keys)
@@ -231,20 +234,23 @@ def check_left(image: SimulatedDisk, keys: Keys | None) -> None:
         if "fork" in image.nodes:
             assert "make it again with `snapline snapshot fork --again`" in str(error)
             with pytest.raises(UsageError, match="was not finished"):
-                write_with_inputs(image.copy(), keys=keys)
+                make(image.copy(), keys=keys)
             with pytest.raises(UsageError, match="was not finished"):
                 Store.open_or_create("simulated", disk=image.copy(), keys=keys)
         else:
             assert not any(path.startswith(("packs/", "refs/", "manifests/", "log/")) for path in image.files())
-        made = write_with_inputs(image, keys=keys, begin_again=True)
+        made = make(image, keys=keys, begin_again=True)
     assert made.epochs() == [2] and made.fork_record() is not None
     assert made.verify().findings == []
     assert made.verify().unreferenced == []
 
 
-def test_a_crash_at_every_call_leaves_no_fork_or_one_that_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keys", [None, OLD])
+def test_a_crash_at_every_call_leaves_no_fork_or_one_that_can_be_made_again(
+    keys: Keys | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshot_copy, "PACK_BYTES_MAX", 300)
-    assert fork_and_crash(OLD) > 60
+    assert crash_everywhere(write_with_inputs, keys) > 60
 
 
 def test_a_crash_while_the_remains_are_removed_does_no_harm() -> None:
@@ -253,8 +259,19 @@ def test_a_crash_while_the_remains_are_removed_does_no_harm() -> None:
     with pytest.raises(SimulatedCrashError):
         write_with_inputs(left)
     left = next(iter(left.images()))
-    check = functools.partial(check_left, keys=None)
-    assert crash_everywhere(lambda: OneCall(left.copy(), clear_unfinished, check), calls_min=4)
+    moment = 0
+    while True:
+        disk = left.copy()
+        disk.crash_after = moment
+        try:
+            clear_unfinished(disk)
+        except SimulatedCrashError:
+            for image in disk.images():
+                check_left(image, write_with_inputs, None)
+            moment += 1
+            continue
+        break
+    assert moment > 4
 
 
 def test_what_is_no_unfinished_fork_is_not_removed() -> None:
@@ -279,10 +296,10 @@ def test_the_crash_test_finds_an_identity_before_the_ref(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(forking, "_write_first", with_identity)
     with pytest.raises((AssertionError, SnaplineError)):
-        fork_and_crash()
+        crash_everywhere(write_with_inputs)
 
 
 def test_the_crash_test_finds_a_fork_without_its_first_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "_write_first", lambda target, data, temporary_name: None)
     with pytest.raises((AssertionError, SnaplineError)):
-        fork_and_crash()
+        crash_everywhere(write_with_inputs)

@@ -1,23 +1,25 @@
 """Rotation: at every moment, and after a crash at any, each key opens with the old or with the new key."""
 
-from collections.abc import Callable
-
 import pytest
 from tests.storage.making import seeded_bytes
 from tests.storage.protecting import (
     BOTH,
+    CONTEXT,
     NEW,
     OLD,
+    OTHER_PACK,
     PACK,
     STORE,
     Life,
     content,
+    crash_everywhere,
     forge,
     load,
     make_disk,
     put_file,
+    run_at_every_call,
 )
-from tests.storage.simulated_disk import OneCall, SimulatedDisk, crash_everywhere, run_at_every_call
+from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.disk.local_disk import Disk
@@ -40,10 +42,6 @@ def make_used() -> tuple[SimulatedDisk, Life]:
     disk.durable, disk.pending = dict(disk.nodes), {}
     disk.calls.clear()
     return disk, life
-
-
-LIFE = make_used()[1]
-"""The same in each `make_used`: its randomness has a seed."""
 
 
 def wrappers(disk: SimulatedDisk) -> set[str]:
@@ -76,6 +74,19 @@ def test_rotation_again_does_nothing_and_back_works() -> None:
     assert rotate(disk, NEW, OLD, seed=101) == 5
     assert set(map(tuple, list_keys(disk).values())) == {(2,)}
     life.check(disk)
+
+
+def test_processes_that_run_notice_nothing() -> None:
+    """They hold the old key only; what they have read stays, and what they read next they find with both keys."""
+    disk, life = make_used()
+    writer, reader = load(disk, OLD, seed=50), load(disk, BOTH, seed=51)
+    cipher = writer.begin_pack("h5.1", PACK)
+    rotate(disk)
+    sealed = cipher.seal(0, CONTEXT, b"late")
+    later = writer.begin_pack("h5.1", OTHER_PACK)
+    assert later.key_id == cipher.key_id
+    assert reader.open_pack(cipher.key_id, PACK).open(0, CONTEXT, sealed) == b"late"
+    assert reader.digest(b"state") == writer.digest(b"state") == life.sealed[0][3]
 
 
 def test_a_key_that_needs_another_file_stops_rotation_before_it_begins() -> None:
@@ -118,21 +129,28 @@ def test_a_damaged_newest_generation_is_replaced_from_an_older_one() -> None:
 # -- crashes and errors ------------------------------------------------------------------------------------------------
 
 
-def _check_rotated(image: SimulatedDisk) -> None:
-    LIFE.check(image.copy(), BOTH)
+def _check_rotated(life: Life, image: SimulatedDisk) -> None:
+    life.check(image.copy(), BOTH)
     rotate(image, seed=200)
     assert wrappers(image) == {NEW.wrapping[0].key_id}
     assert all(len(generations) == 1 for generations in list_keys(image).values())
-    LIFE.check(image, NEW)
+    life.check(image, NEW)
 
 
-def _crash_in(run: Callable[[SimulatedDisk], object] = rotate) -> int:
-    return crash_everywhere(lambda: OneCall(make_used()[0], run, _check_rotated), calls_min=8)
+def _rotate_life(disk: SimulatedDisk) -> Life:
+    used, life = make_used()
+    disk.nodes, disk.durable = dict(used.nodes), dict(used.nodes)
+    life.disk = disk
+    return life
+
+
+def _crash_in_rotation() -> int:
+    return crash_everywhere(_rotate_life, lambda life: rotate_quietly(life.disk), _check_rotated)
 
 
 def test_a_crash_at_every_step_leaves_every_key_readable() -> None:
     """And rotation again completes it."""
-    assert _crash_in() > 100
+    assert _crash_in_rotation() > 100
 
 
 def _remove_first(rotation: key_records._Round) -> None:
@@ -150,20 +168,21 @@ def test_the_crash_test_catches_removal_before_writing(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(key_records._Round, "rewrap", mutant)
     with pytest.raises((AssertionError, StoreError)):
-        _crash_in()
+        _crash_in_rotation()
 
 
 @pytest.mark.parametrize("call", ["sync_data", "sync_directory"])
 def test_the_crash_test_catches_a_missing_sync(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimulatedDisk, call, lambda disk, target: None)
     with pytest.raises((AssertionError, StoreError)):
-        _crash_in()
+        _crash_in_rotation()
 
 
 def test_removal_relies_on_no_name_that_a_dead_rotation_left_unsynced() -> None:
     """It was killed between link and sync, the machine went on, and loses its power during the next rotation."""
 
-    def run(disk: SimulatedDisk) -> None:
+    def run(life: Life) -> None:
+        disk = life.disk
         sync, disk.sync_directory = disk.sync_directory, lambda path: None  # type: ignore[method-assign]  # no sync
         rotation = key_records._Round(disk, STORE, BOTH, seeded_bytes(100))
         rotation.open_all()
@@ -171,19 +190,19 @@ def test_removal_relies_on_no_name_that_a_dead_rotation_left_unsynced() -> None:
         disk.sync_directory = sync  # type: ignore[method-assign]  # as it was
         rotate(disk, seed=101)
 
-    assert _crash_in(run) > 100
+    assert crash_everywhere(_rotate_life, run, _check_rotated) > 100
 
 
 def test_an_error_at_every_call_is_clean_and_rotation_again_completes_it() -> None:
     disk, _ = make_used()
     rotate(disk)
     for moment in range(len(disk.calls)):
-        failing, _ = make_used()
+        failing, life = make_used()
         failing.fail_at = moment
         with pytest.raises(StoreError, match="cannot write"):
             rotate(failing)
         assert failing.open_handles == 0
-        _check_rotated(failing)
+        _check_rotated(life, failing)
 
 
 # -- others at work meanwhile ------------------------------------------------------------------------------------------
@@ -193,8 +212,15 @@ def _used_disk() -> SimulatedDisk:
     return make_used()[0]
 
 
+LIFE = make_used()[1]
+"""The same in each `make_used`: its randomness has a seed."""
+
+
 def test_readers_find_every_key_at_every_moment_of_a_rotation() -> None:
-    assert run_at_every_call(_used_disk, rotate_quietly, lambda disk: LIFE.check(disk.copy(), BOTH)) > 50
+    assert (
+        run_at_every_call(_used_disk, rotate_quietly, lambda disk: LIFE.check(disk.copy(), BOTH), lambda disk: None)
+        > 50
+    )
 
 
 def rotate_quietly(disk: SimulatedDisk) -> None:
@@ -203,14 +229,14 @@ def rotate_quietly(disk: SimulatedDisk) -> None:
 
 def test_a_rotation_at_every_moment_of_a_reader_disturbs_nothing() -> None:
     """Names vanish between listing and reading: the reader looks again."""
-    calls = run_at_every_call(_used_disk, lambda disk: LIFE.check(disk, BOTH), rotate_quietly)
+    calls = run_at_every_call(_used_disk, lambda disk: LIFE.check(disk, BOTH), rotate_quietly, lambda disk: None)
     assert calls > 20
 
 
 def test_a_reader_that_never_looks_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_records, "LISTINGS_MAX", 1)
     with pytest.raises(StoreError):
-        run_at_every_call(_used_disk, lambda disk: LIFE.check(disk, BOTH), rotate_quietly)
+        run_at_every_call(_used_disk, lambda disk: LIFE.check(disk, BOTH), rotate_quietly, lambda disk: None)
 
 
 def test_a_writer_with_the_old_key_at_every_moment_of_a_rotation() -> None:

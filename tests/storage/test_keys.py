@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,18 @@ from tests.storage.protecting import (
     STORE,
     Life,
     content,
+    crash_everywhere,
     forge,
     load,
     make_disk,
     make_encrypted,
     put_file,
+    run_at_every_call,
 )
-from tests.storage.simulated_disk import SimulatedDisk, crash_everywhere, run_at_every_call
+from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
+from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.disk.record import finding_of
 from snapline.storage.keys import key_files, key_records
 from snapline.storage.keys.key_files import (
@@ -41,6 +45,7 @@ from snapline.storage.keys.key_files import (
     read_wrapping_key,
 )
 from snapline.storage.keys.key_records import list_keys, read_record
+from snapline.storage.store.protection import load_protection
 
 # -- key files ---------------------------------------------------------------------------------------------------------
 
@@ -343,6 +348,26 @@ def test_unneeded_data_keys_are_removed_and_no_others() -> None:
 # -- making keys: races and crashes ------------------------------------------------------------------------------------
 
 
+def test_racing_openers_get_one_key_of_digests(tmp_path: Path) -> None:
+    for folder in ("packs", "checkpoints"):
+        (tmp_path / folder).mkdir()
+    digests: list[bytes] = []
+    barrier = threading.Barrier(8)
+
+    def open_and_digest() -> None:
+        made = load_protection(LocalDisk(tmp_path), STORE, OLD)
+        barrier.wait()
+        digests.append(made.digest(b"state"))
+
+    threads = [threading.Thread(target=open_and_digest) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(digests) == 8 and len(set(digests)) == 1
+    assert list_keys(LocalDisk(tmp_path)) == {"digest": [0]}
+
+
 def test_racing_makers_agree_at_every_interleaving() -> None:
     found: list[bytes] = []
     calls = run_at_every_call(
@@ -356,7 +381,7 @@ def test_racing_makers_agree_at_every_interleaving() -> None:
 
 
 def test_a_crash_at_every_call_leaves_every_promised_key() -> None:
-    assert crash_everywhere(lambda: Life(make_disk()), calls_min=8) > 30
+    assert crash_everywhere(Life, Life.run, Life.check) > 30
 
 
 @pytest.mark.parametrize("name", ["sync_data", "sync_directory keys", "sync_directory "])
@@ -368,7 +393,7 @@ def test_the_crash_test_catches_a_missing_sync(name: str, monkeypatch: pytest.Mo
         SimulatedDisk, call, lambda disk, target: None if call == "sync_data" or target == path else right(disk, target)
     )
     with pytest.raises((AssertionError, StoreError)):
-        crash_everywhere(lambda: Life(make_disk()))
+        crash_everywhere(Life, Life.run, Life.check)
 
 
 def test_an_error_at_every_call_is_clean_and_the_next_try_succeeds() -> None:

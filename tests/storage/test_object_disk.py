@@ -134,6 +134,12 @@ def test_a_file_above_the_limit_of_one_put_is_refused_before_it_is_held(fake: Fa
     assert disk.size("packs/1") == 1000
 
 
+def test_a_key_that_may_only_read_is_told_so() -> None:
+    disk = ObjectDisk(obstore.store.MemoryStore(), "memory", abilities=DiskCapabilities(may_write=False))
+    with pytest.raises(PermissionError, match="read only"):
+        create(disk, "packs/1", PACK)
+
+
 # -- answers that are lost ---------------------------------------------------------------------------------------------
 
 

@@ -44,6 +44,20 @@ def open_object_disk(**options: bool) -> ObjectDisk:
 # -- URLs --------------------------------------------------------------------------------------------------------------
 
 
+def test_paths_and_file_urls_name_directories(tmp_path: Path) -> None:
+    for url in (str(tmp_path / "store"), (tmp_path / "store").as_uri()):
+        disk = open_disk(url)
+        assert isinstance(disk, LocalDisk) and disk.location == str(tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_memory_names_the_same_objects_in_one_process() -> None:
+    store = Store.create("m", disk=open_disk("memory://test-opening/one"))
+    write_epoch(store, 1)
+    check_epoch_restores(Store.open("m", disk=open_disk("memory://test-opening/one/")), 1)
+    assert open_disk("memory://test-opening/two").list_directory("") == []
+
+
 def test_memory_stores_without_end_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_disk, "MEMORY_STORES_MAX", 0)
     with pytest.raises(UsageError, match="use a name again"):

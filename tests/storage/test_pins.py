@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.storage.making import make_store, seeded_bytes, write_epoch
-from tests.storage.simulated_disk import OneCall, SimulatedDisk, crash_everywhere, flipped
+from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.storage.disk import layout
@@ -220,7 +220,7 @@ def test_one_pins_and_one_deletes_in_every_order(holder: Actor, dying: str) -> N
     assert outcomes == {"", "done", "refused"}, "all three happen: death, success, refusal"
 
 
-@pytest.mark.parametrize("actors", [(pinner, deleter, deleter), (pinner, pinner, deleter)])
+@pytest.mark.parametrize("actors", [(pinner, deleter, deleter), (pinner, tagger, deleter), (pinner, pinner, deleter)])
 def test_several_at_once_in_every_order(actors: tuple[Actor, ...]) -> None:
     """Two deleters: a leader that does not know it is deposed, and the new one."""
     for disk, running in every_order(actors):
@@ -426,6 +426,21 @@ def test_many_epochs_are_deleted_in_groups(disk: SimulatedDisk, store: Store, ho
     assert store.epochs() == []
 
 
+def test_on_an_object_store_it_is_the_same() -> None:
+    pytest.importorskip("obstore")
+    store = Store.create("memory://test-pins/store")
+    for epoch in (1, 2, 3):
+        write_epoch(store, epoch)
+    holds = Holds(store, now_s=lambda: NOW_S)
+    assert (holds.pins(), holds.tags(), holds.clear_leftovers()) == ([], [], [])
+    holds.pin(1)
+    holds.tag("good", 2)
+    assert [epoch for epoch, paths in holds.delete([1, 2, 3]).items() if paths] == [3]
+    assert holds.unpin(1) and holds.untag("good") and not holds.unpin(1)
+    holds.delete([1, 2])
+    assert (store.epochs(), holds.clear_leftovers()) == ([], [])
+
+
 # ---- what the dead leave -------------------------------------------------------------------------------------------
 
 
@@ -481,7 +496,9 @@ def test_a_pin_whose_ref_was_lost_stays(store: Store, holds: Holds, disk: Simula
 
 def damage(disk: SimulatedDisk, directory: str) -> str:
     path = next(path for path in disk.files() if path.startswith(f"{directory}/"))
-    disk._file(path).data = flipped(disk.read(path, 0, 10**6), 20)
+    node = disk.nodes[path]
+    assert node is not None
+    node.data = node.data[:20] + bytes([node.data[20] ^ 1]) + node.data[21:]
     return path
 
 
@@ -533,35 +550,45 @@ def test_a_granted_pin_survives_any_crash(disk: SimulatedDisk, store: Store, hol
         assert pins.held_epochs(image, store.store_id) == {1: "pinned", 2: "tag good"}
 
 
-def reopen(disk: SimulatedDisk, seed: int) -> Store:
-    found = Store.open("simulated", disk=disk)
-    found._random_bytes = seeded_bytes(seed)
-    return found
-
-
-def pin_and_delete(disk: SimulatedDisk) -> None:
-    holds = Holds(reopen(disk, 1), now_s=lambda: NOW_S)
-    holds.pin(1)
-    holds.delete([1, 2])
-
-
-def check_deletes_and_pins(image: SimulatedDisk) -> None:
-    there = reopen(image, 2)
-    holds = Holds(there, now_s=lambda: NOW_S)
-    holds.clear_leftovers(is_alone=True)
-    if 2 in there.epochs():
-        holds.pin(2)
-        holds.unpin(2)
-    holds.delete([2])
-    assert there.epochs() == [1]
-    assert not [path for path in image.files() if path.startswith("deleting/")]
-
-
 def test_a_crash_at_any_call_leaves_a_store_that_deletes_and_pins() -> None:
-    full = SimulatedDisk()
-    for epoch in (1, 2):
-        write_epoch(Store.open_or_create("simulated", disk=full), epoch)
-    assert crash_everywhere(lambda: OneCall(full.copy(), pin_and_delete, check_deletes_and_pins), calls_min=15)
+    call = 0
+    while True:
+        disk = SimulatedDisk()
+        made = make_store(disk)
+        for epoch in (1, 2):
+            write_epoch(made, epoch)
+        for path in list(disk.pending):
+            disk.sync_directory(path.rpartition("/")[0])
+        disk.crash_after = len(disk.calls) + call
+        holds, has_crashed = Holds(made, now_s=lambda: NOW_S), True
+        with suppress(SimulatedCrashError):
+            holds.pin(1)
+            holds.delete([1, 2])
+            has_crashed = False
+        if not has_crashed:
+            break
+        for image in disk.images():
+            there = Store.open("simulated", disk=image)
+            there._random_bytes = seeded_bytes(call)
+            after = Holds(there, now_s=lambda: NOW_S)
+            after.clear_leftovers(is_alone=True)
+            if 2 in there.epochs():
+                after.pin(2)
+                after.unpin(2)
+            after.delete([2])
+            assert 1 in there.epochs() and 2 not in there.epochs()
+            assert not [path for path in image.files() if path.startswith("deleting/")]
+        call += 1
+    assert call > 15
+
+
+def test_a_full_disk_refuses_a_pin_and_says_why(disk: SimulatedDisk, holds: Holds) -> None:
+    import errno
+
+    disk.fail_at, disk.fail_with = len(disk.calls) + 3, errno.ENOSPC
+    with pytest.raises(StoreError, match="free space"):
+        holds.pin(1)
+    assert holds.held() == {}
 
 
 def test_pins_are_bounded(holds: Holds, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 place."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,9 +19,9 @@ from tests.storage.making import (
     write_taken,
 )
 from tests.storage.protecting import BOTH, NEW, OLD, content, put_file
-from tests.storage.simulated_disk import SimulatedDisk, flipped
+from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 
-from snapline.errors import DamagedDataError, StoreError, StoreKeyError, UsageError
+from snapline.errors import DamagedDataError, StoreError, StoreKeyError, StoreMissingError, UsageError
 from snapline.storage.disk import layout
 from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.disk.record import canonical, seal
@@ -47,6 +48,12 @@ def make_guarded(*, seed: int = 0, keys: Keys = GUARDED, epochs: int = 2) -> tup
 
 def reopen(disk: SimulatedDisk, keys: Keys = READER) -> Store:
     return Store.open("simulated", disk=disk, keys=keys)
+
+
+def changed(disk: SimulatedDisk, path: str, data: bytes) -> SimulatedDisk:
+    other = SimulatedDisk()
+    other.nodes = disk.nodes | {path: Inode(data, data)}
+    return other
 
 
 def packs_of(disk: SimulatedDisk, epoch: int) -> list[str]:
@@ -83,13 +90,22 @@ def test_every_flipped_bit_is_found_and_never_restored() -> None:
         data = content(disk, path)
         is_small = path.startswith(("keys/", "refs/"))
         for position in range(0, len(data), 3 if is_small else 61):
-            broken = disk.with_file(path, flipped(data, position))
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << position % 8
+            broken = changed(disk, path, bytes(flipped))
             try:
                 findings = reopen(broken).verify().findings
             except StoreError as error:
                 assert path in str(error) or path == layout.IDENTITY
             else:
                 assert path in {finding.path for finding in findings}, position
+
+
+@pytest.mark.parametrize("keys", [NO_KEYS, NEW, Keys(signing=SIGNER)])
+def test_without_the_key_nothing_is_read_or_written(keys: Keys) -> None:
+    disk, _ = make_guarded()
+    with pytest.raises(StoreError, match=f"encrypted with key {OLD.wrapping[0].key_id}"):
+        reopen(disk, keys)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +141,7 @@ def test_packs_cannot_be_swapped() -> None:
     disk, _ = make_guarded()
     other_disk, _ = make_guarded(seed=5)
     for source, path in ((disk, packs_of(disk, 2)[0]), (other_disk, packs_of(other_disk, 1)[0])):
-        expect_refused(disk.with_file(packs_of(disk, 1)[0], content(source, path)))
+        expect_refused(changed(disk, packs_of(disk, 1)[0], content(source, path)))
 
 
 def test_a_pack_of_another_store_with_its_keys_is_refused() -> None:
@@ -162,7 +178,7 @@ def test_a_ref_without_the_right_signature_is_refused(keys: Keys) -> None:
         _resealed_ref(store, root, signature=other),
         foreign,
     ):
-        broken = disk.with_file(path, data)
+        broken = changed(disk, path, data)
         expect_refused(broken, keys=keys)
         check_epoch_restores(reopen(broken, keys), 2)
 
@@ -185,6 +201,15 @@ def test_signed_and_plain_or_unsigned_and_encrypted_work_alone() -> None:
         assert reopen(disk, keys).verify().findings == []
     with pytest.raises(StoreError, match="not signed"):
         check_epoch_restores(reopen(disk, READER), 2)
+
+
+def test_racing_leaders_write_the_same_signed_ref() -> None:
+    disk, store = make_guarded(epochs=0)
+    root = store.write_manifest(make_manifest(store, 1, write_packs(store, 1)))
+    store.publish(1, root)
+    before = content(disk, layout.ref_path(1))
+    reopen(disk, GUARDED).publish(1, root)
+    assert content(disk, layout.ref_path(1)) == before
 
 
 def test_a_rotated_store_restores() -> None:
@@ -210,6 +235,54 @@ def test_a_lost_data_key_costs_only_what_it_sealed() -> None:
 
 
 # -- crashes -----------------------------------------------------------------------------------------------------------
+
+
+def _crash_everywhere(commit: Callable[[Store, int], object] = write_epoch) -> int:
+    images = 0
+    for moment in range(500):
+        disk = SimulatedDisk()
+        disk.crash_after = moment
+        published: list[int] = []
+        try:
+            store = Store.create("simulated", disk=disk, keys=GUARDED, random_bytes=seeded_bytes())
+            for epoch in (1, 2):
+                commit(store, epoch)
+                published.append(epoch)
+        except SimulatedCrashError:
+            pass
+        else:
+            return images
+        for image in disk.images():
+            images += 1
+            _check_image(image, published)
+    raise AssertionError("more calls than expected")
+
+
+def _check_image(image: SimulatedDisk, published: list[int]) -> None:
+    try:
+        store = reopen(image)
+    except StoreMissingError:
+        assert not published
+        return
+    assert set(published) <= set(store.epochs())
+    for epoch in store.epochs():
+        check_epoch_restores(store, epoch)
+    assert store.verify().findings == []
+    write_epoch(reopen(image, GUARDED), 7)
+    check_epoch_restores(reopen(image), 7)
+
+
+def test_a_crash_at_every_call_keeps_what_was_published() -> None:
+    assert _crash_everywhere() > 80
+
+
+def test_the_crash_test_catches_keys_that_are_not_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = SimulatedDisk.sync_directory
+    monkeypatch.setattr(
+        SimulatedDisk, "sync_directory", lambda disk, path: None if path == layout.KEYS else sync(disk, path)
+    )
+    with pytest.raises((AssertionError, StoreError)):
+        _crash_everywhere()
 
 
 def test_keys_that_no_pack_names_are_deleted_while_nobody_writes(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ import base64
 import hashlib
 import hmac
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 from blake3 import blake3
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
@@ -29,7 +31,7 @@ from tests.storage.protecting import (
 )
 
 from snapline.errors import DamagedDataError, StoreError, StoreKeyError, UsageError
-from snapline.storage.disk.record import digest_of
+from snapline.storage.disk.record import CIPHER_OVERHEAD_BYTES, OVERHEAD_BYTES, Guard, digest_of
 from snapline.storage.keys import ciphers as ciphers_module
 from snapline.storage.keys.ciphers import epoch_message
 from snapline.storage.keys.key_files import (
@@ -39,14 +41,33 @@ from snapline.storage.keys.key_files import (
     generate_wrapping_key,
     make_signing_key,
 )
-from snapline.storage.keys.key_records import list_keys, read_record
+from snapline.storage.keys.key_records import KeyRecord, list_keys, read_record
 from snapline.storage.packs.pack import Keyring, PackBlob, decode_blob, encode_blob
 from snapline.storage.store import protection
+from snapline.storage.store.protection import Protection
 
 SIGNER = make_signing_key(b"s" * 32)
 
 
+def as_guard(made: Protection) -> Guard:
+    """What the format asks for is there: a matter of the type checker."""
+    return made
+
+
 # -- blobs -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_sealed_opens_in_another_process() -> None:
+    disk = make_disk()
+    sealing = as_guard(load(disk)).begin_pack("h1.1", PACK)
+    sealed = [sealing.seal(index, CONTEXT, f"blob {index}".encode()) for index in (0, 1, 10**12)]
+    opening = load(disk, seed=1).open_pack(sealing.key_id, PACK)
+    assert [opening.open(i, CONTEXT, data) for i, data in zip((0, 1, 10**12), sealed, strict=True)] == [
+        b"blob 0",
+        b"blob 1",
+        b"blob 1000000000000",
+    ]
+    assert {len(data) for data in sealed[:2]} == {6 + CIPHER_OVERHEAD_BYTES} == {6 + ciphers_module.OVERHEAD_BYTES}
 
 
 @given(data=st.binary(max_size=200), context=st.binary(max_size=50), index=st.integers(0, 2**63 - 1))
@@ -59,8 +80,10 @@ def test_any_bytes_open_and_none_of_them_show(data: bytes, context: bytes, index
 
 
 def test_views_of_arrays_are_sealed_as_their_bytes() -> None:
-    array = memoryview(b"12 bytes now").cast("I")
-    sealed = ciphers_module.PackCipher("k", b"d" * 32, PACK, seals=True).seal(0, b"", array)
+    numpy = pytest.importorskip("numpy")
+    array = numpy.arange(12, dtype="<u4").reshape(3, 4)
+    sealing = ciphers_module.PackCipher("k", b"d" * 32, PACK, seals=True)
+    sealed = sealing.seal(0, b"", memoryview(array))
     assert ciphers_module.PackCipher("k", b"d" * 32, PACK, seals=False).open(0, b"", sealed) == array.tobytes()
 
 
@@ -84,6 +107,19 @@ def test_a_blob_in_another_place_is_refused() -> None:
     ]:
         with pytest.raises(ValueError, match="not sealed under"):
             opening.open(index, context, sealed)
+
+
+def test_every_flipped_bit_and_every_cut_is_refused() -> None:
+    cipher = load(make_disk()).begin_pack("h1.1", PACK)
+    sealed = cipher.seal(0, CONTEXT, b"state")
+    changed = [sealed[:end] for end in range(len(sealed))] + [sealed + b"\0"]
+    for bit in range(8 * len(sealed)):
+        flipped = bytearray(sealed)
+        flipped[bit // 8] ^= 1 << bit % 8
+        changed.append(bytes(flipped))
+    for data in changed:
+        with pytest.raises(ValueError, match="not sealed under"):
+            cipher.open(0, CONTEXT, data)
 
 
 def test_no_nonce_is_used_twice() -> None:
@@ -111,6 +147,22 @@ def test_a_failed_sealing_uses_up_its_index(monkeypatch: pytest.MonkeyPatch) -> 
         cipher.seal(1, "text", b"")  # type: ignore[arg-type]  # the package refuses it
     with pytest.raises(UsageError, match="sealed once"):
         cipher.seal(1, CONTEXT, b"")
+
+
+def test_threads_open_with_one_cipher() -> None:
+    cipher = load(make_disk()).begin_pack("h1.1", PACK)
+    sealed = [cipher.seal(index, CONTEXT, bytes([index]) * 10_000) for index in range(64)]
+    failures: list[int] = []
+
+    def open_all() -> None:
+        failures.extend(i for i, data in enumerate(sealed) if cipher.open(i, CONTEXT, data) != bytes([i]) * 10_000)
+
+    threads = [threading.Thread(target=open_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
 
 
 def hkdf(secret: bytes, info: bytes) -> bytes:
@@ -320,6 +372,18 @@ def test_a_signature_vouches_for_store_epoch_and_root_and_nothing_else() -> None
         assert not made.verify(other, signature)
 
 
+def test_a_stripped_or_changed_signature_is_refused() -> None:
+    made = load(make_disk(), Keys(signing=SIGNER))
+    message = epoch_message(STORE, 7, "r" * 64)
+    signature = made.sign(message)
+    for wrong in (b"", bytes(64), signature[:-1], signature + b"\0", signature[::-1]):
+        assert not made.verify(message, wrong)
+    for bit in range(8 * len(signature)):
+        flipped = bytearray(signature)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert not made.verify(message, bytes(flipped))
+
+
 def test_all_leaders_write_the_same_ref() -> None:
     message = epoch_message(STORE, 7, "r" * 64)
     signatures = {load(make_disk(), Keys(signing=SIGNER), seed=seed).sign(message) for seed in range(3)}
@@ -344,3 +408,13 @@ def test_who_has_the_public_key_verifies_and_cannot_sign() -> None:
 def test_bytes_that_are_no_public_key_are_refused() -> None:
     with pytest.raises(UsageError, match="no Ed25519 public key"):
         load(make_disk(), Keys(verifying=(VerifyKey("0" * 16, b"short"),)))
+
+
+def test_the_tools_that_judge_can_say_no() -> None:
+    """The tests above lean on these two exceptions of the package."""
+    with pytest.raises(InvalidTag):
+        AESGCM(bytes(32)).decrypt(bytes(12), bytes(20), b"")
+    with pytest.raises(InvalidSignature):
+        Ed25519PublicKey.from_public_bytes(SIGNER.public).verify(bytes(64), b"")
+    assert OVERHEAD_BYTES == 24 + 32, "what opened_by_hand cuts off"
+    assert KeyRecord.__struct_fields__ == tuple(sorted(KeyRecord.__struct_fields__))

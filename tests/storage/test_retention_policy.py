@@ -18,6 +18,7 @@ from snapline.storage.retention.epoch_retention import (
     LAST,
     MANUAL,
     UNKNOWN_TIME,
+    WITHIN,
     Policy,
     SnapshotTime,
     parse_created,
@@ -70,6 +71,18 @@ def test_the_usual_policy_thins_out_a_month_of_minutes() -> None:
     assert ages[-1] == 13 * 24 - 12, "the newest of the day thirteen days before today"
 
 
+def test_hours_and_days_are_those_of_utc() -> None:
+    two = made(at(2025, 3, 8, 23, 59), at(2025, 3, 9, 0, 1))
+    assert retained(two, Policy(1, 0, 2), now_ns=NOON, held={}) == {1: DAILY, 2: LAST}
+    assert retained(two, Policy(1, 2, 0), now_ns=NOON, held={}) == {1: HOURLY, 2: LAST}
+    assert retained(two, Policy(1, 1, 1), now_ns=NOON, held={}) == {2: LAST}
+
+
+def test_the_last_nanosecond_of_an_hour_is_in_that_hour() -> None:
+    """Seconds as floats cannot tell it from the next one."""
+    assert retained(made(NOON - HOUR, NOON - 1, NOON), Policy(1, 2, 0), now_ns=NOON, held={}) == {2: HOURLY, 3: LAST}
+
+
 def test_a_store_that_lies_untouched_for_a_year_loses_nothing() -> None:
     snapshots = made(*(NOON + HOUR * n for n in range(100)))
     at_the_end = retained(snapshots, Policy(), now_ns=NOON + 100 * HOUR, held={})
@@ -92,6 +105,17 @@ def test_a_time_that_is_unknown_or_to_come_is_no_reason_to_delete() -> None:
     }
 
 
+def test_a_snapshot_from_the_future_drives_no_other_one_out() -> None:
+    honest = made(NOON - DAY, NOON - 2 * HOUR, NOON - HOUR, NOON)
+    liar = SnapshotTime(0, NOON + 1000 * DAY)
+    kept = retained(honest, Policy(1, 9, 9), now_ns=NOON, held={})
+    assert retained([liar, *honest], Policy(1, 9, 9), now_ns=NOON, held={}) == {0: FUTURE_TIME, **kept}
+
+
+def test_after_the_clock_went_back_the_higher_number_is_the_newer_one() -> None:
+    assert retained(made(NOON + 50, NOON + 10, NOON + 20), Policy(1, 1, 1), now_ns=NOON + 60, held={}) == {3: LAST}
+
+
 def test_damaged_ones_do_not_count_among_the_last_and_stay_with_them() -> None:
     snapshots = [SnapshotTime(epoch, NOON + epoch, is_damaged=epoch in (2, 5, 6)) for epoch in range(1, 8)]
     kept = retained(snapshots, Policy(3, 0, 0), now_ns=NOON + 9, held={})
@@ -104,6 +128,19 @@ def test_the_last_that_were_taken_by_hand_stay() -> None:
     assert kept == {2: MANUAL, 5: MANUAL, 8: LAST}, "a damaged one does not count"
     assert retained(snapshots, Policy(1, 0, 0, manual=0), now_ns=NOON + 9, held={}) == {8: LAST}
     assert len(retained(snapshots, Policy(1, 0, 0), now_ns=NOON + 9, held={})) == 4
+
+
+def test_all_of_the_last_hours_stay() -> None:
+    snapshots = made(*(NOON + 600 * SECOND * n for n in range(100)))
+    kept = retained(snapshots, Policy(1, 0, 0, within_s=2 * 3600), now_ns=NOON + 100 * HOUR, held={})
+    assert kept == {**dict.fromkeys(range(88, 100), WITHIN), 100: LAST}
+
+
+@pytest.mark.parametrize("jump_ns", [-5 * HOUR, 10 * 365 * DAY])
+def test_a_jump_of_the_clock_makes_no_snapshot_old(jump_ns: int) -> None:
+    snapshots = made(*(NOON + 600 * SECOND * n + (jump_ns if n > 5 else 0) for n in range(10)))
+    now_ns = NOON + 10 * HOUR + max(jump_ns, 0)
+    assert len(retained(snapshots, Policy(1, 0, 0, within_s=3 * 3600), now_ns=now_ns, held={})) == 10
 
 
 def test_durations_have_units() -> None:

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.storage.making import check_epoch_restores, seeded_bytes, write_epoch
-from tests.storage.making_chunks import commit_chunked, first_state
+from tests.storage.making_chunks import check_chunked, commit_chunked, first_state
 
-from snapline.errors import StoreError
+from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.capture import decoder
 from snapline.storage.disk.local_disk import Disk, LocalDisk, parallel_map, requests_at_once
 from snapline.storage.disk.object_disk import ObjectDisk
 from snapline.storage.disk.record import digest_of
-from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackReference
+from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackReference, end_of
 from snapline.storage.store.store import Store
 
 TOGETHER = 4
@@ -131,6 +131,29 @@ def test_whatever_put_fails_nothing_is_visible_and_the_sweep_finds_it_all(
     left = set(store.verify().unreferenced) - before
     assert set(store.delete_unreferenced(begun_below=3)) == left
     assert store.verify().unreferenced == []
+
+
+def test_damage_in_any_range_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "RUN_BYTES_MAX", 1)
+    disk = MeetingDisk()
+    store, state = store_on(disk), first_state()
+    commit_chunked(store, 1, state)
+    check_chunked(store, 1, state)
+    manifest = store.read_manifest(store.read_ref(1))
+    made = store.read_checkpoint(manifest, "a1")
+    for chunk in manifest.chunks:
+        entry = chunk.entry()
+        if entry.digest not in {each.digest for each in made.parts[0].chunks()}:
+            continue
+        path = manifest.packs[chunk.pack].path
+        whole = bytearray(obstore.get(disk._store, path).bytes())
+        whole[end_of(entry) - 1] ^= 1
+        kept = obstore.get(disk._store, path).bytes()
+        obstore.put(disk._store, path, bytes(whole), mode="overwrite")
+        with pytest.raises(DamagedDataError):
+            store.part_reader(manifest).read("a1", made.parts)
+        obstore.put(disk._store, path, bytes(kept), mode="overwrite")
+    check_chunked(store, 1, state)
 
 
 @given(st.lists(st.integers()), st.integers(0, 9))

@@ -1,24 +1,79 @@
 """The store as its callers use it, on the real file system."""
 
 import os
+import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kit.forked_process import run_forked
 from tests.storage.making import check_epoch_restores, make_manifest, seeded_bytes, write_epoch, write_packs
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError, StoreMissingError, UsageError
 from snapline.storage.disk.local_disk import LocalDisk
-from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
 from snapline.storage.packs.manifest import Manifest, Metadata
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store.store import Store
+
+numbers = st.integers(min_value=0, max_value=2**63 - 1)
+names = st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True)
+checkpoints: st.SearchStrategy[AgentCheckpoint] = st.builds(
+    AgentCheckpoint,
+    agent=names,
+    kind=st.text(),
+    epoch=numbers,
+    state=st.binary(max_size=5000) | st.binary(max_size=50).map(lambda part: part * 3000),
+    state_fields=st.dictionaries(st.text(), st.text(), max_size=3),
+    sent=st.dictionaries(names, numbers, max_size=4),
+    in_transit=st.dictionaries(
+        names, st.lists(st.builds(InTransitMessage, numbers, numbers, st.binary(), st.binary()), max_size=3), max_size=3
+    ),
+    recorded_ns=numbers,
+    basis=st.sampled_from(["coordinated", "initial", "basic", "forced", "tentative"]),
+    sender_log=st.dictionaries(
+        names, st.lists(st.builds(InTransitMessage, numbers, numbers, st.binary(), st.binary()), max_size=3), max_size=3
+    ),
+    round=numbers,
+    turns=numbers,
+)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store.create(tmp_path / "store")
+
+
+def test_published_epoch_restores_after_reopening(store: Store) -> None:
+    write_epoch(store, 1)
+    write_epoch(store, 2)
+    again = Store.open(f"file://{store.location}")
+    assert again.store_id == store.store_id
+    assert again.epochs() == [1, 2]
+    check_epoch_restores(again, 1)
+    check_epoch_restores(again, 2)
+    verification = again.verify()
+    assert verification.is_whole and not verification.unreferenced
+    assert len(verification.checked) == 1 + 2 * (1 + 1 + 2)
+
+
+@settings(max_examples=20, deadline=None)
+@given(written=st.lists(checkpoints, max_size=5, unique_by=lambda checkpoint: checkpoint.agent))
+def test_any_checkpoints_come_back_equal(written: list[AgentCheckpoint]) -> None:
+    disk = SimulatedDisk()
+    store = Store.create("simulated", disk=disk)
+    pack = store.write_pack(writer="w", epoch=7, blobs=((x.agent, encode_checkpoint(x)) for x in written))
+    manifest = make_manifest(store, 7, {"w": pack})
+    root = store.write_manifest(manifest)
+    store.publish(7, root)
+    found = Store.open("simulated", disk=disk).read_manifest(root)
+    assert list(store.read_checkpoints(found)) == sorted(written, key=lambda checkpoint: checkpoint.agent)
+    assert store.verify().is_whole
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 2**16, 2**16 + 1, 9 * 2**20])
@@ -104,6 +159,17 @@ def test_store_that_lost_its_identity_gets_no_new_one(store: Store) -> None:
         store.verify()
 
 
+def test_racing_creators_get_one_store(tmp_path: Path) -> None:
+    barrier, found = threading.Barrier(8), list[str]()
+
+    def create() -> None:
+        barrier.wait()
+        found.append(Store.open_or_create(tmp_path / "deep" / "store").store_id)
+
+    _run_threads(create, 8)
+    assert len(found) == 8 and len(set(found)) == 1
+
+
 class Compared(str):
     """A name that counts how often it is compared."""
 
@@ -150,6 +216,38 @@ def test_publishing_again_is_success_and_another_root_is_an_error(store: Store) 
     with pytest.raises(StoreError, match="two fleets on one store"):
         store.publish(1, other)
     assert store.read_ref(1) == root
+
+
+def test_racing_publishers_agree_or_are_told(store: Store) -> None:
+    """One root wins; who brought the same bytes succeeds, everyone else learns of the other fleet."""
+    manifest = make_manifest(store, 1, write_packs(store, 1))
+    roots = [
+        store.write_manifest(
+            Manifest(msgspec.structs.replace(manifest.metadata, trigger=name), manifest.agents, manifest.packs)
+        )
+        for name in "ab"
+    ]
+    for epoch in range(2, 12):
+        barrier, outcomes = threading.Barrier(8), list[tuple[str, bool]]()
+
+        def publish(
+            root: str,
+            epoch: int = epoch,
+            barrier: threading.Barrier = barrier,
+            outcomes: list[tuple[str, bool]] = outcomes,
+        ) -> None:
+            barrier.wait()
+            try:
+                # The manifest is of epoch 1: publish compares refs, not manifests.
+                store.publish(epoch, root)
+                outcomes.append((root, True))
+            except StoreError as error:
+                assert "two fleets" in str(error)
+                outcomes.append((root, False))
+
+        _run_threads(publish, 8, [(roots[number % 2],) for number in range(8)])
+        winner = store.read_ref(epoch)
+        assert sorted(outcomes) == sorted((root, root == winner) for root in roots * 4)
 
 
 def test_ref_without_manifest_is_refused(store: Store) -> None:
@@ -254,6 +352,17 @@ def test_probe_is_read_by_another_process_of_the_same_store_only(tmp_path: Path,
 # -- deleting ----------------------------------------------------------------------------------------------------------
 
 
+def test_deleted_epoch_leaves_nothing_and_others_stay(store: Store) -> None:
+    write_epoch(store, 1)
+    write_epoch(store, 2)
+    assert len(store.delete_epoch(1)) == 4
+    assert store.delete_epoch(1) == []
+    assert store.epochs() == [2]
+    verification = store.verify()
+    assert verification.is_whole and verification.unreferenced == []
+    check_epoch_restores(store, 2)
+
+
 def test_sweep_removes_garbage_and_nothing_that_may_be_in_use(store: Store) -> None:
     write_epoch(store, 1)
     aborted = write_packs(store, 2)  # aborted after its packs
@@ -321,6 +430,20 @@ def test_store_works_where_files_must_have_names(tmp_path: Path) -> None:
     assert store.delete_unreferenced(begun_below=8) == [f"temporary/{leftover.name}"]
 
 
+@pytest.mark.parametrize("has_unnamed_files", [True, False])
+def test_linking_never_replaces_a_file(tmp_path: Path, has_unnamed_files: bool) -> None:
+    disk = LocalDisk(tmp_path)
+    disk._has_unnamed_files = has_unnamed_files
+    (tmp_path / "taken").write_bytes(b"old")
+    handle = disk.open_temporary("", "0-name")
+    disk.write(handle, [b"new"])
+    with pytest.raises(FileExistsError):
+        disk.link(handle, "taken")
+    disk.close(handle)
+    assert (tmp_path / "taken").read_bytes() == b"old"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "taken"]
+
+
 def test_many_pieces_and_short_writes_arrive_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writev = os.writev
     monkeypatch.setattr(
@@ -336,4 +459,72 @@ def test_many_pieces_and_short_writes_arrive_whole(tmp_path: Path, monkeypatch: 
     assert disk.read("file", 5, 10**7) == b"".join(pieces)[5:]
 
 
+_KILLED = """
+import os, signal, sys
+from snapline import failpoints
+from snapline.storage.store.store import Store
+from tests.storage.making import write_epoch
+store = Store.open(sys.argv[1])
+write_epoch(store, 1)
+def hook(name):
+    if name == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+failpoints.install(hook)
+write_epoch(store, 2)
+store.delete_epoch(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("point", "epochs"),
+    [
+        ("store.pack.written", [1]),
+        ("store.manifest.linked", [1]),
+        ("store.ref.linked", [1, 2]),
+        ("store.delete.ref", [2]),
+        ("store.delete.manifest", [2]),
+    ],
+)
+def test_killed_process_leaves_a_whole_store(store: Store, point: str, epochs: list[int]) -> None:
+    assert run_forked(_KILLED, store.location, point).returncode == -9
+    assert store.epochs() == epochs
+    for epoch in epochs:
+        check_epoch_restores(store, epoch)
+    assert store.verify().is_whole
+    store.delete_unreferenced(begun_below=3)
+    assert store.verify().unreferenced == []
+    assert not (Path(store.location) / "temporary").exists()
+
+
+def _run_threads(target: object, count: int, arguments: list[tuple[str]] | None = None) -> None:
+    threads = [threading.Thread(target=target, args=arguments[n] if arguments else ()) for n in range(count)]  # type: ignore[arg-type]  # any callable
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+
 # ---- a store that is away ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty mount point", "another store"])
+def test_a_store_that_is_away_is_not_judged(tmp_path: Path, left: str) -> None:
+    place = tmp_path / "store"
+    store = Store.create(place)
+    place.rename(tmp_path / "away")
+    if left != "nothing":
+        place.mkdir()
+    if left == "another store":
+        Store.create(tmp_path / "other")
+        place.rmdir()
+        (tmp_path / "other").rename(place)
+    reads: list[Callable[[], object]] = [lambda: store.read_manifest("0" * 64, epoch=1), lambda: store.read_ref(1)]
+    for read in (*reads, store.epochs):
+        with pytest.raises(StoreError, match=r"is away|another store") as caught:
+            read()
+        assert not isinstance(caught.value, DamagedDataError)
+    shutil.rmtree(place, ignore_errors=True)
+    (tmp_path / "away").rename(place)
+    assert store.epochs() == []
+    with pytest.raises(DamagedDataError, match="missing"):
+        store.read_manifest("0" * 64, epoch=1)

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 from tests.storage.copying import Writer, check_oracle
-from tests.storage.making import seeded_bytes
-from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, flipped
-from tests.storage.test_transfer import disk_of, make_source, make_target
+from tests.storage.making import make_store, seeded_bytes
+from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk, below
 
 from snapline.errors import DamagedDataError, UsageError
 from snapline.storage.store.store import Holds, Store
@@ -16,19 +15,34 @@ from snapline.storage.transfer.snapshot_copy import HELD, NEWEST, all_but_newest
 CONTENTS = {1: {"a": [1, 2]}, 2: {"a": [1, 2, 3]}, 3: {"a": [1, 4], "b": [2]}, 4: {"a": [1]}}
 
 
+def make_source() -> Writer:
+    writer = Writer(make_store(SimulatedDisk()))
+    for epoch, agents in CONTENTS.items():
+        writer.write(epoch, agents, cluster=writer.store.store_id)
+    return writer
+
+
+def make_target() -> Store:
+    return make_store(SimulatedDisk(), seed=1)
+
+
+def disk_of(store: Store) -> SimulatedDisk:
+    return below(store._disk)
+
+
 def holds_of(store: Store) -> Holds:
     return Holds(store, now_s=lambda: 1e9)
 
 
 def test_older_than_leaves_the_newest() -> None:
-    store = make_source(CONTENTS).store
+    store = make_source().store
     assert [all_but_newest(store, count) for count in (1, 3, 4, 9)] == [[1, 2, 3], [1], [], []]
     with pytest.raises(UsageError, match="at least 1"):
         all_but_newest(store, 0)
 
 
 def test_snapshots_are_copied_oldest_first_and_stay() -> None:
-    source, target = make_source(CONTENTS), make_target()
+    source, target = make_source(), make_target()
     moved = list(move_epochs(source.store, target, [3, 1, 2, 1]))
     assert [x.copied.epoch for x in moved] == [1, 2, 3]
     assert not any(x.is_removed or x.kept_because for x in moved)
@@ -38,7 +52,7 @@ def test_snapshots_are_copied_oldest_first_and_stay() -> None:
 
 
 def test_what_is_removed_here_is_whole_there_and_what_must_stay_stays() -> None:
-    source, target = make_source(CONTENTS), make_target()
+    source, target = make_source(), make_target()
     oracle = {epoch: source.store.read_ref(epoch) for epoch in CONTENTS}
     holds = holds_of(source.store)
     holds.pin(2)
@@ -57,7 +71,7 @@ def test_what_is_removed_here_is_whole_there_and_what_must_stay_stays() -> None:
 
 
 def test_a_pin_that_comes_while_it_is_copied_keeps_it() -> None:
-    source, target = make_source(CONTENTS), make_target()
+    source, target = make_source(), make_target()
     holds = holds_of(source.store)
 
     def pin(call: str) -> None:
@@ -71,7 +85,7 @@ def test_a_pin_that_comes_while_it_is_copied_keeps_it() -> None:
 
 
 def test_one_store_under_two_names_is_not_emptied() -> None:
-    source = make_source(CONTENTS)
+    source = make_source()
     same = Store.open("other name", disk=disk_of(source.store))
     with pytest.raises(UsageError, match="are one store"):
         list(move_epochs(source.store, same, [1], holds=holds_of(source.store)))
@@ -80,7 +94,7 @@ def test_one_store_under_two_names_is_not_emptied() -> None:
 
 
 def test_a_copy_of_the_files_is_another_store_though_it_has_the_id() -> None:
-    source = make_source(CONTENTS)
+    source = make_source()
     twin = Store.open("twin", disk=disk_of(source.store).copy())
     moved = list(move_epochs(source.store, twin, [1], holds=holds_of(source.store)))
     assert [x.is_removed for x in moved] == [True]
@@ -91,12 +105,12 @@ def test_a_copy_of_the_files_is_another_store_though_it_has_the_id() -> None:
 
 @pytest.mark.parametrize("what", ["packs/", "manifests/"])
 def test_a_damaged_copy_keeps_the_original(what: str) -> None:
-    source, target = make_source(CONTENTS), make_target()
+    source, target = make_source(), make_target()
     list(move_epochs(source.store, target, [1]))
     path = next(path for path in disk_of(target).files() if path.startswith(what))
     data = disk_of(target).read(path, 0, 10**6)
     for place in range(len(data) // 3, len(data), 5):
-        disk_of(target)._file(path).data = flipped(data, place)
+        disk_of(target).nodes[path] = Inode(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         with pytest.raises(DamagedDataError):
             list(move_epochs(source.store, target, [1], holds=holds_of(source.store)))
     assert source.store.epochs() == [1, 2, 3, 4]
@@ -104,7 +118,7 @@ def test_a_damaged_copy_keeps_the_original(what: str) -> None:
 
 
 def test_packs_that_copies_share_are_read_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, target = make_source(CONTENTS), make_target()
+    source, target = make_source(), make_target()
     seen: list[str] = []
     right = snapshot_copy.read_blobs
 
@@ -124,7 +138,7 @@ def crash_everywhere() -> int:
     images = 0
     for crashed in (0, 1):
         for moment in range(1000):
-            source, target = make_source(CONTENTS), make_target()
+            source, target = make_source(), make_target()
             roots = {epoch: source.store.read_ref(epoch) for epoch in CONTENTS}
             disks = disk_of(source.store), disk_of(target)
             disks[crashed].crash_after = len(disks[crashed].calls) + moment

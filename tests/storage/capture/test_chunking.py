@@ -73,6 +73,17 @@ class Shelf:
         return b"".join(self.chunks[chunk.digest] for chunk in part.chunks())
 
 
+def test_first_all_is_new_and_then_what_changed() -> None:
+    object_stream, data = Shelf(), bytearray(random.Random(1).randbytes(640))
+    first = chunk_image(image_of(array_part(bytes(data))), None)
+    assert object_stream.write(first, None) == 640
+    data[100] ^= 1
+    second = chunk_image(image_of(array_part(bytes(data))), first.table)
+    assert object_stream.write(second, first.table) == 64 and len(second.reused) == 9
+    assert object_stream.read(second.parts[0]) == bytes(data) and object_stream.read(first.parts[0]) != bytes(data)
+    assert (second.parts[0].kind, second.parts[0].head, second.parts[0].sizes) == (PART_ARRAY, b"head", [])
+
+
 changes = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 700), st.binary(max_size=90)), max_size=4)
 
 

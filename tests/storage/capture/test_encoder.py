@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import pickle
 import random
 from typing import Any
 
@@ -253,6 +254,17 @@ def test_a_history_without_a_declared_type_has_plain_records() -> None:
     assert type(inline["h"]) is History and inline["b"] == Blob(b"b")
 
 
+def test_an_incremental_capture_of_a_history_has_the_new_records_only() -> None:
+    state, object_stream, encoder = Memory(talk=History([Turn("x" * 100)] * 500)), Shelf(), StateEncoder(ArenaPool())
+    _, base = object_stream.store(encoder.encode(state))
+    state.talk.append(Turn("new"))
+    image = encoder.encode(state, base)
+    assert sum(len(chunk.data or b"") for chunk in image.parts[0].chunks) < 200
+    skeleton = image.skeleton
+    parts, _ = object_stream.store(image)
+    assert decode_state(Memory, skeleton, parts, object_stream.contents(parts)).state == state
+
+
 # ---- records of earlier releases, and damaged ones ------------------------------------------------------------------
 
 
@@ -341,6 +353,13 @@ def test_plain_shows_what_stands_beside_the_record() -> None:
     assert shown["talk"]["first"] == [{"who": "a", "words": []}]
     shown = plain(encode_body(Memory("x", talk=made.talk, paper=made.paper)))
     assert shown["talk"] == [{"who": "a", "words": []}] and shown["paper"] == b"b"
+
+
+def test_blobs_and_histories_are_pickled_without_their_tokens() -> None:
+    """A copy must not share a token with what goes on changing."""
+    talk = History([Turn("a")])
+    StateEncoder(ArenaPool()).encode(Memory(talk=talk))
+    assert pickle.loads(pickle.dumps(talk)) == talk
 
 
 @pytest.mark.parametrize("shape", [(1, 40_000), (2, 20_001), (7, 5000), (40_001,), (3, 4, 5000)])

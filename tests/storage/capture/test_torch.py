@@ -158,6 +158,23 @@ def test_a_capture_is_of_its_moment() -> None:
     assert (bits(again[0].state_dict()), bits(again[1].state_dict())) == at_capture
 
 
+def test_buffers_are_known_in_advance() -> None:
+    taken: list[int] = []
+
+    class Spy(ArenaPool):
+        def take(self, size_bytes: int) -> Any:
+            taken.append(size_bytes)
+            return super().take(size_bytes)
+
+    model, optimizer, scheduler = build("adamw", "cosine")
+    train(model, optimizer, scheduler, range(1))
+    state, encoder = Trainer(TorchState.of(model, optimizer)), StateEncoder(Spy())
+    expected = encoder.buffer_sizes(state)
+    assert not taken
+    encoder.encode(state).release()
+    assert taken == expected != []
+
+
 def test_a_held_state_is_captured_as_it_is() -> None:
     """Between recovery and the agent's next turn an epoch may come: nothing is lost, and nothing is stored anew."""
     model, optimizer, scheduler = build("adamw", "steps")

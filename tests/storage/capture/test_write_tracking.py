@@ -99,6 +99,13 @@ def test_write_of_the_same_value_is_a_write(memory: Memory) -> None:
     assert pages_of(memory.tracker.scan()) == [5]
 
 
+def test_writes_of_other_threads_are_seen(memory: Memory) -> None:
+    thread = threading.Thread(target=lambda: memory.bytes.__setitem__(9 * PAGE, 1))
+    thread.start()
+    thread.join()
+    assert pages_of(memory.tracker.scan()) == [9]
+
+
 def test_scans_race_with_writers_and_lose_nothing(memory: Memory) -> None:
     """A copy made after the scan and before the next is what the last writes left, page by page."""
     copy = bytearray(len(memory.bytes))

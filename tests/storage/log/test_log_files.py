@@ -11,12 +11,14 @@ from blake3 import blake3
 from hypothesis import given, settings
 from tests.storage.log.logging_hosts import LOG, OTHER, append, make_batch
 from tests.storage.making import make_store, seeded_bytes
-from tests.storage.protecting import OLD, content, put_file
-from tests.storage.simulated_disk import SimulatedDisk, flipped
+from tests.storage.protecting import NEW, OLD, content, put_file
+from tests.storage.simulated_disk import Inode, SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk.record import canonical, finding_of, seal
+from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
+from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.log_record import BATCH_BYTES_MAX, LogBatch, LoggedInput, LogName, encode_seal, entry_path
 from snapline.storage.store.store import Store
 
@@ -37,6 +39,12 @@ def reopen(disk: SimulatedDisk, keys: Keys | None = None) -> Store:
     return Store.open("simulated", disk=disk, keys=keys)
 
 
+def changed(disk: SimulatedDisk, path: str, data: bytes) -> SimulatedDisk:
+    other = SimulatedDisk()
+    other.nodes = disk.nodes | {path: Inode(data, data)}
+    return other
+
+
 def expect_damage(store: Store, number: int, words: str = "is damaged") -> None:
     with pytest.raises(DamagedDataError, match=words) as caught:
         store.read_batch(LOG, number)
@@ -46,17 +54,25 @@ def expect_damage(store: Store, number: int, words: str = "is damaged") -> None:
 
 
 @pytest.mark.parametrize("keys", [None, OLD])
-def test_changed_truncated_and_longer_files_are_damage(keys: Keys | None) -> None:
-    """Each third byte of an encrypted log; without keys `test_damage.py` changes as many."""
+def test_no_flipped_bit_is_ever_read(keys: Keys | None) -> None:
     disk, _ = make_log(keys)
+    for number in (1, 2, 3):
+        path = entry_path(LOG, number)
+        data = content(disk, path)
+        for position in range(0, len(data), 3):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << position % 8
+            expect_damage(reopen(changed(disk, path, bytes(flipped)), keys), number)
+
+
+def test_truncated_and_longer_files_are_damage() -> None:
+    disk, _ = make_log()
     for number in (1, 3):
         path = entry_path(LOG, number)
         data = content(disk, path)
-        for place in range(0, len(data), 3 if keys else 31):
-            expect_damage(reopen(disk.with_file(path, flipped(data, place)), keys), number)
-        for length in (0, 20, len(data) - 1):
-            expect_damage(reopen(disk.with_file(path, data[:length]), keys), number, "truncated")
-        expect_damage(reopen(disk.with_file(path, data + b"x"), keys), number, "surplus")
+        for length in range(0, len(data), 5):
+            expect_damage(reopen(changed(disk, path, data[:length])), number, "truncated")
+        expect_damage(reopen(changed(disk, path, data + b"x")), number, "surplus")
 
 
 def test_too_large_files_are_not_read() -> None:
@@ -82,21 +98,21 @@ def test_files_in_the_wrong_place_are_damage(keys: Keys | None) -> None:
     for log in (OTHER, LogName(1, "h1", 2), LogName(2, "h1", 1), LogName(1, "h2", 1)):
         append(store, 1, log=log)
         expect_damage(
-            reopen(disk.with_file(entry_path(LOG, 1), content(disk, entry_path(log, 1))), keys), 1, "it is the file"
+            reopen(changed(disk, entry_path(LOG, 1), content(disk, entry_path(log, 1))), keys), 1, "it is the file"
         )
     for number, other in ((1, 2), (2, 1), (3, "sealed"), (3, "sealing")):
         expect_damage(
-            reopen(disk.with_file(entry_path(LOG, number), content(disk, entry_path(LOG, other))), keys),
+            reopen(changed(disk, entry_path(LOG, number), content(disk, entry_path(LOG, other))), keys),
             number,
             "it is the file",
         )
     for mark, other in (("sealing", 1), ("sealing", 3), ("sealing", "sealed"), ("sealed", "sealing")):
-        moved = disk.with_file(entry_path(LOG, mark), content(disk, entry_path(LOG, other)))
+        moved = changed(disk, entry_path(LOG, mark), content(disk, entry_path(LOG, other)))
         assert [found.path for found in reopen(moved, keys).verify().findings] == [f"log/1/h1-1/{mark}"]
     other_disk = SimulatedDisk()
     append(make_store(other_disk, seed=1), 1)
     expect_damage(
-        reopen(disk.with_file(entry_path(LOG, 1), content(other_disk, entry_path(LOG, 1))), keys), 1, "belongs to store"
+        reopen(changed(disk, entry_path(LOG, 1), content(other_disk, entry_path(LOG, 1))), keys), 1, "belongs to store"
     )
 
 
@@ -113,10 +129,10 @@ def test_what_cannot_be_is_damage_also_under_a_right_digest() -> None:
     ]
     for inputs in impossible:
         data = canonical.encode({"inputs": inputs})
-        expect_damage(reopen(disk.with_file(path, seal(b"LBAT", canonical.encode(body | {"data": data})))), 1)
+        expect_damage(reopen(changed(disk, path, seal(b"LBAT", canonical.encode(body | {"data": data})))), 1)
     for wrong in (b"", b"\xc1", canonical.encode({"inputs": [], "journal": []})):
-        expect_damage(reopen(disk.with_file(path, seal(b"LBAT", canonical.encode(body | {"data": wrong})))), 1)
-    expect_damage(reopen(disk.with_file(path, seal(b"PROB", canonical.encode(body)))), 1, "kind")
+        expect_damage(reopen(changed(disk, path, seal(b"LBAT", canonical.encode(body | {"data": wrong})))), 1)
+    expect_damage(reopen(changed(disk, path, seal(b"PROB", canonical.encode(body)))), 1, "kind")
     assert store.verify().is_whole
 
 
@@ -127,7 +143,7 @@ def test_later_versions_are_refused_not_called_damaged() -> None:
         data = content(disk, path)
         later = data[:12] + (3).to_bytes(4, "little") + data[16:-32]
         with pytest.raises(StoreError, match="format version 3") as caught:
-            reopen(disk.with_file(path, later + blake3(later).digest())).read_batch(LOG, number)
+            reopen(changed(disk, path, later + blake3(later).digest())).read_batch(LOG, number)
         assert not isinstance(caught.value, DamagedDataError)
 
 
@@ -212,10 +228,11 @@ INPUTS = st.builds(
 )
 
 
-def test_any_batch_is_read_as_it_was_appended() -> None:
+@pytest.mark.parametrize("keys", [None, OLD])
+def test_any_batch_is_read_as_it_was_appended(keys: Keys | None) -> None:
     disk = SimulatedDisk()
-    store = Store.create("simulated", disk=disk, keys=OLD, random_bytes=seeded_bytes())
-    reader = reopen(disk, OLD)
+    store = Store.create("simulated", disk=disk, keys=keys, random_bytes=seeded_bytes())
+    reader = reopen(disk, keys)
     numbers = iter(range(1, 10_000))
 
     @given(st.lists(INPUTS, max_size=5), IDS, st.integers(0, 2**63 - 1), st.integers(1, 2**63 - 1))
@@ -251,6 +268,35 @@ def test_no_two_batches_have_one_key() -> None:
     assert len(datas) == len(nonces) == 20
 
 
+def test_an_encrypted_batch_opens_in_its_place_only() -> None:
+    disk, store = make_log(OLD)
+    for number, other in ((1, 2), (2, 1)):
+        body = msgspec.msgpack.decode(content(disk, entry_path(LOG, other))[24:-32]) | {"number": number}
+        forged = changed(disk, entry_path(LOG, number), seal(b"LBAT", canonical.encode(body)))
+        expect_damage(reopen(forged, OLD), number, "moved, or changed")
+    append(store, 1, log=OTHER)
+    body = msgspec.msgpack.decode(content(disk, entry_path(OTHER, 1))[24:-32])
+    for moved in (body, body | {"plan": 1, "host": "h1", "start": 1}):
+        forged = changed(disk, entry_path(LOG, 1), seal(b"LBAT", canonical.encode(moved)))
+        expect_damage(reopen(forged, OLD), 1)
+    body = msgspec.msgpack.decode(content(disk, entry_path(LOG, 1))[24:-32])
+    for fields in ({"data": body["data"][:-1] + b"x"}, {"nonce": "0" * 32}):
+        forged = changed(disk, entry_path(LOG, 1), seal(b"LBAT", canonical.encode(body | fields)))
+        expect_damage(reopen(forged, OLD), 1, "moved, or changed")
+    forged = changed(disk, entry_path(LOG, 1), seal(b"LBAT", canonical.encode(body | {"key": "c" * 32})))
+    with pytest.raises(DamagedDataError, match="keys/cccc"):
+        reopen(forged, OLD).read_batch(LOG, 1)
+
+
+def test_a_plain_batch_in_an_encrypted_store_is_refused() -> None:
+    """Who can write, and has no key, adds inputs with right digests."""
+    disk, store = make_log(OLD)
+    assert append(Store(disk, store.store_id, random_bytes=seeded_bytes(8)), 1, log=OTHER)
+    with pytest.raises(StoreError, match="not encrypted"):
+        reopen(disk, OLD).read_batch(OTHER, 1)
+    assert [found.path for found in reopen(disk, OLD).verify().findings] == [entry_path(OTHER, 1)]
+
+
 def test_without_the_key_an_encrypted_batch_is_not_read() -> None:
     disk, store = make_log(OLD)
     with pytest.raises(StoreError, match="SNAPLINE_STORE_KEY"):
@@ -266,6 +312,14 @@ def test_a_plain_log_is_refused_with_a_key_and_a_seal_is_not() -> None:
     append(store, 1)
     with pytest.raises(StoreError, match="batches, outputs or a shelf, but no keys"):
         reopen(disk, OLD)
+
+
+def test_a_rotated_store_reads_its_logs_and_goes_on() -> None:
+    disk, store = make_log(OLD)
+    assert key_records.rotate(disk, store.store_id, OLD, NEW) == len(list_keys(disk)) == 2
+    reader = reopen(disk, NEW)
+    assert reader.read_batch(LOG, 1) == make_batch(1)
+    assert append(reader, 1, log=OTHER) and reader.read_batch(OTHER, 1) == make_batch(1)
 
 
 def test_keys_that_batches_name_are_kept() -> None:

@@ -2,7 +2,10 @@
 the seal, and nothing is acknowledged into nowhere."""
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,7 +16,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import NotFoundError
 from snapline.storage.disk import store_files
-from snapline.storage.disk.local_disk import Disk
+from snapline.storage.disk.local_disk import Disk, LocalDisk
 from snapline.storage.log import log_files as writing
 from snapline.storage.log.log_files import holds_batch, list_numbers
 from snapline.storage.log.log_record import SEALED, SEALING, LogName, PreparedBatch, entry_path
@@ -311,3 +314,58 @@ def test_a_fast_appender_is_stopped(pace: int) -> None:
     numbers = store.read_logs()[LOG]
     assert numbers == list(range(1, numbers[-1] + 1))
     assert len(taken) < 1000 and numbers[-1] < 3 * len(taken) + 10
+
+
+# -- threads on a real disk -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_threads_on_a_real_disk(tmp_path: Path, seed: int) -> None:
+    """A host that appends as fast as it can, owners that seal, a collector: as above, with the kernel's own orders.
+
+    The owners wait until the collector has deleted something, and the host goes on until it is refused: else a busy machine might have
+    the log sealed before the collector comes to its first batch.
+    """
+    first = Store.create("", disk=LocalDisk(tmp_path / "store"))
+    taken: list[int] = []
+    found: list[frozenset[int]] = []
+    removed: set[str] = set()
+    has_deleted, has_ended = threading.Event(), threading.Event()
+
+    def open_store() -> Store:
+        return Store(LocalDisk(tmp_path / "store"), first.store_id)
+
+    def host() -> None:
+        store = open_store()
+        for number in range(1, 100_000):
+            if not append(store, number):
+                break
+            taken.append(number)
+        has_ended.set()
+
+    def owner() -> None:
+        store = open_store()
+        while len(taken) < 5 + 3 * seed:
+            time.sleep(0.001)
+        has_deleted.wait(60)
+        store.seal_log(LOG)
+        found.append(read_all(store))
+
+    def collector() -> None:
+        store = open_store()
+        while not has_ended.is_set():
+            removed.update(store.delete_batches([(LOG, number) for number in range(1, len(taken) + 2)]))
+            if removed:
+                has_deleted.set()
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (host, owner, owner, owner, collector)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 3 and has_ended.is_set()
+    needed = {number for number in taken if entry_path(LOG, number) not in removed}
+    for each in found:
+        assert needed <= each
+    assert removed and open_store().verify().is_whole
+    assert first.read_batch(LOG, taken[-1] + 1) is None

@@ -238,11 +238,6 @@ def saved(disk: SimulatedDisk, count: int = 4) -> dict[str, dict[str, list[str]]
     return contents(object_stream)
 
 
-def changed(data: bytes, place: int) -> bytes:
-    """Another bit: of the last token of lz4, four say nothing."""
-    return data[:place] + bytes((data[place] ^ 0x10,)) + data[place + 1 :]
-
-
 def test_every_changed_byte_is_found_or_was_never_acknowledged() -> None:
     """Of the newest segment the end may be torn; what was acknowledged before the last commit must be there, or the shelf refuses."""
     disk = SimulatedDisk()
@@ -250,7 +245,10 @@ def test_every_changed_byte_is_found_or_was_never_acknowledged() -> None:
     path = "shelves/play/1"
     data = disk.read(path, 0, 10**6)
     for place in range(len(data)):
-        image = disk.with_file(path, changed(data, place))
+        image = disk.copy()
+        node = image.nodes[path]
+        assert node is not None
+        node.data = data[:place] + bytes((data[place] ^ 0x10,)) + data[place + 1 :]
         try:
             found = contents(open_object_stream(image))["thread/"]
         except StoreError:
@@ -266,7 +264,10 @@ def test_once_another_segment_begins_every_changed_byte_is_found() -> None:
     for path in ("shelves/play/1", "shelves/play/2"):
         data = disk.read(path, 0, 10**6)
         for place in range(0, len(data), 7 if path.endswith("1") else 1):
-            image = disk.with_file(path, changed(data, place))
+            image = disk.copy()
+            node = image.nodes[path]
+            assert node is not None
+            node.data = data[:place] + bytes((data[place] ^ 0x10,)) + data[place + 1 :]
             if path.endswith("1"):
                 with pytest.raises(DamagedDataError):
                     contents(open_object_stream(image))
@@ -325,7 +326,10 @@ def test_verification_reads_every_byte_of_a_shelf() -> None:
     assert {"shelves/play/1", "shelves/play/2"} <= {each.path for each in verification.checked}
     data = disk.read("shelves/play/1", 0, 10**6)
     for place in range(0, len(data), 5):
-        image = disk.with_file("shelves/play/1", changed(data, place))
+        image = disk.copy()
+        node = image.nodes["shelves/play/1"]
+        assert node is not None
+        node.data = data[:place] + bytes((data[place] ^ 0x10,)) + data[place + 1 :]
         found = Store.open("simulated", disk=image).verify().findings
         assert [each.path for each in found] == ["shelves/play/1"], place
     del disk.nodes["shelves/play/1"]

@@ -1,13 +1,12 @@
 """Crashes and disk errors at every call of a shelf's life: what was acknowledged is there, and each change is whole or absent."""
 
 import errno
-import functools
 from pathlib import Path
 
 import pytest
 from tests.kit.forked_process import run_forked
 from tests.storage.object_streams.making import PATH, contents, open_object_stream, remove, save
-from tests.storage.simulated_disk import SimulatedDisk, crash_everywhere
+from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import StoreError
 from snapline.storage.store import object_segments as segments_module
@@ -55,14 +54,7 @@ class Life:
         remove(object_stream, name)
         self.held, self.coming = self.coming, None
 
-    @property
-    def promises(self) -> str:
-        return repr((self.held, self.coming))
-
     def check(self, image: SimulatedDisk) -> None:
-        if "snapline-store" not in image.nodes:
-            assert not self.held
-            return
         object_stream = open_object_stream(image, seed=8)
         found = contents(object_stream).get("thread/", {})
         assert found in (self.held, self.coming), (found, self.held, self.coming)
@@ -74,8 +66,23 @@ class Life:
 
 @pytest.mark.parametrize("has_unnamed_files", [True, False])
 def test_a_crash_at_any_call_leaves_every_change_whole_or_absent(has_unnamed_files: bool) -> None:
-    disks = functools.partial(SimulatedDisk, has_unnamed_files=has_unnamed_files)
-    assert crash_everywhere(lambda: Life(disks()), calls_min=45) > 71
+    images, moment = 0, 0
+    while True:
+        disk = SimulatedDisk(has_unnamed_files=has_unnamed_files)
+        disk.crash_after = moment
+        life = Life(disk)
+        try:
+            life.run()
+        except SimulatedCrashError:
+            pass
+        else:
+            break
+        for image in disk.images():
+            if "snapline-store" in image.nodes:
+                life.check(image)
+                images += 1
+        moment += 1
+    assert moment > 45 and images > 50
 
 
 def test_a_disk_that_fails_at_any_call_loses_nothing_that_was_acknowledged() -> None:
@@ -136,8 +143,8 @@ for number in range(5):
 @pytest.mark.parametrize(
     ("point", "time"),
     [
-        *((f"store.shelf.segment.{step}", 1) for step in ("written", "linked")),
-        *((f"store.shelf.commit.{step}", 4) for step in ("written", "durable")),
+        *((f"store.shelf.segment.{step}", 1) for step in ("opened", "written", "synced", "linked", "durable")),
+        *((f"store.shelf.commit.{step}", time) for step in ("written", "durable") for time in (1, 4)),
     ],
 )
 def test_a_killed_process_leaves_what_it_acknowledged(tmp_path: Path, point: str, time: int) -> None:

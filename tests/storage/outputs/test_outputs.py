@@ -1,11 +1,14 @@
 """Outputs in a store: released once, in order, whole; read from any cursor; kept for consumers; deleted when all have had them."""
 
+from collections.abc import Callable
+
 import pytest
 from tests.storage.making import make_store, seeded_bytes
 from tests.storage.outputs.releasing import CREATED_NS, make_output, make_outputs, release, root_of
-from tests.storage.simulated_disk import SimulatedDisk, run_at_every_call
+from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import NotFoundError, StoreError, UsageError
+from snapline.storage.disk.object_disk import DiskCapabilities
 from snapline.storage.outputs import output_files as writing
 from snapline.storage.outputs import output_record as records
 from snapline.storage.outputs.output_files import RevertedEpochs
@@ -47,6 +50,22 @@ def keys(*epochs: int) -> list[OutputKey | RevertedEpochs]:
     return [(epoch, each.agent, each.number) for epoch in epochs for each in make_outputs(epoch)]
 
 
+def run_between(disk: SimulatedDisk, moment: int, ours: Callable[[], object], others: Callable[[], object]) -> bool:
+    """Do `ours`, and `others` before its call number `moment`; return whether there was one."""
+    limit, has_acted = len(disk.calls) + moment, False
+
+    def act(name: str) -> None:
+        nonlocal has_acted
+        if len(disk.calls) >= limit:
+            disk.on_call, has_acted = (lambda name: None), True
+            others()
+
+    disk.on_call = act
+    ours()
+    disk.on_call = lambda name: None
+    return has_acted
+
+
 def test_a_store_without_outputs_has_no_folder_for_them(disk: SimulatedDisk, store: Store) -> None:
     before = list(disk.calls)
     assert store.output_epochs() == [] and read(store) == [] and store.output_consumers() == {}
@@ -54,6 +73,23 @@ def test_a_store_without_outputs_has_no_folder_for_them(disk: SimulatedDisk, sto
     assert store.delete_outputs(now_ns=CREATED_NS, age_ns_min=0) == []
     assert not any(path.startswith("outputs") for path in disk.files())
     assert {name for name in disk.calls[len(before) :]} <= {"list_directory"}
+
+
+def test_what_is_released_is_read_in_order_from_every_cursor(disk: SimulatedDisk, store: Store) -> None:
+    for epoch in (1, 2, 11, 12):
+        release(store, epoch, after=epoch - 1)
+    other = another(disk, store)
+    assert other.output_epochs() == [1, 2, 11, 12]
+    found = other.read_release(2)
+    assert (found.epoch, found.after, found.root, found.created_ns) == (2, 1, root_of(2), CREATED_NS)
+    assert found.outputs == make_outputs(2)
+    assert read(other) == keys(1, 2, 11, 12)
+    places = [(batch, index) for batch in other.read_outputs() for index in range(len(batch.outputs))]
+    cursors = [str(batch.cursor(index + 1)) for batch, index in places]
+    assert cursors[:4] == ["1.1", "1.2", "1.3", "2.1"]
+    for index, cursor in enumerate(cursors):
+        assert read(other, cursor) == keys(1, 2, 11, 12)[index + 1 :]
+    assert other.verify().is_whole
 
 
 def test_outputs_are_sorted_by_whoever_releases_them(store: Store) -> None:
@@ -71,17 +107,30 @@ def test_a_long_release_has_parts_and_is_read_a_part_at_a_time(disk: SimulatedDi
     assert read(store, "1.3") == [] and store.verify().is_whole
 
 
-def test_of_two_who_release_at_a_time_both_succeed(disk: SimulatedDisk, store: Store) -> None:
-    """Between any two calls of ours another process releases the same epoch."""
+def test_a_second_release_is_success_and_writes_nothing(disk: SimulatedDisk, store: Store) -> None:
     release(store, 1)
+    release(store, 2)
+    before = {path: disk.nodes[path] for path in disk.files()}
+    for other in (store, another(disk, store)):
+        for epoch in (1, 2):
+            release(other, epoch, created_ns=7)
+    assert {path: disk.nodes[path] for path in disk.files()} == before
 
-    def check(disk: SimulatedDisk) -> None:
-        here = another(disk, store)
-        release(here, 3)
-        assert read(here) == keys(1, 2, 3) and here.verify().is_whole
 
-    ours, theirs = (lambda disk, seed=seed: release(another(disk, store, seed), 2) for seed in (1, 2))
-    assert run_at_every_call(disk.copy, ours, theirs, check) > 5
+def test_of_two_who_release_at_a_time_both_succeed() -> None:
+    """Between any two calls of ours another process releases the same epoch."""
+    for moment in range(100):
+        disk = SimulatedDisk()
+        store = make_store(disk)
+        release(store, 1)
+        other = another(disk, store)
+        has_acted = run_between(disk, moment, lambda: release(store, 2), lambda: release(other, 2))  # noqa: B023
+        release(store, 3)
+        assert read(store) == keys(1, 2, 3) and store.verify().is_whole
+        if not has_acted:
+            assert moment > 5
+            return
+    raise AssertionError("too many calls")
 
 
 def test_another_root_or_history_of_the_same_epoch_is_another_fleets(disk: SimulatedDisk, store: Store) -> None:
@@ -204,6 +253,12 @@ def test_what_cannot_be_released_is_refused_before_anything_is_written(disk: Sim
     assert not any(path.startswith("outputs") for path in disk.files())
 
 
+def test_a_disk_that_overwrites_objects_is_refused(disk: SimulatedDisk, store: Store) -> None:
+    disk.abilities = DiskCapabilities(creates_only=False)  # type: ignore[attr-defined]  # As an object disk has them.
+    with pytest.raises(UsageError, match="a fleet with outputs needs another one"):
+        release(store, 1)
+
+
 # -- consumers --------------------------------------------------------------------------------------------------------
 
 
@@ -236,19 +291,25 @@ def test_no_consumer_is_ahead_of_what_was_released(disk: SimulatedDisk, store: S
         store.acknowledge_outputs("c/1", "3.0", now_ns=0)
 
 
-def test_consumers_that_move_at_a_time_both_arrive(disk: SimulatedDisk, store: Store) -> None:
+def test_consumers_that_move_at_a_time_both_arrive() -> None:
     """Between any two calls of ours another process moves the same consumer."""
-    release(store, 1)
-    store.acknowledge_outputs("c1", "", now_ns=0)
-
-    def check(disk: SimulatedDisk) -> None:
-        assert another(disk, store).output_consumers()["c1"].cursor == "1.2"
-
-    ours, theirs = (
-        lambda disk, cursor=cursor: another(disk, store).acknowledge_outputs("c1", cursor, now_ns=1)
-        for cursor in ("1.1", "1.2")
-    )
-    assert run_at_every_call(disk.copy, ours, theirs, check) > 8
+    for moment in range(100):
+        disk = SimulatedDisk()
+        store = make_store(disk)
+        release(store, 1)
+        store.acknowledge_outputs("c1", "", now_ns=0)
+        other = another(disk, store)
+        has_acted = run_between(
+            disk,
+            moment,
+            lambda: store.acknowledge_outputs("c1", "1.1", now_ns=1),  # noqa: B023
+            lambda: other.acknowledge_outputs("c1", "1.2", now_ns=1),  # noqa: B023
+        )
+        assert store.output_consumers()["c1"].cursor == ("1.2" if has_acted else "1.1")
+        if not has_acted:
+            assert moment > 8
+            return
+    raise AssertionError("too many calls")
 
 
 # -- retention --------------------------------------------------------------------------------------------------------
