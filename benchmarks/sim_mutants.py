@@ -11,11 +11,10 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable
-from functools import partial
 
 import msgspec
+from tests.sim.mutants import MUTANTS, mutated
 
-from snapline.sim.mutants import MUTANTS
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import Scenario
@@ -40,7 +39,8 @@ def first_failure(name: str, seeds: int) -> tuple[Scenario, Result] | None:
     """The drawn scenario of the first seed that finds it, and its result."""
     for seed in range(seeds):
         drawn = draw(MUTANTS[name].scenario, seed)
-        result = run(drawn, seed, mutant=name)
+        with mutated(name):
+            result = run(drawn, seed)
         if result.verdict == "violation":
             return drawn, result
     return None
@@ -53,7 +53,8 @@ def measure(name: str, seeds: int, limit_s: float) -> Row:
     if failure is None:
         return Row(name, seeds, found_s, None)
     drawn, result = failure
-    shrunk = shrink(drawn, result.seed, result, runner=partial(run, mutant=name), time_limit_s=limit_s)
+    with mutated(name):
+        shrunk = shrink(drawn, result.seed, result, time_limit_s=limit_s)
     return Row(name, result.seed + 1, found_s, shrunk)
 
 

@@ -6,7 +6,6 @@ Without a violation, the verdict is "undecided" if a required event has not happ
 agents or the harness fail.
 """
 
-import contextlib
 import gc
 import logging
 import time
@@ -45,7 +44,6 @@ def run(
     choices: Choices | None = None,
     *,
     recording: Recording | None = None,
-    mutant: str = "",
     window_at: int | None = None,
     workload: Workload | None = None,
     on_world: Callable[[World], None] | None = None,
@@ -55,7 +53,6 @@ def run(
     Args:
         choices: source of the run's choices. By default, the seed determines all choices.
         recording: recording to which the run's events are added.
-        mutant: name of a mutant in `snapline.sim.mutants` whose bug the run contains, for testing that the oracles detect it.
         workload: the fleet to run and its invariants. By default, the scenario determines the workload.
         window_at: index of the section of a thousand journal entries to keep in `Result.journal`.
         on_world: function that is called with the simulated world before the first event. Callers can use it to inspect the world during
@@ -70,7 +67,7 @@ def run(
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)  # the result contains everything that matters
     try:
-        with _mutated(mutant), limited(scenario.limits), manifests_cached():
+        with limited(scenario.limits), manifests_cached():
             built = workload or make_workload(scenario.fleet)
             if built.inputs is None and scenario.clients.inputs_from:
                 built.inputs = GivenInputs(scenario.clients.inputs_from)
@@ -89,14 +86,6 @@ def run(
             gc.enable()
     result.cpu_s = time.process_time() - began_s
     return result
-
-
-def _mutated(mutant: str) -> contextlib.AbstractContextManager[None]:
-    if not mutant:
-        return contextlib.nullcontext()
-    from snapline.sim.mutants import mutated
-
-    return mutated(mutant)
 
 
 def _run(world: World, result: Result) -> None:

@@ -56,7 +56,7 @@ milliseconds.
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
@@ -720,22 +720,18 @@ CHOICES = {choices}
 
 def test_{name}() -> None:
     scenario = parse_scenario(SCENARIO, source="{name}")
-    result = run(scenario, {seed}, choices=RecordedChoices(CHOICES){arguments})
+    result = run(scenario, {seed}, choices=RecordedChoices(CHOICES))
     assert result.verdict == "pass", result.violations or result.pending or result.error
 '''
 
 
-def render(shrunk: Shrunk, *, keywords: Mapping[str, str] | None = None, journal: Sequence[str] = ()) -> dict[str, str]:
-    """Return the contents of the files that describe a shrunk bug, by file name.
-
-    Args:
-        keywords: additional arguments that the generated test passes to `run`, such as the name of a mutant.
-    """
+def render(shrunk: Shrunk, *, journal: Sequence[str] = ()) -> dict[str, str]:
+    """Return the contents of the files that describe a shrunk bug, by file name."""
     name = identifier(shrunk)
     return {
         f"{name.replace('_', '-')}.toml": format_scenario(shrunk.scenario),
         "choices.json": choices_json(shrunk.record).decode(),
-        f"test_{name}.py": test_file(shrunk, name, keywords or {}),
+        f"test_{name}.py": test_file(shrunk, name),
         "steps.txt": "\n".join(shrink_report(shrunk, journal)) + "\n",
     }
 
@@ -746,9 +742,8 @@ def identifier(shrunk: Shrunk) -> str:
     return f"{slug}_seed_{shrunk.seed}"
 
 
-def test_file(shrunk: Shrunk, name: str, keywords: Mapping[str, str]) -> str:
+def test_file(shrunk: Shrunk, name: str) -> str:
     """Return the source of a test that fails while the bug exists."""
-    arguments = "".join(f", {keyword}={value!r}" for keyword, value in keywords.items())
     return TEST.format(
         title=f"Found by simulation and shrunk: {_quoted(shrunk.signature)}.",
         evidence=_quoted("\n".join(evidence(shrunk))),
@@ -756,7 +751,6 @@ def test_file(shrunk: Shrunk, name: str, keywords: Mapping[str, str]) -> str:
         choices=choices_literal(shrunk.record),
         name=name,
         seed=shrunk.seed,
-        arguments=arguments,
     )
 
 

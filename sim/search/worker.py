@@ -5,7 +5,7 @@ settings that all its runs share (`Setup`), and then tasks. A task is only a few
 seed.
 
 Only the name of the runner is sent, and every process imports the runner by name, so the runner must be a module-level function. Keyword
-arguments that are the same for all runs (such as the name of a mutant) may be bound with `functools.partial`.
+arguments that are the same for all runs may be bound with `functools.partial`.
 
 Garbage is collected only between runs, never during a run (simulation.md, section 1). If a run takes longer than `seed_timeout_s` of real
 time, SIGALRM ends the run, and the error names the current line of code. SIGALRM works only in the main thread, and cannot interrupt code

@@ -47,9 +47,9 @@ CRASHING = (
     SMALL.replace("small", "crashing").replace("500ms", "1s") + '\n[[fault]]\ncrash = { host = "h1", at = "100ms" }\n'
 )
 
-MUTANT = ("--mutant", "channel-state-dropped")
-MUTATED = ("swarm", "--protocol", "chandy-lamport", "--pattern", "spawning", *MUTANT)
-"""A scenario in which this mutant shows soon."""
+FLEETS = "tests.sim.checked_fleets"
+WRONG = (f"{FLEETS}:short_ping_pong", "--invariant", f"{FLEETS}:none_in_the_thirties")
+"""Some seeds break the invariant."""
 
 FLEET = """
 import asyncio
@@ -190,7 +190,6 @@ def test_options_are_exact_where_nothing_is_drawn(small: str) -> None:
         (["mine:fleet", "--faults", "nothing"], "there is no scenario 'nothing'"),
         (["wrong.toml"], "wrong.toml: "),
         (["beyond.toml"], "1 of 1 hosts are lost for ever"),
-        (["small.toml", "--mutant", "magic"], "--mutant 'magic' is not known"),
         (["folder"], "there is no scenario 'folder'"),
     ],
 )
@@ -245,7 +244,6 @@ def test_a_users_fleet_gets_faults_from_a_template_or_a_file(run: Run, folder: P
 
 # -- the user's own invariants --------------------------------------------------------------------------------------------
 
-FLEETS = "tests.sim.checked_fleets"
 GIVEN = (f"{FLEETS}:ping_pong", "--faults", "quiet", "--invariant", f"{FLEETS}:few_hits")
 
 
@@ -365,10 +363,10 @@ def test_a_folder_is_not_changed_by_options(run: Run, small: str, verb: str) -> 
 
 @pytest.mark.slow
 def test_a_failing_run_is_made_small(run: Run, folder: Path) -> None:
-    seed = first_failing_seed(*MUTATED, run=run)
-    failing = run("sim", "run", *MUTATED, "--seed", seed)
+    seed = first_failing_seed(*WRONG, run=run)
+    failing = run("sim", "run", *WRONG, "--seed", seed)
     assert failing.code == 6
-    done = run("sim", "shrink", failing.json["folder"], *MUTANT, "--time-limit", "1s")
+    done = run("sim", "shrink", failing.json["folder"], "--time-limit", "1s")
     assert done.code == 0 and done.json["signature"] == f"violation {failing.json['violations'][0]['oracle']}"
     sizes = [sum(done.json[name].values()) for name in ("before", "after")]
     assert sizes[1] < sizes[0] and "run " in done.err
@@ -377,10 +375,10 @@ def test_a_failing_run_is_made_small(run: Run, folder: Path) -> None:
     assert {"report.html", "spacetime.svg", "steps.txt", "config.toml", "choices.json"} <= {
         path.name for path in place.iterdir()
     }
-    again = run("sim", "replay", place, *MUTANT)
+    again = run("sim", "replay", place)
     assert again.code == 6 and again.json["is_same"] is True
     test = next(place.glob("test_*.py"))
-    for text, code in ((test.read_text(), 1), (re.sub(r", mutant='[a-z-]+'", "", test.read_text()), 0)):
+    for text, code in ((test.read_text(), 1), (test.read_text().replace("none_in_the_thirties", "hits_follow"), 0)):
         test.write_text(text)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
         assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == code
@@ -396,10 +394,10 @@ def test_there_is_nothing_to_shrink_in_a_run_that_passes(run: Run, small: str) -
 
 
 def test_a_sweep_counts_what_single_runs_say(run: Run, folder: Path) -> None:
-    done = run("sim", "sweep", *MUTATED, "--seeds", "0:12", "--jobs", 0, "--csv", "metrics.csv", "--folder", "kept")
-    template = ScenarioChanges(protocol="chandy-lamport", pattern="spawning").template("swarm")
-    results = [simulate(draw(template, seed), seed, mutant=MUTANT[1]) for seed in range(12)]
-    verdicts = [result.verdict for result in results]
+    done = run("sim", "sweep", *WRONG, "--seeds", "0:12", "--jobs", 0, "--csv", "metrics.csv", "--folder", "kept")
+    template = ScenarioChanges(invariant=WRONG[2]).template(WRONG[0])
+    verdicts = [simulate(draw(template, seed), seed).verdict for seed in range(12)]
+    assert set(verdicts) == {"pass", "violation"}
     assert {name: count for name, count in done.json["verdicts"].items() if count} == {
         name: verdicts.count(name) for name in verdicts
     }
@@ -414,10 +412,10 @@ def test_a_sweep_counts_what_single_runs_say(run: Run, folder: Path) -> None:
 
 
 def test_a_sweep_as_a_table(run: Run, small: str) -> None:
-    done = run("sim", "sweep", *MUTATED, "--seeds", "0:40", "--stop-after", 1, "--jobs", 0, "-o", "table")
+    done = run("sim", "sweep", *WRONG, "--seeds", "0:40", "--stop-after", 1, "--jobs", 0, "-o", "table")
     assert done.code == 6 and ", stopped: " in done.out.splitlines()[0]
     assert re.search(r"^violation: \S+ \(G\d+\), 1 run: seeds \d+$", done.out, re.MULTILINE)
-    assert f"    snapline sim run {shlex.join(['swarm'])} --seed " in done.out
+    assert f"    snapline sim run {WRONG[0]} --seed " in done.out
     calm = run("sim", "sweep", small, "--seeds", "5", "--jobs", 0, "-o", "table", "--verbose")
     assert calm.code == 0 and calm.out.startswith("small: 1 run: 1 pass (") and "probes never hit: " in calm.out
     assert "?" in calm.out, "the interval of one run is unknown"
@@ -694,11 +692,6 @@ def test_lists(run: Run) -> None:
 
 
 # -- around it ----------------------------------------------------------------------------------------------------------
-
-
-def test_mutants_are_for_us(run: Run) -> None:
-    for command in ("run", "sweep", "replay", "shrink", "coverage"):
-        assert "--mutant" not in run("sim", command, "--help").out
 
 
 def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.kit.compiled import is_bound
+from tests.sim.mutants import check_replaceable
 
 from snapline.channels import channel, link
 from snapline.compiled import SAMPLE_MODULE, is_compiled, version_text
-from snapline.sim.mutants import check_replaceable
 
 PLAIN_BASES = {"ABC", "Inlet", "Outlet", "Protocol"}
 """Whose subclasses keep their meaning: all of them are compiled with it, or have no state."""

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.sim.mutants import mutated
 
 import snapline
 from snapline.compiled import is_compiled
 from snapline.errors import UsageError
-from snapline.sim.mutants import mutated
 
 SITE = str(Path(snapline.__file__).parents[1])
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import pytest
+from tests.sim.mutants.registry import template
 
 from snapline.agent_runtime.host.checkpoint_writer import ChunkTables
 from snapline.coordinator.service import store_keeper
 from snapline.sim.faults.fault_kinds import DiskFault
-from snapline.sim.mutants.registry import template
 from snapline.sim.oracles.judge import Judge
 from snapline.sim.result import Result
 from snapline.sim.run import run

@@ -5,13 +5,11 @@ seeds may be used up before anybody has to pin another one (`python benchmarks/s
 is the acceptance criterion: from seed 0 on, within 1,000 seeds, shrunk to at most 20 events and 2 faults.
 """
 
-from functools import partial
-
 import pytest
+from tests.sim.mutants import MUTANTS, mutated
 
 from snapline.coordinator.service import line_store
 from snapline.sim.choices import RecordedChoices
-from snapline.sim.mutants import MUTANTS, mutated
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import Scenario
@@ -34,7 +32,8 @@ def find(name: str, seeds: range, oracle: str = "") -> tuple[Scenario, Result]:
     """The first of these seeds at which a mutant is found, by this oracle if one is named."""
     for seed in seeds:
         drawn = draw(MUTANTS[name].scenario, seed)
-        result = run(drawn, seed, mutant=name)
+        with mutated(name):
+            result = run(drawn, seed)
         assert result.verdict != "broken", (name, seed, result.error)
         if any(oracle in ("", violation.oracle) for violation in result.violations):
             return drawn, result
@@ -74,9 +73,11 @@ def test_a_shrunk_mutant_is_small_and_fails_for_the_mutant_alone() -> None:
     """One that shrinks quickly; the slow test takes all."""
     name = "input-number-not-saved"
     drawn, found = find(name, range(SEEDS_NEAR))
-    shrunk = shrink(drawn, found.seed, found, runner=partial(run, mutant=name), time_limit_s=SHRINKING_LIMIT_S)
+    with mutated(name):
+        shrunk = shrink(drawn, found.seed, found, time_limit_s=SHRINKING_LIMIT_S)
     assert shrunk.size.total <= EVENTS_MAX and shrunk.size.faults <= FAULTS_MAX, shrunk.size
-    again = run(shrunk.scenario, shrunk.seed, RecordedChoices(shrunk.record), mutant=name)
+    with mutated(name):
+        again = run(shrunk.scenario, shrunk.seed, RecordedChoices(shrunk.record))
     assert again.violations == shrunk.result.violations
     sound = run(shrunk.scenario, shrunk.seed, RecordedChoices(shrunk.record))
     assert sound.verdict == "pass", sound.violations or sound.pending or sound.error
@@ -87,7 +88,8 @@ def test_all_mutants_are_found_from_the_first_seed_on_and_become_small() -> None
     large: list[tuple[str, str]] = []
     for name in MUTANTS:
         drawn, found = find(name, range(SEEDS_MAX))
-        shrunk = shrink(drawn, found.seed, found, runner=partial(run, mutant=name), time_limit_s=SHRINKING_LIMIT_S)
+        with mutated(name):
+            shrunk = shrink(drawn, found.seed, found, time_limit_s=SHRINKING_LIMIT_S)
         if shrunk.size.total > EVENTS_MAX or shrunk.size.faults > FAULTS_MAX:
             large.append((name, str(shrunk.size)))
     assert not large

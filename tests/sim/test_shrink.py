@@ -273,7 +273,7 @@ def test_the_lowest_value_that_works_is_found(fineness: int) -> None:
 
 def rendered() -> tuple[Shrunk, dict[str, str]]:
     shrunk = shrink(*failing(), runner=toys.toy)
-    return shrunk, render(shrunk, keywords={"mutant": "late"}, journal=["entry 1", "entry 2"])
+    return shrunk, render(shrunk, journal=["entry 1", "entry 2"])
 
 
 def test_the_files_hold_what_is_needed_to_run_it_again(tmp_path: Path) -> None:
@@ -289,10 +289,9 @@ def test_the_files_hold_what_is_needed_to_run_it_again(tmp_path: Path) -> None:
 def test_the_written_test_fails_while_the_bug_is_there_and_passes_without_it(tmp_path: Path) -> None:
     shrunk, files = rendered()
     code = files[f"test_toy_late_seed_{shrunk.seed}.py"]
-    assert "mutant='late'" in code
     with pytest.raises(AssertionError, match="too late"):
-        called(tmp_path, code, "mutable")
-    called(tmp_path, code, "mended")
+        called(tmp_path, code, "toy")
+    called(tmp_path, code, "flagged_pass")
 
 
 def called(folder: Path, code: str, toy: str) -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import pytest
+from tests.sim.mutants import mutated
 from tests.sim.test_books import make_judge
 from tests.sim.test_found_bugs import SPAWN_PENDING
 
 from snapline.agent_runtime.host.modes.logged import HostFreeze
 from snapline.agent_runtime.host.plans import creation_payload
 from snapline.coordinator.leader.epochs.publishing import Releases
-from snapline.sim.mutants import mutated
 from snapline.sim.oracles.judge import Judge
 from snapline.sim.result import Result
 from snapline.sim.run import run

@@ -1,12 +1,12 @@
 """What survives is in the line of the plan: who froze in time, where they stood, and the greatest line that this gives."""
 
 import pytest
+from tests.sim.mutants import MUTANTS
 from tests.sim.test_books import make_judge
 
 from snapline.agent_runtime.host import driver
 from snapline.coordinator.leader.modes.autonomous_epochs import FREEZE_NS
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, StopEvaluated
-from snapline.sim.mutants import MUTANTS
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import CutPlace, CutRecord
 from snapline.sim.oracles.line_oracles import Freezes, Frozen, LineOracle, LivePlaces

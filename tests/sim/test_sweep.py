@@ -200,8 +200,8 @@ def children() -> set[str]:
 
 
 def test_arguments_of_a_runner_travel_with_it_and_workers_collect_no_garbage_within_a_run() -> None:
-    found = seen(range(3), partial(toys.flagged, mutant="abc"), jobs=1)
-    assert {(result.metrics["mutant"], result.metrics["is_collecting"]) for result in found.values()} == {(3.0, 0.0)}
+    found = seen(range(3), partial(toys.flagged, flag="abc"), jobs=1)
+    assert {(result.metrics["flag"], result.metrics["is_collecting"]) for result in found.values()} == {(3.0, 0.0)}
 
 
 def test_a_runner_that_is_no_function_of_a_module_is_refused() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 from msgspec.structs import replace
+from tests.sim.mutants.catalogue import DAMAGED_EPOCHS
+from tests.sim.mutants.registry import BUSY, template
 
-from snapline.sim.mutants.catalogue import DAMAGED_EPOCHS
-from snapline.sim.mutants.registry import BUSY, template
 from snapline.sim.run import run
 from snapline.sim.scenario import OutputsPart
 from snapline.sim.search.swarm import draw

@@ -77,10 +77,10 @@ def toy(scenario: Scenario, seed: int, *, choices: Choices | None = None, window
     )
 
 
-def flagged(scenario: Scenario, seed: int, *, choices: Choices | None = None, mutant: str = "") -> Result:
+def flagged(scenario: Scenario, seed: int, *, choices: Choices | None = None, flag: str = "") -> Result:
     """A toy with an argument of its own, which tells whether garbage is collected within runs."""
     result = toy(scenario, seed, choices=choices)
-    result.metrics |= {"mutant": float(len(mutant)), "is_collecting": float(gc.isenabled())}
+    result.metrics |= {"flag": float(len(flag)), "is_collecting": float(gc.isenabled())}
     return result
 
 
@@ -172,16 +172,6 @@ def flagged_pass(scenario: Scenario, seed: int, *, choices: Choices | None = Non
     result = toy(scenario, seed, choices=choices)
     result.verdict, result.violations = "pass", []
     return result
-
-
-def mutable(scenario: Scenario, seed: int, *, choices: Choices | None = None, mutant: str = "") -> Result:
-    """Fails with its mutant."""
-    return toy(scenario, seed, choices=choices) if mutant else flagged_pass(scenario, seed, choices=choices)
-
-
-def mended(scenario: Scenario, seed: int, *, choices: Choices | None = None, mutant: str = "") -> Result:
-    """Never fails, whatever the mutant."""
-    return flagged_pass(scenario, seed, choices=choices)
 
 
 def forget() -> None:

@@ -79,9 +79,8 @@ def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | No
     from snapline.sim.run import run as simulate
     from snapline.sim.world.recording import Recording
 
-    changes.runner()  # raises UsageError if the mutant is unknown
     recording, choices = Recording(), RandomChoices(seed, is_recording=True)
-    result = simulate(drawn, seed, choices, recording=recording, mutant=changes.mutant)
+    result = simulate(drawn, seed, choices, recording=recording)
     if base is None:
         return result, None
     place = folder_for(base, drawn.name, seed, datetime.now(UTC))
@@ -153,11 +152,12 @@ def replay(
 
 
 def _checked(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Result, dict[str, object]]":
+    from snapline.sim.run import run as simulate
     from snapline.sim.search.swarm import draw
 
     number = seed or 0
     drawn = draw(changes.template(word), number)
-    result = changes.runner()(drawn, number)
+    result = simulate(drawn, number)
     return result, {**_replay_fields(result), "is_checked": True, "divergence": _divergence(drawn, number, changes)}
 
 
@@ -170,7 +170,7 @@ def _replayed(
     refuse(changes, seed, folder)
     scenario, number, _ = read_repro(folder)
     check_fleet(scenario)
-    replayed = replay_folder(folder, commit=commit_of_code(), runner=changes.runner())
+    replayed = replay_folder(folder, commit=commit_of_code())
     return replayed.result, {
         "folder": str(folder),
         **_replay_fields(replayed.result),
@@ -198,7 +198,7 @@ def _divergence(scenario: "Scenario", seed: int, changes: ScenarioChanges) -> di
 
     from snapline.sim.search.replay import check_determinism
 
-    divergence = check_determinism(scenario, seed, runner=changes.runner())
+    divergence = check_determinism(scenario, seed)
     return None if divergence is None else {**msgspec.to_builtins(divergence), "text": divergence.text}
 
 
@@ -334,13 +334,14 @@ def _time_limit_s(text: str) -> float:
 def _failing(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Scenario, int, Result]":
     """Return the run to shrink, as its scenario, seed and result."""
     from snapline.sim.report.run_folder import read_run
+    from snapline.sim.run import run as simulate
     from snapline.sim.search.swarm import draw
 
     folder = run_folder(word)
     if folder is None:
         number = seed or 0
         drawn = draw(changes.template(word), number)
-        return drawn, number, changes.runner()(drawn, number)
+        return drawn, number, simulate(drawn, number)
     refuse(changes, seed, folder)
     stored = read_run(folder)
     check_fleet(stored.scenario)
@@ -362,7 +363,7 @@ def _shrink(
             last = (step.text, now_s)
             printer.progress(f"run {step.tries:>5}  {step.text:<32} {size_text(step.size)}")
 
-    return minimise(*failing, runner=changes.runner(), time_limit_s=limit_s, on_progress=tell)
+    return minimise(*failing, time_limit_s=limit_s, on_progress=tell)
 
 
 def _target(word: str, found: "Shrunk", folder: Path | None) -> Path:
@@ -385,10 +386,9 @@ def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> li
     from snapline.sim.world.recording import Recording
 
     recording, choices = Recording(), RecordedChoices(found.record)
-    result = simulate(found.scenario, found.seed, choices, recording=recording, mutant=changes.mutant, window_at=0)
+    result = simulate(found.scenario, found.seed, choices, recording=recording, window_at=0)
     write_run(target, found.scenario, result, recording, choices=found.record, commit=commit_of_code())
-    keywords = {"mutant": changes.mutant} if changes.mutant else None
-    files = render(found, keywords=keywords, journal=result.journal)
+    files = render(found, journal=result.journal)
     for name, content in files.items():
         try:
             (target / name).write_text(content, encoding="utf-8")

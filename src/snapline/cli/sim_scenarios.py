@@ -16,7 +16,6 @@ from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.sim.scenario import Scenario
-    from snapline.sim.search.worker import Runner
 
 SEEDS_MAX = 10_000_000
 """Largest number of seeds for one command. This many seeds take a day, and a larger number is probably a typo."""
@@ -160,7 +159,6 @@ class ScenarioChanges:
             show_default="0",
         ),
     ] = None
-    mutant: Annotated[str, typer.Option("--mutant", hidden=True, help="Put in a seeded bug of sim/mutants/.")] = ""
 
     def words(self) -> list[str]:
         """Return these options as command-line arguments."""
@@ -176,7 +174,6 @@ class ScenarioChanges:
             "--clients": self.clients,
             "--restores": self.restores,
             "--moves": self.moves,
-            "--mutant": self.mutant or None,
         }
         words = [word for pair in self.arg or () for word in ("--arg", pair)]
         return words + [word for name, value in given.items() if value is not None for word in (name, str(value))]
@@ -292,21 +289,13 @@ class ScenarioChanges:
         changed = msgspec.structs.replace(scenario, fleet=fleet, swarm=swarm)
         return parse_scenario(format_scenario(changed), source="the options")  # checks the values
 
-    def runner(self) -> "Runner":
-        """Return the function that runs a scenario. With `--mutant`, the function runs code that contains a seeded bug.
-
-        Raises:
-            UsageError: If the mutant does not exist.
-        """
-        return runner_of(self.mutant)
-
     def refuse(self, folder: Path) -> None:
         """Reject options that would change the recorded run in `folder`.
 
         Raises:
             UsageError: If an option would change the run.
         """
-        given = [word for word in self.words() if word.startswith("--") and word != "--mutant"]
+        given = [word for word in self.words() if word.startswith("--")]
         if given:
             raise UsageError(f"{given[0]} cannot change {folder}, which is of a run: leave it out, or name a scenario")
 
@@ -319,25 +308,6 @@ def _replaced(struct: Any, **fields: object) -> Any:  # Any: any struct; the res
     import msgspec
 
     return msgspec.structs.replace(struct, **{name: value for name, value in fields.items() if value is not None})
-
-
-def runner_of(mutant: str) -> "Runner":
-    """Return `snapline.sim.run.run`. If `mutant` is given, the returned function contains a seeded bug.
-
-    Raises:
-        UsageError: If the mutant does not exist, or mutants cannot be applied in this installation.
-    """
-    from functools import partial
-
-    from snapline.sim.mutants import MUTANTS, check_replaceable
-    from snapline.sim.run import run
-
-    if not mutant:
-        return run
-    if mutant not in MUTANTS:
-        raise UsageError(f"--mutant {mutant!r} is not known: use one of {', '.join(MUTANTS)}")
-    check_replaceable()
-    return partial(run, mutant=mutant)
 
 
 def is_reference(word: str) -> bool:

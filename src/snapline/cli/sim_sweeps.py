@@ -285,9 +285,7 @@ def sweep(
     _check_place(on, jobs)
     check_writable(csv)
     file = None if folder is None else _summary_file(folder, template)
-    summary = _sweep(
-        template, numbers, changes.runner(), printer, jobs=jobs, on=on, address=address, stop_after=stop_after, csv=csv
-    )
+    summary = _sweep(template, numbers, printer, jobs=jobs, on=on, address=address, stop_after=stop_after, csv=csv)
     repeats = {
         seed: changes.repeat(scenario, seed) for sweep_document in summary.findings for seed in sweep_document.seeds[:1]
     }
@@ -324,9 +322,9 @@ def check_writable(path: Path | None) -> None:
 def _sweep(
     template: "Scenario",
     seeds: Sequence[int],
-    runner: "Runner",
     printer: Printer,
     *,
+    runner: "Runner | None" = None,
     jobs: int | None,
     on: SweepPlace = SweepPlace.HERE,
     address: str = "auto",
@@ -438,25 +436,21 @@ def _covered(
     changes: ScenarioChanges, word: str, seeds: str | None, jobs: int | None, printer: Printer
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Run the scenario with each seed, or replay a recorded run. Return the number of runs by verdict, and the number of hits by probe."""
-    from functools import partial
-
     from snapline.sim.choices import RecordedChoices
     from snapline.sim.search.replay import read_repro
 
     folder = run_folder(word)
-    changes.runner()  # raises UsageError for an unknown mutant
-    runner: Runner = partial(run_watched, mutant=changes.mutant)
     if folder is None:
         template = changes.template(word)
         numbers = parse_seeds(seeds or "0:100")
-        summary = _sweep(template, numbers, runner, printer, jobs=jobs, is_determinism_checked=False)
+        summary = _sweep(template, numbers, printer, runner=run_watched, jobs=jobs, is_determinism_checked=False)
         return summary.verdicts, summary.probes
     changes.refuse(folder)
     if seeds is not None:
         raise UsageError(f"--seeds cannot change {folder}, which is of a run: leave it out, or name a scenario")
     scenario, seed, record = read_repro(folder)
     check_fleet(scenario)
-    result = runner(scenario, seed, choices=None if record is None else RecordedChoices(record))
+    result = run_watched(scenario, seed, choices=None if record is None else RecordedChoices(record))
     return {result.verdict: 1}, result.probes
 
 
@@ -466,13 +460,13 @@ POINT = "point "
 Hook = Callable[[str], None]
 
 
-def run_watched(scenario: "Scenario", seed: int, *, choices: "Choices | None" = None, mutant: str = "") -> "Result":
+def run_watched(scenario: "Scenario", seed: int, *, choices: "Choices | None" = None) -> "Result":
     """Run a scenario like `snapline.sim.run.run`, and add the number of passes of each failpoint to the probes in the result."""
     from snapline.sim.run import run
 
     passed: dict[str, int] = {}
     with _watching(passed):
-        result = run(scenario, seed, choices=choices, mutant=mutant)
+        result = run(scenario, seed, choices=choices)
     result.probes |= {POINT + name: passes for name, passes in sorted(passed.items())}
     return result
 

@@ -8,6 +8,7 @@
 
 import msgspec
 from msgspec.structs import replace
+from tests.sim.mutants.registry import Mutant, crash_at, template
 
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
@@ -35,7 +36,6 @@ from snapline.messages.client_requests import ACCEPTED, InputOutcome
 from snapline.protocols.dependency_vector import FdasRule
 from snapline.protocols.index_based import BcsRule, HmnrRule
 from snapline.sim.faults.fault_kinds import CoordinatorFault, CrashFault
-from snapline.sim.mutants.registry import Mutant, crash_at, template
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, RestoresPart, TriggerPart
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.packs.checkpoint import KnownKey

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
+from tests.sim.mutants.registry import BUSY, FREQUENT_INPUTS, SWEPT_OFTEN_MS, Mutant, crash_at, template
 
 from snapline.agent_runtime.host import driver, epoch_files, host_events
 from snapline.agent_runtime.host.agent_io import AgentInputs, AgentOutputs, PendingInput
@@ -32,7 +33,6 @@ from snapline.coordinator.state.fleet_records import FleetImage
 from snapline.coordinator.state.fleet_view import Ancestor
 from snapline.messages.client_requests import ACCEPTED, REPLIED, RETRY, InputOutcome
 from snapline.sim.faults.fault_kinds import CrashFault, DiskFault, PauseFault
-from snapline.sim.mutants.registry import BUSY, FREQUENT_INPUTS, SWEPT_OFTEN_MS, Mutant, crash_at, template
 from snapline.sim.scenario import ClientsPart, FaultPart
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.disk import store_files

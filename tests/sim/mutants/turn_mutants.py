@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
+from tests.sim.mutants.registry import HOSTS, Mutant, crash_at, template
 
 from snapline.agent_runtime import sagas as asked
 from snapline.agent_runtime.context import Context
@@ -19,7 +20,6 @@ from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.sagas import Saga
-from snapline.sim.mutants.registry import HOSTS, Mutant, crash_at, template
 from snapline.sim.scenario import ClientsPart, FleetPart, LivenessPart, PatternPart, RunPart, StepsPart
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedEffects

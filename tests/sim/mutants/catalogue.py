@@ -8,6 +8,20 @@ import contextlib
 from collections.abc import Iterator
 
 from msgspec.structs import replace
+from tests.sim.mutants import client_mutants, host_mutants, recovery_mutants
+from tests.sim.mutants.client_mutants import CLIENT_MUTANTS, LOG_MUTANTS
+from tests.sim.mutants.recovery_mutants import LETTER_MUTANTS, ROLLBACK_MUTANTS
+from tests.sim.mutants.registry import (
+    BUSY,
+    FREQUENT_INPUTS,
+    SWEPT_OFTEN_MS,
+    Mutant,
+    check_replaceable,
+    crash_at,
+    template,
+    unchecked,
+)
+from tests.sim.mutants.turn_mutants import EFFECT_MUTANTS, TURN_MUTANTS
 
 from snapline.sim.faults.fault_kinds import (
     CaptureFault,
@@ -18,20 +32,6 @@ from snapline.sim.faults.fault_kinds import (
     ResetFault,
     SlowFault,
 )
-from snapline.sim.mutants import client_mutants, host_mutants, recovery_mutants
-from snapline.sim.mutants.client_mutants import CLIENT_MUTANTS, LOG_MUTANTS
-from snapline.sim.mutants.recovery_mutants import LETTER_MUTANTS, ROLLBACK_MUTANTS
-from snapline.sim.mutants.registry import (
-    BUSY,
-    FREQUENT_INPUTS,
-    SWEPT_OFTEN_MS,
-    Mutant,
-    check_replaceable,
-    crash_at,
-    template,
-    unchecked,
-)
-from snapline.sim.mutants.turn_mutants import EFFECT_MUTANTS, TURN_MUTANTS
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, OutputsPart, PatternPart, TriggerPart
 from snapline.sim.world.product_patches import patched
 
