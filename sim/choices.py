@@ -3,11 +3,11 @@
 `pick(stream, key, n)` returns a number from 0 to n - 1. Zero always means the most benign choice, such as the smallest delay, no fault or
 program order. The key identifies the situation in which a choice is made, for example by a channel and a sequence number. The key is never
 a count of earlier choices, so removing one choice does not change any other. If a situation recurs, for example because a frame is resent,
-each occurrence is a separate choice with its own key. In a record of choices, the key identifies the first occurrence. Each later
-occurrence is identified by the key and the number of earlier occurrences.
+each occurrence is a separate choice. In a record of choices, the key identifies the first occurrence. Each later occurrence is identified
+by the key and the number of earlier occurrences.
 
-Choices come from a seed (`RandomChoices`), from the record of an earlier run (`RecordedChoices`), or from a test's own implementation of
-`Choices`.
+Choices come from a seed (`RandomChoices`), from the record of an earlier run (`RecordedChoices`, where missing choices are 0), or from a
+test's own implementation of `Choices`.
 
 A seed has several independent random streams. Each stream has its own generator, seeded with BLAKE2b(seed, stream). Only `Random.random()`
 is used, because Python guarantees that its sequence of values is the same in every version.

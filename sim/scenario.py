@@ -189,7 +189,7 @@ class FleetPart(Part, frozen=True, kw_only=True):
 
 
 class NetworkPart(Part, frozen=True, kw_only=True):
-    """Network delays. `paths` overrides the delay between particular nodes for the whole run. The keys of `paths` have the form "c1>h2"."""
+    """Network delays. `paths` overrides the delay from one node to another for the whole run. Its keys have the form "c1>h2"."""
 
     delay: DelayPart = DelayPart()
     paths: dict[str, DelayPart] = {}
@@ -250,8 +250,8 @@ class OutputsPart(Part, frozen=True, kw_only=True):
 
 
 class StepsPart(Part, frozen=True, kw_only=True):
-    """Numbers of calls, of 1,000 calls of stubs, that are late, are never answered, or fail. A failing call may or may not have been executed. The rates
-    apply until faults are healed."""
+    """Rates, per thousand, of stub calls that are late, are never answered, or fail. A failing call may or may not have been executed. The
+    rates apply until faults are healed."""
 
     late_per_mille: PerMille = 0
     lost_per_mille: PerMille = 0
@@ -273,6 +273,7 @@ class RunPart(Part, frozen=True, kw_only=True):
         until: time by which all faults must have ended.
         faults_from: moment to which the times of faults refer, which is either the time when the fleet is running or the start of the run.
         retention: policy by which the coordinator keeps more epochs than `keep_epochs`, such as "last=3,hourly=2,daily=0".
+        snapshots_every: interval at which an operator requests a snapshot.
         turns_in_a_row: number of successive turns after which a host does other work.
         turns: number of turns after which the run of a fleet without a known end stops. The run also ends if the fleet is idle or the
             waiting time has expired. The value 0 means that the run does not wait for turns.

@@ -77,8 +77,8 @@ class EpochEnd(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         begun_ns, ended_ns: start and end of the epoch, by the wall clock of the leader that proposed the operation.
         reason: why the epoch was aborted; "" if it completed.
-        account: summary of the hosts' reports. `account` is None if hosts do not report on this kind of epoch, or if a plan or the fleet's
-            end aborted the epoch.
+        account: summary of the hosts' reports; None if hosts do not report on this kind of epoch, or if a plan or the fleet's end aborted
+            the epoch.
     """
 
     epoch: int
@@ -142,13 +142,15 @@ class OperationResult(msgspec.Struct, frozen=True, gc=False):
     """The result of an operation.
 
     Attributes:
-        status: "applied"; "unchanged" if the state already had this value; "refused" if the state does not allow the operation; "over" if
-            the proposer or the fleet has ended, or the operation's plan was replaced. If the operation's plan was replaced, the next plan
-            resolves the request.
+        status: "applied"; "unchanged" if the state already had this value; "refused" if the state does not allow the operation and stays
+            as it was; "over" if the operation was refused because its proposer or the fleet has ended, or its plan was replaced. If its
+            plan was replaced, the next plan resolves the request.
+        reason: why the operation was refused.
         number: number that the operation assigned, which is a host start, plan, epoch or incarnation, or the position of the next agent to
             define.
         begun: for creations of agents, the latest epoch that has begun.
-        epochs: the epochs that the operation aborted or forgot; for creations and removals of agents, the open epochs.
+        epochs: the epochs that the operation aborted (losses, plans, damage, the end) or forgot; for creations and removals of agents, the
+            open epochs.
     """
 
     status: str
@@ -171,7 +173,8 @@ class HostRecord(msgspec.Struct):
         instance: name of the current run, chosen by the host process.
         past: names of earlier runs, oldest first.
         state: "alive", "lost" or "left".
-        spare: why the host is on standby; "" if it is not. A plan that uses the host clears `spare`.
+        spare: why the host is on standby although it is reachable; "" if it is not on standby. A plan that uses the host, and a new process
+            of the host, clear this field.
         is_drained: whether an operator has drained the host. The drain mark survives restarts of the host.
         died: name of the host's last run whose process is known to have died during turns; "" if there is none.
     """
@@ -254,7 +257,7 @@ class RestoreRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         request: token by which the client identifies its request.
-        drop_inputs: whether the client asked to drop later inputs. The plan's field `drop_before` implements `drop_inputs`.
+        drop_inputs: whether the client asked to drop later inputs. The plan's field `drop_before` implements this.
         voided: complete epochs that the restore has made void.
         agent: the agent that requested the restore; "" if an operator did.
     """
@@ -272,8 +275,8 @@ class PlanRecord(msgspec.Struct):
         line_epoch, line_root: epoch and root of the recovery line; 0 and "" stand for the initial states.
         begun_epoch: the latest epoch that had begun when the plan was committed. Every agent starts with `begun_epoch` as its r, the last
             epoch that it has recorded.
-        hosts: hosts that run agents, in order. The hosts in `hosts` must confirm the plan and report epochs, and losing one of them
-            requires a new plan.
+        hosts: hosts that run agents, in order. These hosts confirm the plan and report epochs, and losing one of them requires a new
+            plan.
         unborn: agents that do not exist yet on the recovery line, because their creation is in transit or waits in a checkpoint.
         lost: hosts whose loss caused the plan.
         condemned: epochs found damaged since the previous plan, and therefore not used as the recovery line.
@@ -322,7 +325,7 @@ LOGS_KNOWN_MAX = 1024
 
 
 class LogRecord(msgspec.Struct, frozen=True):
-    """A host log that later hosts may not have sealed yet, or whose newest batch is known.
+    """A host log that the hosts of a later plan may not have sealed yet, or whose newest batch is known.
 
     `newest` is the number of the newest batch known to be durable; 0 if none is known. The number shows whether the batch was removed from
     a signed or encrypted store.
@@ -422,7 +425,7 @@ class FleetImage(msgspec.Struct):
         agents_defined: number of agents in the fleet's definition. The fleet counts as defined when all these agents are in `agents`.
         next_ordinal: ordinal of the next agent to be defined or created.
         forgotten_start: largest start number of all removed host records. A new host's start number is larger than `forgotten_start` (G9).
-        gone: ids of agents that have left and are members of no kept epoch. The ids in `gone` are never reused.
+        gone: ids of agents that have left and are members of no kept epoch. These ids are never reused.
         epochs: all open, complete, condemned and void epochs, in ascending order.
         begun: number of the latest epoch that has begun.
         forgotten: the highest epoch number among the complete epochs that were forgotten.

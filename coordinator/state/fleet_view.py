@@ -224,8 +224,8 @@ class FleetView:
         """Return whether the current plan has reset `agent` to the state before its creation. The turn that creates this agent may run
         again, and the creation must then succeed.
 
-        A plan resets an agent whose creation is still pending in its parent's checkpoint. The recovery line must also contain the agent, or
-        a message to it from a third agent. If the creation is in transit and another agent creates the same agent, the host dead-letters
+        A plan resets an agent whose creation is still pending in its parent's checkpoint, if the recovery line contains the agent or a
+        message to it from a third agent. If the creation is in transit and another agent creates the same agent, the host dead-letters
         the second creation.
         """
         return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents

@@ -399,7 +399,7 @@ def place(
     names may run on any host. An agent stays on its current host if it may run there. With `is_even`, the agent must move if the host
     already has its share of agents. The remaining agents are placed in the given order, but agents that a rule names are placed first. An
     agent is placed on the permitted host with the least weight so far, or in a tie, on the first host by name. So the weight of a host that
-    receives an agent without a rule exceeds the smallest weight of any host by at most the heaviest moved agent.
+    receives an agent without a rule exceeds the smallest weight of any host by at most the weight of the heaviest moved agent.
 
     Args:
         agents: pairs of an agent and its current host (or ""), in an order that is the same on every replica.

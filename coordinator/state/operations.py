@@ -95,8 +95,7 @@ class LoseHosts(Kind, frozen=True, gc=False):
     Attributes:
         is_spare: whether the hosts are reachable but prevent the fleet from making progress. The next plan excludes such hosts even if they
             have rejoined.
-        ran_until_ns: latest wall-clock time at which any of these hosts is known to have worked; 0 if this is unknown and the hosts may
-            still be working.
+        ran_until_ns: latest wall-clock time at which any of these hosts is known to have worked; 0 if the hosts may have worked until now.
     """
 
     hosts: tuple[LostHost, ...]

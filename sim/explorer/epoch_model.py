@@ -7,8 +7,8 @@ epoch. The cut contains each agent's ledger (the explorer's ground truth) at the
 each channel from the reports.
 
 A crash may happen at any moment. A crash rolls the whole fleet back to the cut of the last complete epoch, or to the initial state if no
-epoch is complete. The effect is the same whichever agent crashes. A recovery is one step. The recovery aborts open epochs, drops messages
-of the older incarnation, creates new cores, and fills each channel with its state in the cut.
+epoch is complete. The effect is the same whichever agent crashes. A recovery is one step, which aborts open epochs, drops messages of the
+older incarnation, creates new cores, and fills each channel with its state in the cut.
 
 The model uses the ledgers to check the following properties.
 
@@ -17,9 +17,9 @@ The model uses the ledgers to check the following properties.
 - At the end of every run, each epoch has exactly one outcome, and no messages are waiting (G4, G10).
 
 `StampedModel` models `protocols.epoch_stamped`, which real fleets run. In the epoch-stamped protocol, messages carry epoch numbers as
-stamps. A message is consumed on arrival, unless the agent must record its state first. If the agent must record its state first, the
-message waits in the mailbox, as the protocol's duty 1 requires. A waiting message that a turn could have consumed is equivalent to a
-message that is still in its channel. The following actions are separate steps: recording the state, sending the markers, sending a report,
+stamps. A message is consumed on arrival, unless the agent must record its state first. In that case, the message waits in the mailbox, as
+the protocol's duty 1 requires. A waiting message that a turn could have consumed is equivalent to a message that is still in its channel.
+The following actions are separate steps, between which other steps may happen: recording the state, sending the markers, sending a report,
 and running a turn that consumes a waiting message. So later messages may overtake a marker, messages from the coordinator may arrive late,
 and reports may be outdated. `chandy_lamport.PlainModel` models the original Chandy-Lamport algorithm.
 """
@@ -158,8 +158,8 @@ class ExploredCut(NamedTuple):
 
 
 class EpochCoordinator(NamedTuple):
-    """State of the coordinator. `ended` lists the ended epochs in the order in which they ended. Each entry says whether the epoch is
-    complete."""
+    """State of the coordinator. `ended` lists the ended epochs in the order in which they ended. Each entry contains the epoch and whether
+    it is complete."""
 
     begun: int
     crashes: int

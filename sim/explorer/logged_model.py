@@ -378,7 +378,7 @@ RDT_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 
 
 class InducedModel(LoggedModel):
-    """Model of a fleet that runs a protocol with independent checkpoints. The state of the coordinator is the number of crashes so far."""
+    """Model of a fleet whose agents follow a checkpointing rule. The state of the coordinator is the number of crashes so far."""
 
     def __init__(self, bounds: Bounds, rule_type: type[CheckpointRule]) -> None:
         super().__init__(bounds)

@@ -1,8 +1,9 @@
 """Model of a fleet that runs Koo and Toueg's checkpoint rounds, using the core in `protocols.koo_toueg`.
 
-While no round is open, the coordinator may begin a round with any single agent as its initiator. Requests, answers and decisions are
-delivered in separate steps, between which any other step may happen. An open round may time out at any moment. An agent that receives a
-request for a checkpoint may refuse it, or may fail to store the checkpoint. A blocked agent neither sends nor consumes messages.
+While no round is open, the coordinator may begin a round with any single agent as its initiator. The number of rounds is bounded. Requests,
+answers and decisions are delivered in separate steps, between which any other step may happen. An open round may time out at any moment. An
+agent that receives a request for a checkpoint may refuse it, or may fail to store the checkpoint. A blocked agent neither sends nor
+consumes messages.
 
 Any agent may crash in any state. `logged_model` defines the recovery. As the protocol's duties require, the open round
 is aborted before the recovery, and the surviving agents receive all decisions.

@@ -112,7 +112,7 @@ class Executor(Protocol):
         ...
 
     def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
-        """If `is_on` is True, make all calls of this kind on the host hang. If `is_on` is False, let the hanging calls return."""
+        """Make all calls of this kind on the host hang or, if `is_on` is False, let the hanging calls return."""
         ...
 
     def power_cut(self, host: str) -> None:

@@ -5,7 +5,7 @@ fault begins, and `host = "*"` means every host. A duration is text with a unit,
 location in the product's code at which a fault can be injected. Some failpoints are reached in the simulated world, and the others only in
 real processes. `faults.py` executes the faults.
 
-A link is a TCP stream, so snapline never sees duplicate, reordered or damaged packets. So scenarios with such packet faults are rejected,
+A link is a TCP stream, so snapline never sees duplicate, reordered or damaged packets. Scenarios with such packet faults are rejected,
 because these faults would have no effect.
 """
 
@@ -320,8 +320,8 @@ class CrashFault(FaultKind, frozen=True, kw_only=True):
 
     Attributes:
         restart_after: time until the killed host restarts. The value "" means that the host remains down until `heal` starts it.
-        failpoint: name of the failpoint at which the kill happens, counting from the time `at`. The host or coordinator whose execution
-            reaches this failpoint as the `hit`-th in the fleet is killed.
+        failpoint: name of a failpoint that is armed at the time `at`. The host or coordinator that is the `hit`-th in the fleet to reach
+            this failpoint is killed.
         is_power_cut: whether the node also loses power. If so, random choices decide whether its unsynced data is kept, lost or torn. This
             key requires a failpoint or a moment.
         is_all: whether all hosts are killed at once.

@@ -582,10 +582,9 @@ def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
 
 
 def check_budget(scenario: Scenario) -> None:
-    """Check that the faults do not exceed the fault budget, which is the number of failures that the guarantees tolerate. Skip the check if
-    the scenario's budget is "beyond".
+    """Check that the faults do not exceed the fault budget that the guarantees assume. Skip the check if the scenario's budget is "beyond".
 
-    A fault without a named target counts as a failure of a further node.
+    Each target that the scenario does not name counts as a separate node.
 
     Raises:
         UsageError: If the faults exceed the budget. The error message explains what to change.

@@ -24,7 +24,7 @@ and a restart resends them.
 sender. The simulated world reports void messages by calling `on_unroutable`. Void messages remain in the ground truth, because earlier
 checkpoints of the sender still contain them, but consumption skips them. The judge uses `is_created` to check a refused creation.
 
-To record a turn, the ground truth looks up the branch, the agent and each channel once, and otherwise only appends to lists.
+Recording a turn takes one lookup for its branch and agent, one lookup per channel, and otherwise only appends to lists.
 
 Oracles of running turns
 ------------------------
@@ -50,10 +50,10 @@ keeps the plan of the first rollback, or an operator restores the fleet.
 
 *Effects.* Whatever crashes happen, a fleet never calls an effect again after a turn has used the effect's outcome. After an effect was
 undone, it is never called under its old key. The oracle records the keys that are sent to outside services and the outcomes that handlers
-receive. A key belongs to one call of an effect, and a repeated effect gets a new key. Hosts that a plan has replaced may still call pending
-effects for a while. Calls by replaced hosts are not fenced, but the outside service recognizes their keys. A restored fleet does not repeat
-the effects that were executed after the epoch to which it was restored. If bytes of a complete epoch are lost, the fleet may repeat
-effects, so the oracle then reports nothing.
+receive. A key belongs to one effect in one generation: repeated calls of the effect have the same key until the effect is undone. Hosts
+that a plan has replaced may still call pending effects for a while. These calls are not fenced, but the outside service knows their keys. A
+restored fleet does not repeat the effects that were executed after the epoch to which it was restored. If bytes of a complete epoch are
+lost, the fleet may repeat effects, so the oracle then reports nothing.
 """
 
 from bisect import bisect_right
@@ -153,7 +153,9 @@ class StepRun(msgspec.Struct):
         begun: the identity of the turn, which consists of the agent, the number of its earlier durable turns, the turn's cause, and its
             first state.
         seen: outcomes of all requests that the turn has made so far.
+        asked: step that is running, or None.
         is_counted: whether the turn is already counted as a durable turn.
+        has_failed: whether the durable handler has raised an exception.
     """
 
     begun: tuple[object, ...]
@@ -524,8 +526,8 @@ class GroundTruth:
         )
 
     def on_left(self, plan: int, sender: str, receiver: str, *, is_in_turn: bool, t_ns: int = 0) -> None:
-        """Record that a channel's next message has left its sender's outbox. If the world never calls this method, dependencies are not
-        checked for tracking.
+        """Record that a channel's next message has left its sender's outbox. If the world never calls this method, the tracking
+        of dependencies is not checked.
 
         `is_in_turn` means that the sender is in a turn, or will retry a failed turn. If so, the protocol has already processed the messages
         that this turn consumes.

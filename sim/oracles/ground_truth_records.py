@@ -47,7 +47,7 @@ class ChannelTruth(msgspec.Struct):
         consumed_at: for each message consumed so far, the receiver's turn that consumed or skipped it.
         departed_at: for each message that has left, the sender's turn that had most recently begun or ended, or -1 if this turn is not in
             the branch. The list is empty if the world does not report departures.
-        void: for the index of each void message, the number of void messages that the sender had before it. Void messages never arrive.
+        void: by the index of each void message, the number of void messages that the sender had before it. Void messages never arrive.
     """
 
     sender: str

@@ -81,6 +81,7 @@ class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
         check_cut: function that checks the workload's invariant.
         with_clocks, with_replay: whether to run the oracles that use vector clocks, and the oracles that replay turns. These oracles are
             the most expensive.
+        is_own: whether the fleet is a user's own.
     """
 
     protocol: str
@@ -254,8 +255,8 @@ class Judge:
             self.probes.sometimes(any(durable.values()), "domino to the initial states")
 
     def on_survivors(self, t_ns: int, operation: op.Operation, frozen: Sequence[Frozen]) -> None:
-        """Check that a committed plan uses the live states on all hosts that froze in time. If the world never calls this method, recovery
-        lines are checked only against durable checkpoints."""
+        """Check that a committed plan takes account of the live states on all hosts that froze in time. If the world never calls this
+        method, recovery lines are checked only against durable checkpoints."""
         kind = operation.kind
         assert isinstance(kind, op.CommitPlan)
         plan, cut = kind.expected_plan, self._cuts.get(kind.line_epoch)
@@ -415,8 +416,7 @@ class Judge:
         """Check that a deletion of files has deleted no checkpoint that a recovery may need. `missing` lists the agent and number of each
         deleted checkpoint in packs of `plan`.
 
-        If `plan` is 0, the plan is unknown. If the plan is unknown, only those checkpoints are checked whose numbers occur in no pack of an
-        earlier plan.
+        If `plan` is 0, the plan is unknown, and only checkpoints whose numbers occur in no pack of an earlier plan are checked.
         """
         epoch = self._outcomes.newest_complete
         if not newest_readable and self._is_within:

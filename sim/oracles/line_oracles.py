@@ -30,7 +30,7 @@ saved to the store. So the plan must start from the greatest line over durable c
 adds the live positions on hosts that froze in time to the checkpoints that the coordinator knew. The coordinator's actual knowledge would
 not reveal whether it waited for the live states. So the oracle uses everything that the coordinator could have known.
 
-A host *froze in time* if three conditions hold. The host received the request before the plan was proposed, it answered within the time
+A host *froze in time* if three conditions hold. The leader sent the request before the plan was proposed, the host answered within the time
 limit, and the request's stream was still open when the plan was committed. A correct coordinator has received the answer of such a host
 before it proposes the plan. A host in the plan that has not answered also counts as frozen in time until its time limit has passed, because
 the coordinator had to wait for it. A host that answered too late or had no open stream does not count. A host outside the plan that answers
@@ -304,9 +304,10 @@ class LineOracle:
         return any(number > known.get(agent, 0) for agent, number in self.durable_of(cut.plan).items())
 
     def _candidates(self, cut: CutRecord, base: CutRecord | None) -> dict[str, list[Candidate]]:
-        """Return each agent's candidates: its checkpoint in the base, and all later durable checkpoints in the same branch.
+        """Return the candidates of each agent that had not left before the cut: its checkpoint in the base, and the durable checkpoints
+        that follow it without a gap.
 
-        Agents that had left before the cut do not constrain other agents, because all their messages are inside the cut.
+        Agents that had left do not constrain other agents, because all their messages are inside the cut.
         """
         return {agent: [first, *later] for agent, first, later in self._above(cut.plan, base, cut)}
 

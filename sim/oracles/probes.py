@@ -4,11 +4,11 @@ An oracle without findings proves little if the situation that it checks never o
 each time a situation occurs. The catalogue of probes is fixed, and a sweep lists the probes that were never hit. Each probe has a verb,
 which states the meaning of its hits.
 
-- For the verb `sometimes`, at least one run of a sweep should hit the probe. If no run hits such a probe, the sweep prints a warning.
-- The verb `reachable` has the same meaning as `sometimes`, but marks a place in the code rather than a situation.
-- For the verb `always`, the condition must hold on each check, and at least one check must happen.
-- For the verb `always_or_unreachable`, the condition must hold on each check, but no check needs to happen.
-- For the verb `unreachable`, the probe must never be hit.
+- `sometimes`: at least one run of a sweep should hit the probe. Otherwise, the sweep prints a warning.
+- `reachable`: as `sometimes`, but for a place in the code rather than a situation.
+- `always`: the condition must hold on each check, and at least one check should happen.
+- `always_or_unreachable`: as `always`, but no check needs to happen.
+- `unreachable`: the probe must never be hit.
 
 Other deterministic simulators use the same verbs. A probe never causes a violation. `failures` returns the probes whose rule was
 violated.

@@ -186,7 +186,7 @@ class DivergenceReasons:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
-        """Within a `with` block, give the variables the values that they had before the run, as in a new process."""
+        """Give the variables, within a `with` block, the values that they had before the run, as in a new process."""
         changed = {key: self._variables[key].get() for key in self._changed() if key in self._first}
         present = {key: copy.copy(value) for key, value in changed.items() if isinstance(value, _CONTAINERS)}
         for key in changed:

@@ -57,6 +57,8 @@ class Intervals(msgspec.Struct):
     Attributes:
         checkpoints: for each agent, its images without the initial image. The image with the index x − 1 begins interval x.
         first: for each agent, the node of its interval 0. The nodes of the agent's other intervals follow.
+        flows: all consumed messages.
+        nodes: number of intervals.
     """
 
     checkpoints: dict[str, list[Captured]]

@@ -4,8 +4,8 @@
 the start and the end of every host's run, epoch and fault. The time axis is not linear, so a burst of messages is readable and a pause of
 several seconds takes no space.
 
-*Timeline* (`draw_timeline`). The timeline shows hosts, epochs, faults, and the period after all faults are healed. The time axis of the
-timeline is linear.
+*Timeline* (`draw_timeline`). The timeline shows hosts, epochs, faults, and the period after all faults are healed. Its time axis is
+linear in virtual time.
 
 In both diagrams, *tracks* above the lanes show when hosts were up or down, epochs with their outcomes, and faults. A function named `place`
 converts times to positions in the diagram.

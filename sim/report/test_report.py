@@ -1,9 +1,8 @@
 """Reports for display in a terminal. One report describes the outcome of a single run, and another the failure of a test that runs many
 seeds.
 
-*Outcome* (`summarise`). The report of a single run fits on one screen and begins with the most important parts. The report of a single run
-has at most `LINES_MAX` lines with at most `WIDTH` characters each. Omitted items are counted. Control characters in a user's error message
-are removed.
+*Outcome* (`summarise`). The report of a single run fits on one screen and begins with the most important parts. It has at most `LINES_MAX`
+lines with at most `WIDTH` characters each. Omitted items are counted. Control characters in a user's error message are removed.
 
 *Test* (`run_seeds`). If a run fails, the report states the cause, the command that repeats the run, and the smallest scenario that fails.
 The failed run is first shrunk, within a time limit, and then repeated with a recording. The run's folder contains the diagrams, the
@@ -65,6 +64,7 @@ class Failure(msgspec.Struct):
     """A failed run and its scenario.
 
     Attributes:
+        passed: number of seeds that passed before this run.
         is_repeatable: whether, as far as known, repeating the run produces the same trace.
         folder: folder of the original run if this run is a replay. Otherwise None.
     """
@@ -357,7 +357,7 @@ def _fault(fault: ExecutedFault) -> Iterator[str]:
 
 
 def _unstubbed_steps(result: Result) -> Iterator[str]:
-    """If steps without stubs were executed, yield a line that lists them."""
+    """Yield a line that lists the executed steps without stubs, if there are any."""
     if result.unstubbed_steps:
         names = ", ".join(result.unstubbed_steps)
         yield shortened(clean(f"no stubs (Fleet(simulate=…)), so these steps really ran: {names}"), WIDTH)

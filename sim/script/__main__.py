@@ -11,7 +11,7 @@ USAGE_ERROR = 2
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command. Run the command. Return the exit code, which is 0 if all traces match or were rewritten."""
+    """Run the command. Return the exit code, which is 0 if all traces match or were rewritten."""
     is_rewriting = arguments[:1] == ["--rewrite"]
     paths = [Path(name) for name in arguments[is_rewriting:]]
     if not paths or any(name.startswith("-") for name in arguments[is_rewriting:]):

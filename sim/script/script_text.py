@@ -136,7 +136,7 @@ def dispatch(command: ScriptCommand, verbs: Mapping[str, Verb]) -> None:
 
 
 def check_form(command: ScriptCommand, usage: str) -> None:
-    """Check that a command has all words and options that `usage` requires and no others."""
+    """Check that a command has the words and options that `usage` requires, and no others than `usage` allows."""
     _, *parts = usage.split()
     words = [part for part in parts if "=" not in part]
     options = {part.strip("[]").partition("=")[0]: part.startswith("[") for part in parts if "=" in part}

@@ -50,8 +50,7 @@ class ScriptedCut(msgspec.Struct, frozen=True):
     Attributes:
         numbers: each agent's checkpoint number, or 0 if the cut precedes the agent's creation.
         unborn: agents that are created after the cut.
-        gone: agents that left before the cut. All actions of agents that left before the cut belong to the cut, and messages to these
-            agents are dead letters.
+        gone: agents that left before the cut. All their actions belong to the cut, and messages to them are dead letters.
     """
 
     numbers: dict[str, int]
@@ -225,7 +224,7 @@ class ScriptedStamps(ScriptedProtocol):
                 core.validate()
 
     def _do_record(self, command: ScriptCommand) -> None:
-        """Announce an epoch to the agents named by the command. If the epoch is the next epoch to begin, begin it before announcing it."""
+        """Announce an epoch to the agents named by the command. If the epoch is the next one, begin it first."""
         epoch = number_of(command, "epoch")
         if epoch == self._begun + 1:
             self._begin()

@@ -12,8 +12,8 @@ includes pauses, piggybacked data, lost work and recoveries. In a cell without f
 Statistics over several runs assume that the runs are independent and identically distributed, which holds because the seeds are. There are
 two kinds of 95 % confidence intervals:
 
-- Student's interval for a single mean is mean ± t(n - 1) · s / √n. Student's interval is exact for normally distributed values, and
-  accurate for other distributions with about thirty runs or more.
+- Student's interval for a single mean is mean ± t(n - 1) · s / √n. It is exact for normally distributed values, and accurate for other
+  distributions with about thirty runs or more.
 - The paired bootstrap interval is used for the difference between two settings that ran with the *same* seeds (Efron 1979; Efron and
   Tibshirani 1993, chapter 13). To compute the paired bootstrap interval, draw n of the n seeds with replacement, take the mean of their
   differences, and repeat this many times. The bootstrap interval extends from the 2.5th to the 97.5th percentile of these means. In a

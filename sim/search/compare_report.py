@@ -16,8 +16,8 @@ then communication-induced ones (`SIMPLEST_FIRST`).
 
 The recommended interval is computed by Daly's formula (`protocols/policy.py`) from the measured cost of one checkpoint, which is the
 overhead times the interval. Daly's interval is used only if it lies between measured intervals and costs no more than the best measured
-interval. If Daly's interval cannot be used, the best measured interval is recommended. Measurements take precedence over formulas, and
-Daly's formula is not used if the measured cost cannot be distinguished from zero.
+interval. Otherwise, the best measured interval is recommended. Measurements take precedence over formulas, and Daly's formula is not used
+if the measured cost cannot be distinguished from zero.
 """
 
 import math

@@ -1,7 +1,8 @@
 """Replay of runs, to check that a run is deterministic, and to find the first difference between two runs.
 
-A run must depend only on the scenario, the seed and the choices. Bugs that violate this rule (such as iteration over a set) become visible
-if the run is repeated in a new interpreter with a different PYTHONHASHSEED.
+A run must depend only on the scenario, the seed and the choices. Bugs that make a run depend on something else (iteration over a set, a
+string's hash, state left over from an earlier run) become visible if the run is repeated in a new interpreter with a different
+PYTHONHASHSEED.
 
 Runs are compared by their trace hash. Runs also record a hash after every thousand journal entries (a *waypoint*). If the trace hashes
 differ, the waypoints locate the first difference to within a thousand entries. Both runs are then repeated with a journal of only the range

@@ -465,7 +465,7 @@ class Shrinker:
         self, text: str, scenario: Scenario, record: Record, *, has_fresh: bool = False, growth_max: int | None = None
     ) -> bool:
         """Run a candidate with the given choices and, if `has_fresh` is set, also with new random choices. Keep the candidate if one of its
-        runs fails in the same way."""
+        runs fails in the same way. Return whether it was kept."""
         if self._fails(scenario, self.seed, record, text, growth_max=growth_max):
             return True
         is_worth_it = has_fresh and self._is_first_round and self.record
@@ -473,14 +473,14 @@ class Shrinker:
 
     def _try_fresh(self, text: str, scenario: Scenario, streams: Sequence[str]) -> bool:
         """Try a candidate with new random choices in the given streams and benign choices in all other streams. Keep the candidate only if
-        the state's size does not grow."""
+        the state's size does not grow. Return whether it was kept."""
         seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS)
         return any(self._fails(scenario, seed, streams, text, growth_max=0) for seed in seeds)
 
     def _fails(
         self, scenario: Scenario, seed: int, chosen: Record | Sequence[str], text: str, *, growth_max: int | None = None
     ) -> bool:
-        """Run a candidate, and keep it if it fails in the same way.
+        """Run a candidate, and keep it if it fails in the same way. Return whether it was kept.
 
         `chosen` is either the candidate's choices or the streams whose choices are drawn from the seed.
         """
@@ -648,7 +648,7 @@ class Shrinker:
         self._try_smaller("jitter of the trigger", in_fleet(self.scenario, trigger=trigger))
 
     def _try_smaller(self, text: str, candidate: Scenario, *, growth_max: int = 0) -> bool:
-        """Try a candidate, and keep it if the state's size grows by no more than `growth_max`."""
+        """Try a candidate, and keep it if the state's size grows by no more than `growth_max`. Return whether it was kept."""
         if candidate == self.scenario or not is_valid(candidate):
             return False
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)

@@ -14,7 +14,7 @@ If the template's budget is "within", a drawn fault is omitted if it would excee
 always kept. If the template defines any faults, its hosts and coordinators are kept too, because the faults may name them.
 
 For each kind of fault, a generator draws the start, duration, targets and parameters of one fault. A drawn fault only names nodes that
-exist when the scenario is drawn. Targets that do not exist yet are drawn when the fault occurs.
+exist when the scenario is drawn. All other targets are drawn when the fault occurs.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -568,7 +568,7 @@ def _draw_fleet(dice: ScenarioDraw, template: Scenario, run: RunPart, seed: int)
 
 
 def _rare_requests(trigger: TriggerPart) -> TriggerPart:
-    """Return the checkpoint trigger with an interval that is long enough for long runs. A fleet whose effects are executed one after
+    """Return the checkpoint trigger with an interval of at least `EPOCH_PERIOD_MIN_NS`. A fleet whose effects are executed one after
     another runs for a minute, so frequent epochs would dominate the cost of the run."""
     return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, EPOCH_PERIOD_MIN_NS)))
 

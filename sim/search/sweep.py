@@ -6,8 +6,8 @@ the order of the results, because it consists of counts, the smallest seeds, and
 processes affects only the elapsed time in the summary.
 
 One seed in twenty, chosen by BLAKE2b(seed), is repeated in a new interpreter with a different PYTHONHASHSEED, as
-FoundationDB does. Both runs of a seed must produce the same trace. If the two runs of a seed differ, the sweep gets the verdict "broken",
-because the results of a nondeterministic simulator cannot be trusted.
+FoundationDB does. Both runs of a seed must produce the same trace. If they differ, the sweep gets the verdict "broken", because the results
+of a nondeterministic simulator cannot be trusted.
 
 `CATALOGUE` lists the elements that a swarm may draw for a scenario. A sweep reports which elements occurred in its scenarios and which did
 not. However, a drawn fault may have no effect, and a drawn limit may never be reached. Probes show what actually happened in a run.
@@ -189,7 +189,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
     """Result of a sweep.
 
     Attributes:
-        runs: number of completed runs. The number of runs is less than the number of seeds if the sweep was stopped early.
+        runs: number of completed runs, which is less than the number of seeds if the sweep was stopped early.
         verdicts: number of runs for each verdict.
         findings: all findings, ordered by severity of the verdict and then by number of seeds, worst first.
         probes: total number of hits of each probe in all runs.
@@ -197,6 +197,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
         drawn: number of runs in which each element of `CATALOGUE` occurred, by group and element name. The counts are empty if the template
             has no section `swarm`.
         never_drawn: names of the elements that occurred in no run, by group.
+        metrics: summary of each metric over all runs that passed.
         checked: number of seeds that were run twice to check determinism.
         divergences: seeds whose two runs differed.
         elapsed_s: real time of the sweep, including the start of processes but not the determinism check.

@@ -8,8 +8,7 @@ clients has work, too.
 The external service is a stub (`Fleet(simulate=…)`) whose state survives host crashes. The service's ledger, the receipts in the agents'
 states and the answers to clients must agree. For each kind of effect, the service asserts:
 
-- *keyed*: the service accepts explicit keys. For the kind *keyed*, a booking is never paid under a second key while the first payment is
-  valid.
+- *keyed*: the service accepts explicit keys, and a booking is never paid under a second key while the first payment is valid.
 - *unkeyed*: an effect is undone under the key of its payment. If a turn is repeated in a different history, it pays under a different key.
 - *probed*: an effect may be called again under the same key only after a probe.
 - *once*: the service ignores keys, so a call under a key that has a valid payment charges the customer twice.
@@ -111,7 +110,7 @@ class BookerState(msgspec.Struct):
     """State of a `Booker` agent.
 
     Attributes:
-        own: number of requests that the agent still sends to itself.
+        own: number of requests that the agent sends to itself.
         ended: outcome of each request that has ended, by request name.
         asked: number of the neighbour's calls that the agent has answered.
         looked_ns: wall-clock time when the agent's last step began.
@@ -177,7 +176,7 @@ class Service:
         return receipt
 
     def undo(self, task: str, *, key: str) -> None:
-        """Undo a payment. If the payment to be undone has not arrived yet, it will be refused when it arrives."""
+        """Undo a payment. If the payment has not arrived yet, it is refused when it arrives."""
         paid_key = key.removesuffix(UNDO)
         assert key.endswith(UNDO), f"{task} is undone under the key {key}"
         # The payment's request may have been lost.

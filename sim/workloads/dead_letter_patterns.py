@@ -68,6 +68,7 @@ class Tries(msgspec.Struct):
     Attributes:
         left: number of messages that the agent must still send.
         sent, got: number of messages sent to each peer, and number of messages from each peer handled successfully.
+        crashes: whether the agent is a `Crashing` or `Killing` agent.
     """
 
     peers: list[str]
@@ -138,7 +139,7 @@ def is_poison(sender: str, number: int, *, crashes: bool) -> bool:
 
 
 class FailingWorkload(Workload):
-    """Workload that checks that the number of messages handled matches the number sent."""
+    """Workload that compares the number of messages handled with the number sent."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         waiting: dict[tuple[str, str], list[int]] = {}
@@ -300,8 +301,8 @@ class AstrayWorkload(Workload):
         return None
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether all messages were sent, all spawned latecomers exist, and no receiver has missed a message after the first message
-        that it consumed."""
+        """Return whether all messages were sent, all spawned latecomers exist, and each receiver has consumed all messages on a channel
+        from the first one that it consumed onwards."""
         agents = _seekers(states)
         is_all_sent = all(state.left == 0 for state in agents.values())
         is_all_made = all(name in agents for state in agents.values() for name in state.asked)

@@ -124,7 +124,7 @@ def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[flo
 def make_pagerank(part: FleetPart) -> Workload:
     """Return a PageRank workload that sends approximately as many messages as the scenario specifies.
 
-    If the scenario specifies 0 messages, the workload runs until the result has converged.
+    If the scenario specifies 0 messages, the workload runs until further rounds would not change the result.
 
     Raises:
         UsageError: If NumPy is missing, or if there are too few or too many agents.

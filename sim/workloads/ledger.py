@@ -7,7 +7,7 @@ order. For each sender, an agent records the same two values for the messages th
 on its ordered pair of sender and receiver. A cut is consistent and has exact channel states (G1, G2) if two conditions hold for every
 ordered pair (s, r) of agents. First, the sequence numbers of the messages in transit run from consumed + 1 to sent. Second, adding the
 messages in transit to r's chain of consumed messages yields s's chain of sent messages. A lost, duplicated, swapped, changed or invented
-message violates one of these two conditions. A state from the wrong turn violates one of the two conditions, too.
+message violates one of these conditions. So does a state from the wrong turn.
 
 *Work.* Every send uses one unit of work. Agents start with a certain amount of work, messages carry work, and no agent creates work. So in
 every consistent cut
@@ -19,7 +19,7 @@ and a finished run has sent exactly this number of messages, regardless of the o
 *Timers.* An agent has at most one timer, and the agent's state records whether it is set. A cut must contain exactly as many timers as the
 states record.
 
-A chain is a polynomial over the messages' checksums, modulo 2**48. A chain does not protect against deliberate tampering.
+A chain is a polynomial over the messages' checksums, modulo 2**48. It does not protect against deliberate tampering.
 
 *Inputs* from simulated clients (`Nudge`) cause a turn but do not change the state.
 """
@@ -41,8 +41,9 @@ class Nudge(snapline.Message, frozen=True):
     """Input from a simulated client. `serial` counts the client's inputs.
 
     Attributes:
-        raises: whether the handler usually raises an error. If the handler raises an error, the input becomes a dead letter, which may
-            succeed when it is retried.
+        raises: whether the handler usually fails. If all its attempts fail, the input becomes a dead letter, which may succeed when it is
+            retried.
+        speaks: whether the handler also emits an output.
     """
 
     client: str

@@ -114,8 +114,8 @@ class Shop:
         self.paid.pop((order, part), None)
 
     def find(self, order: str, part: str, *, key: str) -> str | None:
-        """Probe a key. Return the receipt for a probed key, or None if nothing was paid under this key. A probe counts as a request,
-        because a turn that probes a payment may take it over as its newest payment."""
+        """Probe a key. Return its receipt, or None if nothing was paid under this key. A probe counts as a request, because a turn that
+        probes a payment may take it over as its newest payment."""
         if key in self.asked:
             self.asked[key] = (self.asked[key][0], len(self.done), self._plan_of_call())
         return self.done.get(key)

@@ -216,8 +216,8 @@ class _Lodgers:
                 self.lodgers.setdefault(landlord_of(agent), []).append(agent)
 
     def complete(self) -> int:
-        """For every pair that involves a lodger, add the missing entries. Return the number of lodgers that have stopped and no longer have
-        a state."""
+        """Add the missing entries of every pair that involves a lodger. Return the number of lodgers that have stopped and no longer have a
+        state."""
         for agent in self.books.states:
             self._check_known(agent)
         for agent in self.books.creations:

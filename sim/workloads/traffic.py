@@ -17,8 +17,8 @@ J. ACM 32, 1985.)
 
 *Requests with replies.* Every agent sends calls through a chain of servers, and the answer returns along the same path. For example, agent
 i calls agent i + 1, which calls agent i + 2, which answers agent i + 1, which answers agent i. Each call takes `DEPTH` requests and `DEPTH`
-replies. The amount of work carried by a message encodes the progress of the call. The amount of work starts at 2 * depth, and each hop uses
-one unit. Each agent has up to `WINDOW` calls in progress, and begins the next call whenever a call returns.
+replies. The work that a message carries encodes the progress of the call. It starts at 2 * depth, and each hop uses one unit. Each agent
+has up to `WINDOW` calls in progress, and begins the next call whenever a call returns.
 """
 
 import functools

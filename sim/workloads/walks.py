@@ -13,8 +13,8 @@ during the first seconds. For half of the rollback requests, the reason for the 
 for the second time, the request is refused and the agent is blocked until an operator rolls the fleet back. After the operator's rollback,
 the agent may request a rollback again. A rollback also undoes the turn that requested it, so the ledgers stay correct.
 
-*Stepping* (`make_stepping`). Tokens walk as in the pattern `random`, among agents whose turns execute durable steps. While a turn waits for
-its step, the rest of the fleet continues. The pattern tests what happens if a checkpoint, freeze, recovery plan or stop request reaches an
+*Stepping* (`make_stepping`). Tokens walk as in the pattern `random`, among agents whose turns execute steps. While a turn waits for its
+step, the rest of the fleet continues. The pattern tests what happens if a checkpoint, freeze, recovery plan or stop request reaches an
 agent whose turn is waiting. Every third token is passed on immediately, so that turns with and without steps are mixed. Half of the
 clients' inputs start a durable turn.
 

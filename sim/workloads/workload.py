@@ -10,8 +10,8 @@ Each line in a file is a JSON object in the gateway's format: `{"agent": "till1"
 
 *Invariants* that a user provides may be added to any workload (`CheckedWorkload`). The user's invariant is called for every complete cut,
 after the simulator's oracles have verified that the cut is consistent. The function `at_end` is called with the final states when the fleet
-is idle. Idleness is a stable property, so the simulator can detect it in a complete cut without activity. Both functions may return or
-raise the following:
+is idle. Idleness is a stable property, so the simulator can detect it in a complete cut without activity. Both functions may have one of
+these results:
 
 - None, a true value or "" means that the invariant holds.
 - A sentence, a false value or a failed `assert` means that the invariant is violated.
@@ -64,7 +64,7 @@ class Costs(msgspec.Struct, frozen=True):
 
     Attributes:
         turn_ns: cost of a turn, which is one call of a plain handler and the turn's share of the overhead.
-        batch_ns: cost of handling a batch of other pending events.
+        batch_ns: cost of handling one batch of all other pending events.
         capture_ns: fixed cost of capturing an agent's state (measured value: 2.5 ms for fifty agents).
         capture_byte_ns: additional cost of capturing each byte of an agent's state.
         send_ns: additional cost of sending a message under a logged protocol, for the sender's log entry and the protocol's stamp.

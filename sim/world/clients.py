@@ -67,6 +67,7 @@ class ClientInput:
         given: the input in the form in which it is sent to a host.
         payload: encoded message. If `given` contains JSON, the payload is b"" until a host has converted the JSON.
         serial: sequence number of the latest send of this input, among all sends of the client.
+        asks: whether the program requests the answer as soon as the input is accepted.
         is_early: whether the program accepts an answer that may still be rolled back.
     """
 

@@ -1,4 +1,4 @@
-"""Simulated in-memory file system that all nodes share. Each node has its own view of the file system, and calls can fail as on real file systems.
+"""Simulated in-memory file system that all nodes share. Each node has its own view, and calls can fail as on real file systems.
 
 Problem. The checkpoint store is on a file system that all hosts mount, and the simulator runs the real code of `storage/` on it. So the
 simulated disk must be fast, must be able to lose unsynced data, and must fail on request.
@@ -59,8 +59,8 @@ class _File:
 
     Attributes:
         data: the file's bytes as seen by processes.
-        synced: number of bytes that were reported to the writer as durable.
-        lost: ranges of bytes that were reported as durable but were lost in a failed sync.
+        synced: number of bytes that a sync has covered, even if the sync failed.
+        lost: ranges of these bytes that a failed sync has lost.
         linked_by, linked_ns: node that last linked the file, and the time of this link. `linked_by` is "" if the file is visible to all
             nodes.
     """
@@ -431,7 +431,8 @@ class _PowerCut:
         self._node, self._number, self._choices = node, number, choices
 
     def settle(self, directory: _Directory, path: str) -> None:
-        """Decide what happens to the node's pending data in a directory and all its subdirectories."""
+        """Decide what happens to the node's pending data in a directory and below it, including entries that a pending removal by another
+        node hides."""
         prefix = f"{path}/" if path else ""
         for name, changes in list(directory.pending.items()):
             self._settle_name(directory, name, changes, prefix + name)

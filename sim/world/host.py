@@ -362,7 +362,7 @@ class HostOwner(Protocol):
         ...
 
     def ended(self, run: "SimHost") -> None:
-        """Handle the regular exit of a run."""
+        """Handle a run that has exited without a crash."""
         ...
 
 

@@ -60,7 +60,7 @@ class Hosts:
         return (host, what) in self._hanging
 
     def ended(self, run: SimHost) -> None:
-        """Handle the regular exit of a run. Unless the fleet has ended, the launcher restarts the host."""
+        """Handle a run that has exited without a crash. Unless the fleet has ended, the launcher restarts the host."""
         if not run.is_alive:
             return
         self._end_run(run)
@@ -89,8 +89,7 @@ class Hosts:
             self.start(run.name)
 
     def forget(self) -> None:
-        """At the end of a run, stop all waiting handlers, including the threads of graphs. If the handlers were not stopped, the garbage
-        collector might never stop them."""
+        """Stop all waiting handlers at the end of a run, including the threads of graphs. The garbage collector might never stop them."""
         for run in self.alive():
             with contextlib.suppress(Exception):  # a handler may refuse to stop
                 run.driver.stop()

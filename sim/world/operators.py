@@ -10,11 +10,11 @@ At random times, `MovesOperator` drains hosts, resumes hosts and rebalances agen
 After a change of leader, the new leader knows only the drain marks in the log. When all faults have ended, the operator removes all drain
 marks, so that every host may run agents again.
 
-`RestoreOperator` sometimes restores the fleet to an earlier epoch that was kept. The inputs since that epoch are either kept or discarded.
-`RestoreOperator` sends its requests to the current leader through the product's own service (`coordinator/service/restore_requests.py`).
-The operator repeats each request until the leader answers. Requests with the same token request the same restore. If an agent's request for
-a rollback (`ctx.rollback`) was refused, the operator restores the newest epoch. When all faults have ended, `RestoreOperator` only handles
-refused rollbacks.
+`RestoreOperator` sometimes restores the fleet to a kept epoch. The inputs since that epoch are either kept or discarded. `RestoreOperator`
+sends its requests to the current leader through the product's own service (`coordinator/service/restore_requests.py`). The operator repeats
+each request until the leader answers. Requests with the same token request the same restore. If an agent's request for a rollback
+(`ctx.rollback`) was refused, the operator restores the newest epoch. When all faults have ended, `RestoreOperator` only handles refused
+rollbacks.
 
 `SimReader` reads all outputs, and keeps its position in a cursor. Sometimes the reader crashes and later resumes from a saved cursor. At
 the end of the run, the outputs that the reader has read are compared with the release files.
@@ -120,7 +120,7 @@ class SimOperator:
         self._later(LOOK_NS, self._look)
 
     def _resolve(self) -> bool:
-        """If an effect needs a decision by an operator, resolve it according to the service's record. Return whether such an effect was
+        """Resolve an effect that needs an operator's decision, according to the service's record. Return whether such an effect was
         found."""
         for run in self._hosts.alive():
             for agent in run.driver.core.agents.values():
@@ -210,7 +210,7 @@ class SimOperator:
 
     def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:
         """Handle a host's answers to the operator's request. `plan` is the recovery plan that the host was following when the request
-        arrived. Each answer may be lost."""
+        arrived. The answers may be lost."""
         for command, answer in zip(words, answers, strict=True):
             if answer.status == ACCEPTED and not is_effect_resolution(command.payload):
                 self._shared.judge.ground_truth.inputs.drops.on_taken(

@@ -14,16 +14,16 @@ so on. The model can show every behaviour of the real library that was observed 
 4. *Unknown*: there was no outcome within `PROPOSE_NS`, or the leader was replaced after it had received the forwarded proposal. In
    addition, `set_unknown` sets the probability that a proposal is lost, that it is delayed, or that its answer is lost. The entry of a
    proposal with an unknown outcome may be committed now, later or never.
-5. A new leader learns that it leads when its first slot (the barrier) is committed. By the time a new leader learns this, it has applied
-   all entries that were committed earlier.
+5. A new leader learns that it leads when its first slot (the barrier) is committed. By then, it has applied all entries that were committed
+   earlier.
 
 Outcomes and changes of leader are reported only in calls scheduled with `at`, and never within `propose`.
 
 This module implements G8 in the simulator. Choices are drawn from the random stream "log". Callers must never modify a state that
 `state_of` or `canonical` returns; `validate` detects such modifications.
 
-Leaders and commits follow a model of Raft. The model of Raft sends no messages. Instead, the model copies whole logs, in virtual time. It
-is based on a paper by Ongaro and Ousterhout (2014), to which the section numbers refer:
+Leaders and commits follow a model of Raft. The model sends no messages. Instead, it copies whole logs, in virtual time. It is based on a
+paper by Ongaro and Ousterhout (2014), to which the section numbers refer:
 
 1. A *leader term* is the append-only list of slots that one leader has in its log during one term. The list begins as a copy of the
    leader's log at its election. After this copy, the list continues with an empty slot, which is called the barrier. The durable log of
@@ -122,7 +122,7 @@ class LeaderTerm:
 
 
 class Append(msgspec.Struct, frozen=True):
-    """An append in flight to a replica. After `durable_ns`, the first `length` slots of the leader term are durable at the replica."""
+    """An append in flight to a replica. From `durable_ns` on, the first `length` slots of the leader term are durable at the replica."""
 
     durable_ns: int
     leader_term: LeaderTerm
@@ -144,7 +144,7 @@ class SimReplica:
 
     Attributes:
         run: number that increases at every start and every crash. Callbacks that were scheduled in an earlier run are dropped.
-        term: newest term that the replica knows. The replica rejects leaders of older terms.
+        term: newest term that the replica knows or has voted in. The replica rejects leaders of older terms.
         log, length: the replica's durable log is `log[:length]`.
         appends: appends in flight to the replica, in order. All appends in flight to a replica belong to the same leader term.
         leading: the leader term in which the replica believes it leads, or None.
@@ -283,8 +283,7 @@ class RaftModel:
         self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
 
     def _lose_tails(self, leader_term: LeaderTerm) -> None:
-        """For each follower, discard some of the crashed leader's latest appends in flight. The number of discarded appends is a choice,
-        where choice 0 means none."""
+        """Discard some of a crashed leader's latest appends in flight to each follower. Choices decide how many; 0 means none."""
         for replica in self.replicas.values():
             replica.settle(self.now())
             if replica.appends and replica.appends[-1].leader_term is leader_term:
@@ -340,7 +339,7 @@ class RaftModel:
             self._log_model.on_leader_changed(replica)
 
     def _refuse(self, leader: SimReplica, replica: SimReplica, there: int, back: int | None) -> None:
-        """Schedule the call in which the leader learns that the replica knows a newer term if the replica's answer can arrive."""
+        """Let the leader learn that the replica knows a newer term, unless the replica's answer cannot arrive."""
         run, term = leader.run, replica.term
         if back is not None:
             self.at(self.now() + there + back, lambda: self._on_refused(leader, run, term))
@@ -474,8 +473,8 @@ class RaftModel:
         return candidate.last >= voter.last
 
     def _is_free(self, voter: SimReplica) -> bool:
-        """Return whether the voter may vote, given that there may be a leader. The voter may vote if it has not heard from a leader
-        recently or, as the leader, has not reached a majority recently. The voter may also vote if the leader was deposed."""
+        """Return whether no leader prevents the voter from voting. This is true if the voter has not recently heard from a leader or, as
+        the leader, has not recently reached a majority. It is also true if the newest leader was deposed."""
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed
         return is_deposed or self.now() - heard_ns >= ELECTION_NS

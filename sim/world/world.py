@@ -368,7 +368,7 @@ class PendingWork:
         return {agent: why for agent, why in now.items() if before.get(agent) == why}
 
     def _beyond_line(self) -> list[str]:
-        """If the fleet takes periodic checkpoints, describe the agents with turns that no complete epoch contains. Other checkpoint
+        """Describe the agents with turns that no complete epoch contains, in an idle fleet with periodic checkpoints. Other checkpoint
         triggers may leave turns unsaved."""
         if not any(isinstance(trigger, Every) for trigger in self._workload.fleet.triggers):
             return []
@@ -407,8 +407,8 @@ class PendingWork:
         return agents
 
     def work_owed(self) -> str:
-        """For a fleet whose work has no known end, describe how many turns are still missing. Return "" if the fleet has taken enough turns
-        or is idle."""
+        """Describe how many turns a fleet without a known end still has to take. Return "" if the fleet has taken enough turns or is
+        idle."""
         turns, taken = self._shared.scenario.run.turns, self._shared.figures.turns
         if self._workload.ends or taken >= turns or self.is_at_rest():
             return ""
@@ -555,8 +555,8 @@ class World:
         return any(agent.effects is not None and agent.effects.is_called for agent in agents)
 
     def complete_fleet(self) -> None:
-        """If the fleet has never started to work, start all its initial hosts. To start its work, a fleet needs every initial host once,
-        even a host that has left permanently."""
+        """Start all initial hosts of a fleet that has never started to work. Such a fleet needs every initial host once, even a host that
+        has left permanently."""
         if self.log.canonical.plan is None:
             for host in self.shared.hosts[: self.shared.scenario.fleet.hosts]:
                 self.hosts.start(host)

@@ -275,7 +275,7 @@ class StoreObserver:
     # ---- packs of checkpoints -------------------------------------------------------------------------------------
 
     def on_reported(self, message: HostMessage) -> None:
-        """Report the pack's checkpoints when a host has reported a pack as durable."""
+        """Report a pack's checkpoints when a host has reported the pack as durable."""
         if isinstance(message, CheckpointsStored):
             self._unreported.pop(message.pack.path, None)
             self._see_pack(message.pack.path)
@@ -393,8 +393,7 @@ class StoreObserver:
         return any(path in self.flipped for path in self.files_of(epoch))
 
     def on_power_cut(self, host: str) -> None:
-        """After a power cut of a host, check that all complete epochs have survived. A pack may be lost if no host has reported it as
-        durable."""
+        """Check that all complete epochs have survived a power cut of a host. A pack may be lost if no host has reported it as durable."""
         for path in [path for path in self._unreported if path not in self._disk.nodes]:
             del self._unreported[path]
             self._packs.pop(path, None)

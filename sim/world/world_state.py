@@ -80,7 +80,7 @@ class InjectedOutput(msgspec.Struct, frozen=True):
 
 
 class OutputInjector:
-    """Adds outputs to one of every `one_in` turns. If `one_in` is 0, no outputs are added."""
+    """Adds outputs to about one in `one_in` turns, selected at random. If `one_in` is 0, no outputs are added."""
 
     def __init__(self, choices: Choices, ground_truth: GroundTruth, one_in: int) -> None:
         self._choices = choices

@@ -153,8 +153,8 @@ class StoredRecords:
 
 
 class RecordStoreBase:
-    """Base class of the public classes of all session store adapters. An object of this class owns an open object stream, and it is both a
-    synchronous and an asynchronous context manager.
+    """Base class of the session store adapters. An object of this class owns an open object stream, and it is both a synchronous and an
+    asynchronous context manager.
 
     Every change is atomic, and it is durable when the method returns. Several threads and event loops may share one object. Only one object
     in one process may have a folder open. Opening the folder a second time raises `ObjectStreamInUseError`.

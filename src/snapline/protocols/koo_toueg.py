@@ -12,9 +12,9 @@ Each agent keeps two tables, which cover the time since its last permanent or te
 last message received from j, and `first_sent[j]` the number of the first message sent to j. An entry that is missing counts as 0.
 
 1. An agent takes a *tentative* checkpoint if it is an initiator, or if an agent p requests one with a message number v such that 0 <
-   first_sent[p] <= v. The condition 0 < first_sent[p] <= v means that p has received a message that this agent sent after its last
-   checkpoint. If an agent already has a tentative checkpoint in the round, it answers yes to further requests. If an agent receives a
-   request for a checkpoint that it does not need, it answers yes without taking one.
+   first_sent[p] <= v. The inequality means that p has received a message that this agent sent after its last checkpoint. If an agent
+   already has a tentative checkpoint in the round, it answers yes to further requests. If an agent receives a request for a checkpoint that
+   it does not need, it answers yes without taking one.
 2. When an agent takes a tentative checkpoint, it saves both tables and empties them. The agent then requests a checkpoint from every agent
    j in the saved `received_from`, and passes the saved number along.
 3. Between its tentative checkpoint and the decision, an agent starts no turn, and no message leaves its outbox.
@@ -401,7 +401,7 @@ class KooTouegCore:
 
     @classmethod
     def restore(cls, image: bytes) -> Self:
-        """Return a core whose state is exactly the encoded state. The agent of this core may be blocked. See also `restart`.
+        """Return a core whose state is exactly the encoded state. The core may be blocked. See also `restart`.
 
         Raises:
             ProtocolError: `image` is not a result of `freeze`.

@@ -7,11 +7,11 @@ message, and decides before each turn whether the turn's message requires a chec
 agents never wait. A rule holds the protocol's state for one agent. A rule identifies agents by ordinals instead of ids, and reads only
 piggybacks, not the messages themselves.
 
-Every checkpoint contains the rule's encoded state, and a rollback restores it. Survivors keep their rules. So on a consistent cut, the
-rules of all agents are in a state that an execution without failures could have reached. No protocol needs special code for recoveries. The
-state saved in a checkpoint includes the effect of this checkpoint on the rule. The constructor records the initial checkpoint. The rule
-counts a checkpoint immediately, but a recovery uses it only after it is durable. So a rollback may go further back than the rule assumes,
-but the cut remains consistent.
+A rule is part of the agent's state: every checkpoint contains the rule's encoded state, and a rollback restores it. Survivors keep their
+rules. So on a consistent cut, the rules of all agents are in a state that an execution without failures could have reached. No protocol
+needs special code for recoveries. The state saved in a checkpoint includes the effect of this checkpoint on the rule. The constructor
+records the initial checkpoint. The rule counts a checkpoint immediately, but a recovery uses it only after it is durable. So a rollback may
+go further back than the rule assumes, but the cut remains consistent.
 
 The caller has the following duties for each message that is about to be consumed.
 

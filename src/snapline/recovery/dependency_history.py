@@ -57,9 +57,9 @@ a checkpoint is visited at most once per climb, and usually in only one climb.
 Three invariants imply that L is the greatest consistent cut: L is consistent, every agent with checkpoints beyond L is blocked, and each
 chain of blocked agents ends at missing messages. `TotalLine` implements guarantees G5 and G7 for the case that all agents fail.
 
-The algorithm was designed for this project. A climb computes a least fixed point, whereas a recovery line is the greatest fixed point
-without orphans. The algorithm watches one missing requirement instead of all, like watched literals in satisfiability solvers (Moskewicz et
-al., Chaff, 2001).
+The algorithm was designed for this project and has not been published elsewhere. A climb computes a least fixed point, whereas a recovery
+line is the greatest fixed point without orphans. The algorithm watches one missing requirement instead of all, like watched literals in
+satisfiability solvers (Moskewicz et al., Chaff, 2001).
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -33,8 +33,8 @@ resulting gaps by the following rules.
   tentative checkpoint is traced only when its round commits, and the host may have died in between.
 
 A checkpoint number may be missing from the trace because the agent's state could not be saved, or because the agent did not exist yet. To
-keep the numbering, the merge inserts the missing checkpoint directly after the previous checkpoint, with the same state. The inserted
-checkpoint has this state because the agent cannot return to any later state before its next saved checkpoint.
+keep the numbering, the merge inserts the missing checkpoint directly after the previous checkpoint, with the same state. This is safe
+because no rollback returns to a later state before the agent's next saved checkpoint.
 
 Traces of sampled messages are merged in the same way. The result describes only the sampled messages. Markers are skipped.
 

@@ -1,4 +1,4 @@
-"""Authorizes RPCs. Table of all RPCs that snapline serves, and a guard that checks every call against it.
+"""Authorizes RPCs, with a table of all RPCs that snapline serves and a guard that checks every call against it.
 
 With mutual TLS, a caller's certificate contains its role (`transport.py`). The guard checks the role before any data of the request is
 read. An RPC that is not in the table is denied to all callers. The RPC's handler enforces rules between callers with the same role, for

@@ -516,7 +516,7 @@ async def distrust_reason(security: Security, address: str, *, role: str, name: 
 
 
 async def transport_mismatch(security: Security, address: str) -> str | None:
-    """If this process uses TLS and the peer plaintext, or vice versa, return a message that says so and suggests a remedy. Otherwise return
+    """Return a message, with a remedy, if this process uses TLS and the peer plaintext, or vice versa. Otherwise return
     None."""
     host, _, port = address.rpartition(":")
     speaks = _speaks_plaintext if security.is_tls else _speaks_tls

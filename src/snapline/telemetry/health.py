@@ -1,11 +1,11 @@
 """Serve a process's liveness and readiness through gRPC's health service, optionally on a port that needs no certificate.
 
 Container supervisors have no certificates, so their health checks would fail in the TLS handshake. `--health` opens a separate port that
-serves only health checks. Callers of the health port can read two states and nothing else.
+serves only health checks. Its callers can read two states and nothing else.
 
-The health port serves only the method `Check`, which is answered at once. The health port does not serve `Watch`, because each `Watch` call
-would occupy a slot for as long as its caller wants. With 64 such calls from strangers, no slot would remain for Kubernetes' probes, and
-Kubernetes would kill the process.
+The health port serves the method `Check`, which is answered at once, but not `Watch`, because each `Watch` call would occupy a slot for as
+long as its caller wants. With 64 such calls from strangers, no slot would remain for Kubernetes' probes, and Kubernetes would kill the
+process.
 
 Liveness and readiness have separate service names, because the two checks have different consequences. A supervisor restarts a process that
 is not alive. A restart cannot restore a lost majority, so liveness depends on no other process. If a process is alive but not ready, the

@@ -53,7 +53,7 @@ class LogScope:
         self.ids: Ids = {**_open_ids(), **ids}
 
     def enter(self) -> None:
-        """Use this scope for the rest of the current task."""
+        """Use this scope for the rest of the current task or context."""
         _SCOPE.set(self)
 
     def close(self, _: object = None) -> None:
@@ -88,7 +88,7 @@ class BoundIds:
 
     @contextlib.contextmanager
     def reading(self, read: Callable[[], Ids]) -> Iterator[None]:
-        """While the context is open, add the ids that `read` returns to log lines of this thread. Lines of other threads do not get these
+        """Add the ids that `read` returns to log lines of this thread while the context is open. Lines of other threads do not get these
         ids, since they may concern another subject."""
         self._read, self._thread = read, threading.get_ident()
         try:

@@ -3,12 +3,11 @@
 Theory of operation. Each ended span is put into a queue, and the call never blocks. If the queue is full, the span is dropped and the drop
 is counted. One thread takes batches of spans from the queue and passes them to OpenTelemetry's exporter, which may wait indefinitely for a
 collector. So a slow or missing collector causes lost spans and no other harm. OpenTelemetry's own span processor drops the oldest spans
-without reporting how many. OpenTelemetry's processor also starts a thread in every forked child process. Child processes that capture state
-by forking must not have such a thread.
+without reporting how many. It also starts a thread in every forked child process, which children that capture state must not have.
 
 Two tracer providers share the queue. Snapline's own tracer provider accepts every span, since the sampling decision was made when the
-request arrived. The second provider serves libraries that handlers use, if the program has set no provider. The second provider exports the
-spans of these libraries only within traced turns.
+request arrived. The second provider serves libraries that handlers use, if the program has set no provider, and exports their spans only
+within traced turns.
 
 Most of the cost of tracing a turn is the span itself: OpenTelemetry's own span takes thirty microseconds. So a traced turn uses a
 `QuickSpan`, which only stores its data. The exporting thread converts the `QuickSpan` to a `ReadableSpan`. Within a handler, the

@@ -107,7 +107,7 @@ _OF: Mapping[Subject, Mapping[str, Tone]] = {
 
 
 def tone_of(subject: Subject, word: str) -> Tone:
-    """Return the tone (display colour) of a state or a kind of problem."""
+    """Return the tone (display colour) of a state or a kind of concern."""
     return _OF[subject].get(word, "warn" if subject == "concern" else "plain")
 
 
@@ -133,7 +133,7 @@ COORDINATED = "coordinated"
 
 
 def describe_concern(text: str, remedy: str, *, since_s: float, now_s: float) -> str:
-    """Describe a problem for terminals. The text states the problem, the local time at which it began, and the remedy."""
+    """Describe a concern for terminals. The text states the concern, the local time at which it began, and the remedy."""
     began_s = now_s - since_s
     clock = time.strftime("%H:%M:%S" if since_s < DAY_S / 2 else "%Y-%m-%d %H:%M", time.localtime(began_s))
     return f"{text}, since {clock}" + (f". To do: {remedy}" if remedy else "")

@@ -1,11 +1,10 @@
 """Draw the screens *Epochs* and *Cut*.
 
-The screen *Cut* shows one snapshot: every agent's state, the messages in transit, and the differences from another snapshot. The input of
-the screen *Cut* is the output of `snapline snapshot show`. The picture of a cut shows the agents in a circle, and an arrow for each channel
-with messages in transit.
+The screen *Cut* shows one snapshot, as printed by `snapline snapshot show`: every agent's state, the messages in transit, and the
+differences from another snapshot. A picture shows the agents in a circle, and an arrow for each channel with messages in transit.
 
-The screen *Epochs* shows the outcome and phases of the newest epochs, and for each epoch the host that reported last. The data for *Epochs*
-comes from the coordinator's log and survives restarts.
+The screen *Epochs* shows the outcome and phases of the newest epochs, and for each epoch the host that reported last. Its data comes from
+the coordinator's log and survives restarts.
 """
 
 import math

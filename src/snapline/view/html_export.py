@@ -4,8 +4,8 @@ running fleet.
 *Screens.* The exported screens are the pages of the view. If a page is unavailable, a sentence replaces it, so that one failure does not
 affect other pages. If the fleet does not respond at all, the export fails and writes no file.
 
-*File.* The exported file loads nothing from elsewhere. The exported file contains the screens one after another, with their style and
-without scripts. The file's content security policy permits the style by its digest and forbids everything else.
+*File.* The file loads nothing from elsewhere. It contains the screens one after another, with their style and without scripts. The file's
+content security policy permits the style by its digest and forbids everything else.
 
 *Static markup.* The markup of each screen comes from `markup.tag` and is converted so that it needs no server. Ids are prefixed with the
 screen's name, because several screens share one page. Links point to their targets within the file. A link without a target in the file
@@ -16,7 +16,8 @@ send anything.
 secret could be reversed by brute force, so digests are keyed, and the key is discarded. Equal values have equal digests within one file,
 but a digest is useless outside the file.
 
-*Store without a fleet.* If no coordinator is running, the file shows the store's snapshots, and the external outputs and effects in them.
+*Store without a fleet.* If no coordinator is running, the file shows the store's snapshots, and the external outputs and effects of its
+fleet.
 """
 
 import asyncio
@@ -108,7 +109,7 @@ class StoreAtRest:
         return dict(document)
 
     def outside(self, last_epoch: int) -> WaitingFacts:
-        """Return the external effects and the newest outputs in the store's snapshots. Raise DamagedDataError if the data is damaged."""
+        """Return the external effects and the newest outputs in the store. Raise DamagedDataError if the data is damaged."""
         records: deque[Output | OutputsReverted] = deque(maxlen=LEDGER_RECORDS_MAX)
         count = 0
         for record in self._outputs.outputs(EFFECTS_TOPIC, message_type=EffectRecord):

@@ -6,8 +6,8 @@ submitted again, by a reload or a second click, the view returns the outcome of 
 effect, and the operator must open a new page.
 
 Actions on the fleet make the same calls as the CLI commands. Confirmation pages describe the effects using the actual numbers of the fleet.
-Actions on stored snapshots (tagging, pinning, forking) change the store directly, as the CLI commands do. Actions on stored snapshots
-require the fleet's folder on this machine, and are not recorded in the coordinator's audit log.
+Actions on stored snapshots (tagging, pinning, forking) change the store directly, as the CLI commands do. They require the fleet's folder
+on this machine, and are not recorded in the coordinator's audit log.
 """
 
 import asyncio

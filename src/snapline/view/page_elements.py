@@ -8,7 +8,7 @@ deep. A tree shows at most `NODES_MAX` values, `ITEMS_MAX` items per list, `DEPT
 Where a limit applies, the tree states how much was omitted.
 
 *Streams.* Pages that are rendered every few seconds stream their changes to a limited number of viewers. A page consists of parts, and each
-viewer receives only the parts that have changed since the last update.
+viewer receives only the parts that have changed since they were last sent to this viewer.
 """
 
 import asyncio
@@ -300,7 +300,7 @@ class Streams:
         return StreamingResponse(self.events(look), media_type="text/event-stream", headers=headers)
 
     async def events(self, look: Look) -> AsyncGenerator[str, None]:
-        """After each rendering, yield one server-sent event with the changes."""
+        """Yield one server-sent event with the changes after each rendering."""
         if self._count >= STREAMS_MAX:
             yield f"event: refused\ndata: {json.dumps(f'{STREAMS_MAX} viewers look already: close one')}\n\n"
             return

@@ -1,4 +1,4 @@
-"""Control access to the view, which either requires a loopback address or a token for signing in.
+"""Control access to the view, which requires either a loopback address or a token for signing in.
 
 This module also creates form tokens and the HTTP headers of every page.
 

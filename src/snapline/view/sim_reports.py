@@ -55,7 +55,7 @@ class RunHead(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """Return the violation as a sentence, or "" if there is none."""
+        """Return the run's first problem (a violation, a pending condition or an error) as text, or "" if there is none."""
         if self.violations:
             return self.violations[0].text
         return self.pending[0] if self.pending else self.error.strip().rpartition("\n")[2]

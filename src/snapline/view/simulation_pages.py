@@ -403,7 +403,7 @@ def _again(found: FoundRun, run: "StoredRun") -> Markup:
 
 
 def pair_body(whole: FoundRun, before: "StoredRun", shrunk: FoundRun, after: "StoredRun", steps: str) -> Markup:
-    """Draw a failing run next to its shrunk run, which is the smallest run found that violates the same oracle."""
+    """Draw a failing run next to its shrunk run, which is the smallest run found in which the same oracle fails."""
     title = tag(
         "div",
         *(tag("h1", f"{before.result.name}, shrunk"), verdict_pill(after.result.verdict)),

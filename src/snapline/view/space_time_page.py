@@ -52,7 +52,7 @@ class SpaceQuery(msgspec.Struct, frozen=True):
         source: "live" for the running fleet, or "trace" for the trace that was given when the view started.
         held: number of a held snapshot of events, or 0 for the current events.
         agents: agent names or parts of them. If the list is empty, the busiest agents are shown.
-        first, end: first and last position of the window, or None for the last `count` events.
+        first, end: positions of the window, where `end` is excluded, or None for the last `count` events.
         event: position of the event that the viewer has selected, or None.
     """
 

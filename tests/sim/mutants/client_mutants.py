@@ -3,8 +3,8 @@
 - The mutants of the client core violate the core's guarantees to its program (`client/core.py`).
 - The mutants of inputs, host logs and answers violate guarantee R1 or R2. For example, some mutants seal host logs at the wrong time or not
   at all.
-- The mutants of outputs violate guarantee R2. In these mutants, the coordinator releases the wrong outputs or releases outputs too early,
-  or hosts drop the wrong outputs.
+- The mutants of outputs violate guarantee R2. In these mutants, the coordinator releases the wrong outputs or releases outputs at the
+  wrong time, or hosts drop the wrong outputs.
 """
 
 import heapq
@@ -411,8 +411,7 @@ def lost_with_its_agent() -> list[Patch]:
 
 
 def output_number_not_saved() -> list[Patch]:
-    """After a recovery, continue the numbering of outputs from the pending outputs. If there are no pending outputs,
-    start the numbering from the beginning."""
+    """Continue the numbering of outputs after a recovery from the pending outputs, or from the beginning if there are none."""
     original = AgentOutputs.__init__
 
     def init(self: AgentOutputs, saved: SavedOutputs = NO_OUTPUTS) -> None:

@@ -214,8 +214,8 @@ async def _next_reply(ctx: Context, turn: str, wait_s: float) -> ReceivedReply |
 def _failed(error: StepFailedError, *, is_heard: bool) -> TurnSegment:
     """Return the final result of a failed turn, which leaves the agent's state unchanged.
 
-    If a caller waits for the turn's answer, the error is sent to the caller. If no caller waits, the error is raised, so that the message
-    becomes a dead letter.
+    If a caller waits for the turn's answer, the error is sent to the caller. Otherwise, the error is raised, so that the message becomes a
+    dead letter.
     """
     if not is_heard:
         raise error

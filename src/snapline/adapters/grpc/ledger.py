@@ -77,8 +77,8 @@ class ServiceCall(msgspec.Struct, frozen=True):
         target: name of the channel over which the call is made.
         method: full name of the method, such as /greeter.Greeter/SayHello.
         request: serialized request, or for a stream all its messages in one payload (`member_call.pack`).
-        is_listed: whether the receiver is not part of cuts. A listed call is never repeated. If the outcome of a listed call is unknown
-            after a recovery, the call is only reported.
+        is_listed: whether the receiver is not part of cuts. Such a call is never repeated. If its outcome is unknown after a recovery, it
+            is only reported.
         digest: digest of method and request if a handler makes the call, otherwise empty.
         asks_stream, answers_stream: whether the request is a stream, and whether the response is a stream.
     """
@@ -322,8 +322,8 @@ class CallLedger:
             self._end_journal(handling.id, {})
 
     def begun(self) -> Sequence[str]:
-        """Return the ids of the requests whose handlers have made calls and are still running. After a recovery, handlers that were still
-        running are rerun."""
+        """Return the ids of the requests whose handlers have made calls and are still running. After a recovery, these handlers are
+        rerun."""
         return [call_id for call_id, journal in self._journals.items() if journal]
 
     def forget(self, ids: Iterable[str]) -> None:

@@ -143,8 +143,8 @@ class HostCallbacks(Protocol):
         """Return whether an epoch may be recorded now: the service is either ready or not running under a plan."""
 
     def before_capture(self, made: object) -> None:
-        """Prepare the agent's state for capture. Raise SnaplineError if the state cannot be captured now. If SnaplineError is raised, the
-        host refuses the epoch."""
+        """Prepare the agent's state for capture. Raise SnaplineError if the state cannot be captured now. In that case, the host refuses
+        the epoch."""
 
     def cut(self, epoch: int) -> None:
         """Notify the member that the agent's state was captured for this epoch."""
@@ -266,9 +266,9 @@ class Member:
         """Create a member. The constructor opens no connections or files.
 
         Args:
-            service: the service, which must implement `CutService`. If the service has a method `answered(call, answer)`, the method
-                receives the answers that no caller awaits. The method receives answers to calls made with `send` and to calls repeated
-                after a recovery. The method runs in the atomic piece of work that removes the answer from the ledger.
+            service: the service, which must implement `CutService`. If the service has a method `answered(call, answer)`, it receives the
+                answers that no caller awaits. Such answers belong to calls made with `send` and to calls repeated after a recovery. The
+                method runs in the atomic piece of work that removes the answer from the ledger.
             agent: id of a `ServiceAgent` of the fleet, which must be placed on the host of this process.
             fleet: definition of the fleet, which must be identical in all processes.
             coordinator, store, listen, advertise: as for the command `snapline host run`. `listen` is the address of the host, not of the

@@ -14,9 +14,9 @@ to the request. While the handler is not running, the request's thread waits for
 the handler to the thread as soon as the thread may enter the gate. Finally, the loop passes the response to the thread, which sends it.
 
 Client side: the channel for blocking stubs makes its calls in the loop, over a `MemberChannel`. A call enters the ledger in the loop
-iteration in which it is made, atomically with the thread's earlier state changes. The thread is outside the gate until the call's answer
-leaves the ledger. A stream is treated as one call (`member_call.py`). The requests of a stream are first taken from the iterator within the
-thread's atomic piece of work.
+iteration in which it is made, atomically with the thread's earlier state changes. From then on, the thread is outside the gate until the
+call's answer leaves the ledger. A stream is treated as one call (`member_call.py`). The requests of a stream are first taken from the
+iterator within the thread's atomic piece of work.
 """
 
 import asyncio

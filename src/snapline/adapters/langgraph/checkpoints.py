@@ -116,8 +116,8 @@ class SavedPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class ListRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The content of a list record, without its references.
 
-    If `depth` is 0, the list record has no base record. For any other depth, the first reference of the record refers to the base record.
-    Whether there is a base can also be seen from the first reference, because records have references and items have none.
+    If `depth` is 0, the list record has no base record. Otherwise, the record's first reference refers to the base record. Whether there is
+    a base can also be seen from the first reference, because records have references and items have none.
     """
 
     kind: int
@@ -490,8 +490,8 @@ def _forget_names(change: Change, path: Path, names: Collection[str]) -> None:
 
 
 def _forget_orphans(objects: ObjectStream, change: Change, thread: str) -> None:
-    """Delete the pending writes of checkpoints that do not exist and would be older than the newest checkpoint. Checkpoints may be missing
-    because they were lost in a crash or have been deleted."""
+    """Delete the pending writes of checkpoints that do not exist and would be older than the newest checkpoint. Such checkpoints were lost
+    in a crash or have been deleted."""
     for path in objects.paths(thread):
         if len(path) == 3:
             names = objects.entries(path[:2])

@@ -8,7 +8,7 @@ object stream, and values are objects of that stream (`checkpoints.py`). Every c
 The asynchronous methods call the synchronous methods in the event loop's thread pool (`in_thread`).
 
 `LateWrites` detects writes by runs whose checkpoints have since been deleted. The saver ignores late writes. A run that was cancelled, or
-that still runs in an operating system thread, may save a checkpoint after its conversation was deleted or pruned. The parent of a late
+that still runs in an operating system thread, may save a checkpoint after its conversation was deleted or pruned. The parent of such a late
 checkpoint was deleted, or was itself ignored as late. A checkpoint without a parent is always saved, because it begins a new run or belongs
 to a conversation that is being restored. Late writes can come only from this process, because only one process at a time can have the
 stream open. Late writes can therefore be detected from data in memory.

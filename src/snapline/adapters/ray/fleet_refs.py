@@ -3,7 +3,7 @@
 If a class has async methods, it runs like one of Ray's async actors: all methods run in the event loop, and can interleave only at `await`
 expressions. All other classes run one method at a time in a thread, so that a method may wait in `ray.get`. While a method waits in
 `ray.get` for another member, cuts contain the object's state from the beginning of that method. After a recovery, the interrupted method is
-rerun from its initial state before any other method runs. The rerun method makes the same calls and receives the same answers as before.
+rerun from this state before any other method runs. It makes the same calls and receives the same answers as before.
 
 As with Ray's own references, a program may await the references of calls, pass them to `ray.get`, or drop them.
 
@@ -500,8 +500,8 @@ class RecoverableActor:
     # ---- interface for the member -------------------------------------------------------------------------------------
 
     def capture(self) -> bytes:
-        """Return the object's state. Raise SnaplineError if the state cannot be captured now. If SnaplineError is raised, the object is
-        captured in a later epoch."""
+        """Return the object's state. Raise SnaplineError if the state cannot be captured now. In that case, the object is captured in a
+        later epoch."""
         life = self.life
         if life.waits_without_saved_state:
             raise NotCapturableError(

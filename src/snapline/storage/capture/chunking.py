@@ -311,7 +311,7 @@ def _mapper(parts: list[CapturedPart], executor: Executor | None) -> Iterator[Ca
 
 
 def _examine(work: _Range, *, base: ChunkTable, digest: Digest) -> list[_Found]:
-    """Look up each chunk of the image in the base. The code is one large loop for speed, because an array of 1 GiB has thousands of
+    """Look up each chunk of the range in the base. The code is one large loop for speed, because an array of 1 GiB has thousands of
     chunks."""
     by_token, by_place, digests, seed = base.by_token, base.by_place, base.digests, hash_seed()
     examined: list[_Found] = []

@@ -359,7 +359,7 @@ def _bounds(address: int, shape: Iterable[int], strides: Iterable[int], item_byt
 
 
 def _share_memory(one: Any, other: Any) -> bool:
-    """Given two arrays with overlapping address ranges, return whether they share memory. For tensors, overlapping ranges always count as
+    """Return whether two arrays with overlapping address ranges share memory. For tensors, overlapping ranges always count as
     shared memory."""
     import numpy
 
@@ -420,7 +420,7 @@ def explain(state: object, error: BaseException, *, allow_pickle: bool = False) 
 
 
 def _descend(node: _Node, attempt: "_Attempt") -> str:
-    """Starting at an object that cannot be encoded, find its innermost member that cannot be encoded, and explain why."""
+    """Descend from an object that cannot be encoded to its innermost member that cannot be encoded, and explain why."""
     for _ in range(DEPTH_MAX):
         if node.is_inside(node.value):
             return f"{node.path()} contains itself: refer to things by a key"

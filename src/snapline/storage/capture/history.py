@@ -154,7 +154,7 @@ def fill_open_segments(segments: list[Segment], contents: memoryview, target_byt
 
 
 def _fill(segments: list[Segment], first: int, target_bytes: int) -> int:
-    """While the open segments together have more than M bytes, merge the first of them into full segments. Return the new index of the
+    """Merge the first open segments into full ones while the open segments together have more than M bytes. Return the new index of the
     first open segment."""
     while sum([segment.size_bytes for segment in segments[first:]]) > target_bytes:
         end, size = first, 0

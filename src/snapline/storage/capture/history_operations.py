@@ -4,7 +4,7 @@
     1 append    records
     2 replace   index of the first record (u64) | records, one for each replaced record
     3 delete    index of the first record (u64) | count (u64)
-    4 insert    index before which to insert (u64) | records.
+    4 insert    index before which to insert (u64) | records
 
 Integers are little-endian, and *records* is one MessagePack array. If all operations are applied in order to an empty list, the result is
 the history. So two segments can be merged by concatenating their contents.

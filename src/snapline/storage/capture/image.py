@@ -127,7 +127,7 @@ class StateImage(msgspec.Struct):
         return len(self.skeleton) + sum([part.size_bytes for part in self.parts])
 
     def resolve(self) -> None:
-        """Wait until no other process is encoding the skeleton. Call this method in a worker thread.
+        """Wait for the skeleton if another process is encoding it. Call this method in a worker thread.
 
         Raises:
             EncodingError: If the state cannot be saved.

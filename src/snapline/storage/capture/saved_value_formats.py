@@ -6,7 +6,7 @@
 
     array, tensor   {"dtype", "shape", "values"}, with the first values in C order
     history         {"records", "bytes", "first", "last"}, or a list for an inline history
-    blob            the blob's bytes, or {"bytes"} for a large blob.
+    blob            the blob's bytes, or {"bytes"} for a large blob
 
 The bytes of parts are read only on request. Unless the bytes of a part are requested, only the part's size is shown, as `bytes`.
 
@@ -107,7 +107,7 @@ def first_values(array: SavedArray, count: int) -> list[object] | None:
 
 
 def _fortran_place(number: int, shape: tuple[int, ...]) -> int:
-    """Given the index of a value in C order, return its index in Fortran order."""
+    """Convert the index of a value in C order to its index in Fortran order."""
     index = []
     for length in reversed(shape):
         number, at = divmod(number, length)

@@ -36,7 +36,7 @@ dict with the single key `""`.
     {"": ["dict", [[key, value], …]]}       a dict with a key that is empty or not text
     {"": ["counter", [[key, count], …]]}    collections.Counter
     {"": ["number", array]}                 a NumPy scalar, as an array without dimensions
-    {"": ["same", [key, …]]}                the same tensor as the tensor at this path.
+    {"": ["same", [key, …]]}                the same tensor as the tensor at this path
 
 Tensors, arrays and generators are left unchanged, in the order of the dictionaries. So the order of these values, and their positions in
 the list of parts, are the same at each capture if the dictionaries keep their order.
@@ -334,7 +334,7 @@ class TorchState:
 
     @contextlib.contextmanager
     def randomness(self) -> Iterator[None]:
-        """Within this block, torch draws random numbers from the agent's own stream, independently of other agents in the process.
+        """Let torch draw random numbers from the agent's own stream within this block, independently of other agents in the process.
 
         The block must not await anything, because other agents would then draw from the same stream.
 

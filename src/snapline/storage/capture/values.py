@@ -10,7 +10,7 @@ a body.
     5  numpy Generator see below
     6  Pickled         0 | pickle, or 1 | MessagePack integer: index of the part that contains the pickle
     7  torch.Tensor    like an array, but with torch's name of the dtype
-    8  Blob            the blob's bytes.
+    8  Blob            the blob's bytes
 
 Code 2 is valid only together with a checkpoint's parts, and code 6 only with permission. Codes 2 and 6 are handled by `encoder.py` and
 `decoder.py`. Values of all other types are encoded completely, both in states and in messages.
@@ -34,7 +34,7 @@ failed agent would have drawn (G3). So the complete state of a generator is save
 next call, and the seed sequence from which NumPy generators spawn other generators.
 
     random.Random     MessagePack [version, 625 words as little-endian u32, gauss or nil]
-    numpy Generator   MessagePack [name of the bit generator, its state, seed sequence or nil].
+    numpy Generator   MessagePack [name of the bit generator, its state, seed sequence or nil]
 
 Integers of more than 64 bits, which MessagePack does not support, are encoded as
 `{"": hexadecimal}`, and arrays as `{"": [dtype, shape, bytes]}`.

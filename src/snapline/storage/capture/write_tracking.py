@@ -196,8 +196,8 @@ class WriteTracker:
         and a word that is not used.
 
         Raises:
-            ExternalFailureError: If the scan fails. After a failed scan, it is unknown which pages were written. After that, treat all
-                pages as written, and call `close`.
+            ExternalFailureError: If the scan fails. It is then unknown which pages were written, so treat all pages as written, and
+                call `close`.
         """
         handles = self._handles
         if handles is None or handles.process != os.getpid():
@@ -232,8 +232,8 @@ class WriteTracker:
         return (_SCAN_ARGUMENT.size, flags, position, end, 0, regions, SCAN_REGIONS, 0, 0, written, 0, written)
 
     def close(self) -> None:
-        """Stop tracking, so that writes have no more additional cost. A second call has no effect, and a call in a forked child has no
-        effect either."""
+        """Stop tracking, so that writes have no additional cost any more. A second call has no effect, and neither does a call in a
+        forked child."""
         handles, self._handles = self._handles, None
         if handles is None or handles.process != os.getpid():
             return

@@ -24,7 +24,7 @@ Invariants:
 - **I2** A pack is kept as long as any manifest generation names it (`epoch_retention.py`). So a pack is also kept during the grace period
   of a replaced generation that names it. A reader of a replaced generation, or a commit that reuses chunks through it, has one hour before
   anything is deleted.
-- **I3** A manifest names only packs of its own or earlier epochs. So a new pack is numbered after the oldest epoch that needs one of its
+- **I3** A manifest names only packs of its own or earlier epochs. So a new pack gets the number of the oldest epoch that needs one of its
   blobs. Checkpoints of different epochs go into different packs, since a pack contains at most one checkpoint per agent.
 - **I4** The root hash does not cover locations. Before a generation is written, its root is recomputed and must be unchanged.
 
@@ -35,8 +35,8 @@ Two processes. Only the leader compacts. But a deposed leader may not know that 
 
 - The packs of each process have random names, so they never collide with packs of another process.
 - A generation is created, never overwritten. If two processes write the same number, one of them stops. A generation that is written late
-  is older than the newest one, and is retired like any other. If the epoch was deleted meanwhile, the process that wrote the generation
-  finds no ref and removes the generation.
+  with an old number is older than the newest one, and is retired like any other. If the epoch was deleted meanwhile, the process that wrote
+  the generation finds no ref and removes the generation.
 - A process removes a generation only if a newer one was intact, and after a grace period that the process measured itself. No process
   removes the newest intact generation of a root.
 - Another process's garbage collection may read the manifests before a generation names a new pack, and delete the pack afterwards.
@@ -81,7 +81,8 @@ seconds that it was deposed."""
 
 
 class Notes(msgspec.Struct):
-    """State that a process keeps between calls of `compact`. If this state is lost, the next call only takes longer.
+    """State that a process keeps between calls of `compact`. Losing it costs only time: removals are delayed, and the next call takes
+    longer.
 
     Attributes:
         replaced: map from the path of each replaced generation to the time at which this process first saw that it was replaced.
@@ -593,7 +594,7 @@ def _write_generations(survey: Survey, places: Mapping[tuple[str, int], _Place],
 
 
 def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> Manifest | None:
-    """Return a manifest that lists the new locations, or None if none of its blobs moved."""
+    """Return the manifest with the new locations of its blobs, or None if none of its blobs moved."""
     packs: dict[str, PackReference] = {}
     numbers: dict[str, int] = {}
     is_moved = False

@@ -9,9 +9,9 @@ names it. A manifest without a ref also keeps its packs, because its epoch may b
 ref is damaged, it may need any pack of its epoch or an earlier epoch, so none of those packs is deleted. Manifests are written once, so
 their contents are cached (`Notes`).
 
-Garbage collection (`delete_unreferenced`) keeps every pack and manifest that a ref needs. Garbage collection also keeps all files of epochs
-with an unreadable ref or manifest, and of epochs and writers that the caller lists as possibly in use. Only one process may delete epochs,
-and only the same process may publish them. If another process could publish an epoch, it might create a ref during garbage collection.
+Garbage collection (`delete_unreferenced`) keeps every pack and manifest that a ref needs. It also keeps all files of epochs with an
+unreadable ref or manifest, and of epochs and writers that the caller lists as possibly in use. Only one process may delete epochs, and only
+the same process may publish them. If another process could publish an epoch, it might create a ref during garbage collection.
 
 **The policy.** The policy also keeps snapshots that no recovery needs: the newest snapshots, one per hour, one per day, manual snapshots,
 and held snapshots. The problem: a fleet writes a snapshot every few seconds. Keeping all snapshots would fill any disk. Keeping only the
@@ -24,8 +24,7 @@ holds:
 2. The snapshot is one of the last `keep_last` undamaged snapshots by epoch number, or is damaged and newer than the oldest of these.
    Damaged snapshots are kept as evidence, and so that readers that look for the newest snapshot find them.
 3. The snapshot is the newest within one of the last `hourly` hours, or within one of the last `daily` days (UTC). The hours and days are
-   counted
-back from the newest snapshot rather than from the clock. So a store that is unused for a month loses nothing.
+   counted back from the newest snapshot rather than from the clock. So a store that is unused for a month loses nothing.
 4. The snapshot is one of the last `manual` manually taken snapshots.
 5. The snapshot is at most `within_s` older than the newest snapshot. The time between two consecutive snapshots is counted as at most one
    hour, so a clock correction cannot make a snapshot look old.

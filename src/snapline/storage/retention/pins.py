@@ -33,7 +33,7 @@ Cleanup after dead processes. An intent to delete blocks new pins of the epoch u
 removes an intent if the ref is gone or the intent is older than `INTENT_S_MAX`. If the caller knows that no other process deletes, all
 intents are removed. A pin is valid even if the process that created it died between steps 2 and 4. `clear_leftovers` removes a pin if both
 the ref and the manifest of its snapshot are gone. If only the ref is gone, the pin is kept, because a deletion removes the manifest or
-leaves an intent. The ref was lost rather than deleted.
+leaves an intent, so the ref was lost rather than deleted.
 
 This module supports G7.
 """

@@ -3,8 +3,8 @@ accepted.
 
 The model: attackers may read the store and change it arbitrarily, but do not have a key file. The store limits attackers as follows:
 
-- Attackers learn names, sizes, times and which blobs are equal, but no content, because headers, indexes and manifests are not encrypted.
-  Plaintext digests use a key of the store, so attackers cannot use them to verify a guess.
+- Attackers learn names, sizes and times, because headers, indexes and manifests are not encrypted. They also learn which blobs are equal,
+  but no content. Plaintext digests use a key of the store, so attackers cannot use them to verify a guess.
 - Replacing a blob, key or ref is detected. Blobs are authenticated together with their location, size and digest. Refs are signed over
   store, epoch and root. A process that has a key rejects unencrypted blobs and unsigned refs, which prevents downgrade attacks.
 - Attackers can delete files, which keys cannot prevent.

@@ -193,8 +193,7 @@ class StoreReader:
         return matching[0]
 
     def verify(self, epoch: int | None = None) -> Verification:
-        """Read every byte of every file of the store, or of one epoch. Report each byte sequence that differs from what was originally
-        written.
+        """Read every byte of every file of the store, or of one epoch. Report each difference from what was originally written.
 
         Verification changes nothing, and may run while a fleet is using the store.
 

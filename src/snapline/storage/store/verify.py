@@ -86,7 +86,7 @@ class Verification(msgspec.Struct):
         checked: all files that were read, including damaged ones.
         findings: problems found, or an empty list if the store is intact.
         unreferenced: paths of manifests and packs that no ref needs, of output parts that no release names, and of temporary files.
-            Unreferenced files are garbage, or belong to an epoch that is being written. Unreferenced files do not count as damage.
+            They are garbage, or belong to an epoch that is being written, and do not count as damage.
     """
 
     checked: list[CheckedFile]
@@ -516,7 +516,7 @@ class _Verifier:
 
 
 def _reraise_unavailable(error: Exception) -> None:
-    """If `error` was caused by an unavailable store, raise that cause, so that it is not reported as a finding."""
+    """Raise the cause of `error` if it is an unavailable store, so that it is not reported as a finding."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, StoreUnavailableError):
         raise cause

@@ -24,7 +24,7 @@ The caller's duties:
    first, then check; never the other way round.**
 2. No fleet may run on the target store. Each fleet numbers its own epochs, and two different epochs with the same number would stop the
    fleet. So a store to which a fleet writes accepts only older epochs of the same fleet, because the fleet will not reuse their numbers. A
-   fleet trusts its log, so it never rolls back to a copied epoch unless an operator requests it.
+   fleet trusts its log, so it never rolls back to a copied epoch unless that is requested.
 
 Digests of encrypted stores are keyed, and agents' checkpoints contain digests. So a snapshot keeps its root only if both stores have the
 same digests, because both are unencrypted or both have the keys of one store.
@@ -46,8 +46,9 @@ cases:
 
 1. A pin, a tag or a recovery holds the snapshot, which the guarded deletion of `pins.py` checks.
 2. The snapshot is the newest one, which a restarted fleet restores.
-3. Both stores are the same store, so that there is no copy. Stores with different ids are different stores. If the ids are equal, one store
-   may be a file-by-file copy of the other. So a probe is written to the first store and read from the second.
+3. Both stores are the same store, so that there is no copy. Stores with different ids are different stores. If the ids are equal, it may
+   be one store under two names, or one may be a file-by-file copy of the other. A probe that is written to the first store and read from
+   the second decides.
 
 A move can be interrupted and repeated. The caller of a move has the same duties as the caller of a copy. As with any deletion, the first
 store's fleet must not be running, unless the fleet's coordinator removes the snapshots.

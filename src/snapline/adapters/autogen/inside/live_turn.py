@@ -6,11 +6,11 @@ return control to the host when it ends or waits for replies.
 The model: a turn consists of its handler and of all tasks that the handler creates directly or indirectly (`track_tasks`). A turn is
 *blocked* when each of its tasks has ended or waits for a reply. A turn is *over* when all of its tasks have ended. A waiting task that only
 runs `send_message` (`asyncio.create_task(self.send_message(…))`) counts as ended once the handler has returned, because its reply is not
-used. The message that an ignored task sends counts as sent without waiting for a reply.
+used. The message of such a task counts as sent without waiting for a reply.
 
 To learn what a task waits for, this module reads the awaited future from the task object. This module can trace most waits, such as those
-for tasks and for `gather`. A task may wait for something other than a reply, such as a lock or the network. The turn of a task that waits
-for something else gets a short time to continue before it counts as blocked. The host later checks again whether the turn can continue.
+for tasks and for `gather`. A task may wait for something other than a reply, such as a lock or the network. The turn then gets a short time
+to continue before it counts as blocked. The host later checks again whether the turn can continue.
 """
 
 import asyncio

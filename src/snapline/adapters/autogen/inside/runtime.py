@@ -5,9 +5,9 @@ A program registers its agents and subscriptions in the same way as with AutoGen
     async def register(runtime: AgentRuntime) -> None: await Teller.register(runtime, "teller", lambda: Teller(100))
 
 Messages that an agent sends during a turn are collected by the turn (`live_turn.py`). A host can start a process that runs the program
-(`serve_program`). A process started by a host runs turns for that host, and exits when the host exits. Alternatively, a program can use the
-runtime in place of `SingleThreadedAgentRuntime`. A runtime that a program uses directly has its own fleet (`home.py`), which receives the
-messages sent outside of turns.
+(`serve_program`). The process runs turns for that host, and exits when the host exits. Alternatively, a program can use the runtime in
+place of `SingleThreadedAgentRuntime`. In that case, the runtime has its own fleet (`home.py`), which receives the messages sent outside of
+turns.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class SnaplineRuntime(AgentRuntime):
     def serve_host(self) -> TurnRunner:
         """Configure this runtime for use in a process that a host has started.
 
-        A process started by a host has no fleet of its own. Other agents' turns may run in other processes.
+        Such a process has no fleet of its own. Other agents' turns may run in other processes.
         """
         self._fleet = self.runner.gate = self.runner.tokens = None
         return self.runner

@@ -3,9 +3,9 @@
 Each turn receives a state and a message. The turn returns the messages that it has sent, its answer and the new state.
 
 The host owns the agents' states, and this process holds no state that cannot be rebuilt. An agent's object is reused if the next turn
-begins with the state that the agent's last turn in this process left. If the states differ, the factory creates a new object, and the state
-is loaded into it. Factories, subscriptions, serializers and intervention handlers are registered as in AutoGen's runtime, and registration
-raises the same errors (`ProgramRegistry`).
+begins with the state that the agent's last turn in this process left. Otherwise, the factory creates a new object, and the state is loaded
+into it. Factories, subscriptions, serializers and intervention handlers are registered as in AutoGen's runtime, and registration raises the
+same errors (`ProgramRegistry`).
 
 After a failure, a handler that has awaited a reply is rerun up to the point where it was waiting, and must make the same calls again.
 Within a turn, `random` and `uuid.uuid4` therefore use a generator that belongs to this turn alone. Outside of turns, `random` and
@@ -161,8 +161,8 @@ class ProgramRegistry:
     # -- intervention handlers: each may change a message, or drop it --------------------------------------------------
 
     async def sent(self, message: Any, context: MessageContext, recipient: AgentId) -> Any:
-        """Pass an outgoing message to the intervention handlers before it is sent. Raise MessageDroppedException if a handler drops the
-        message, and any error that a handler raises."""
+        """Pass an outgoing message through the intervention handlers before it is sent. Raise MessageDroppedException if a handler drops
+        the message, and any error that a handler raises."""
         for intervention in self._interventions:
             message = _passed(
                 await intervention.on_send(message, message_context=context, recipient=recipient), "on_send"
@@ -170,13 +170,13 @@ class ProgramRegistry:
         return message
 
     async def published(self, message: Any, context: MessageContext) -> Any:
-        """Pass an outgoing message to the intervention handlers before it is published. Raise the same errors as `sent`."""
+        """Pass an outgoing message through the intervention handlers before it is published. Raise the same errors as `sent`."""
         for intervention in self._interventions:
             message = _passed(await intervention.on_publish(message, message_context=context), "on_publish")
         return message
 
     async def responded(self, message: Any, sender: AgentId, recipient: AgentId | None) -> Any:
-        """Pass a response to the intervention handlers before it is sent. Raise the same errors as `sent`."""
+        """Pass a response through the intervention handlers before it is sent. Raise the same errors as `sent`."""
         for intervention in self._interventions:
             message = _passed(
                 await intervention.on_response(message, sender=sender, recipient=recipient), "on_response"

@@ -56,8 +56,8 @@ def decode_encoded_value(kept: EncodedValue, serializers: SerializationRegistry)
 
 
 def encode_autogen_message(message: object, serializers: SerializationRegistry) -> EncodedValue:
-    """Encode a message with AutoGen's serializer for its type if that serializer reproduces the message exactly. If that serializer does
-    not reproduce the message, encode the message like `keep`.
+    """Encode a message with AutoGen's serializer for its type if that serializer reproduces the message exactly. Otherwise, encode it like
+    `keep`.
 
     Raises:
         NotSerializableError: the message can be encoded neither by AutoGen's serializer nor in JSON, and it cannot be pickled.
