@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 
 import msgspec
-from tests.sim.mutants import MUTANTS, mutated
+from tests.sim.mutants.catalogue import MUTANTS, mutated
 
 from snapline.sim.result import Result
 from snapline.sim.run import run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.kit.compiled import is_bound
-from tests.sim.mutants import check_replaceable
+from tests.sim.mutants.registry import check_replaceable
 
 from snapline.channels import channel, link
 from snapline.compiled import SAMPLE_MODULE, is_compiled, version_text

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.sim.mutants import mutated
+from tests.sim.mutants.catalogue import mutated
 
 import snapline
 from snapline.compiled import is_compiled

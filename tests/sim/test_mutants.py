@@ -6,7 +6,7 @@ is the acceptance criterion: from seed 0 on, within 1,000 seeds, shrunk to at mo
 """
 
 import pytest
-from tests.sim.mutants import MUTANTS, mutated
+from tests.sim.mutants.catalogue import MUTANTS, mutated
 
 from snapline.coordinator.service import line_store
 from snapline.sim.choices import RecordedChoices

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from tests.sim.mutants import mutated
+from tests.sim.mutants.catalogue import mutated
 from tests.sim.test_books import make_judge
 from tests.sim.test_found_bugs import SPAWN_PENDING
 

@@ -1,7 +1,7 @@
 """What survives is in the line of the plan: who froze in time, where they stood, and the greatest line that this gives."""
 
 import pytest
-from tests.sim.mutants import MUTANTS
+from tests.sim.mutants.catalogue import MUTANTS
 from tests.sim.test_books import make_judge
 
 from snapline.agent_runtime.host import driver
