@@ -89,13 +89,13 @@ def fleet(every: str = "0.1") -> snapline.Fleet:
 
 
 @pytest.fixture(autouse=True)
-def own_modules() -> Iterator[None]:
-    """What a test imports from its folder, the next one does not find."""
-    modules, paths = dict(sys.modules), list(sys.path)
+def own_modules(folder: Path) -> Iterator[None]:
+    """What a test imports from its folder, the next one does not find. Others stay: numpy cannot be loaded twice."""
+    paths = list(sys.path)
     yield
     sys.path[:] = paths
-    for name in sys.modules.keys() - modules.keys():
-        if not name.startswith("snapline"):
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(f"{folder}/"):
             del sys.modules[name]
 
 
