@@ -341,6 +341,14 @@ def test_damaged_records_are_refused_and_nothing_else(place: int, value: int, le
         decode_state(Memory, cut, parts, object_stream.contents(parts))
 
 
+def test_a_damaged_dtype_of_digits_is_refused() -> None:
+    """NumPy evaluates them, and raises a SyntaxError."""
+    body = encode_body({"s": np.arange(3)})
+    assert body.count(b"<i8") == 1
+    with pytest.raises(ValueError, match="there is no dtype '008'"):
+        state_decoder(Any).decode(body.replace(b"<i8", b"008"))
+
+
 def test_plain_shows_what_stands_beside_the_record() -> None:
     made = Memory("x", {"l": np.zeros(MIB)}, History([Turn("a")]), Blob(b"b"))
     image, object_stream = StateEncoder(ArenaPool()).encode(made), Shelf()

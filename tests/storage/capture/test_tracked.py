@@ -246,7 +246,7 @@ def test_tracked_array_is_an_ordinary_one(shape: Any, dtype: Any) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [(-1, "f8"), ((2, -3), "f8"), ("ab", "f8"), (3, "nonsense"), (1.5, "f8"), (3, object), (None, "f8")],
+    [(-1, "f8"), ((2, -3), "f8"), ("ab", "f8"), (3, "nonsense"), (3, "08"), (1.5, "f8"), (3, object), (None, "f8")],
 )
 def test_tracked_array_refuses_what_cannot_be(shape: Any, dtype: Any) -> None:
     with pytest.raises(UsageError):
@@ -352,7 +352,9 @@ def test_references_that_do_not_fit_are_not_believed() -> None:
     assert tracked_arrays.assume_stored(array, [reference], chunk_bytes=0) == {}
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("u1", (101,)), ("u1", (-1,)), (object, (2,)), ("nonsense", (1,))])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("u1", (101,)), ("u1", (-1,)), (object, (2,)), ("nonsense", (1,)), ("08", (1,))]
+)
 def test_restored_array_must_fit(dtype: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="in 100 bytes"):
         tracked_arrays.retrack(memoryview(bytearray(100)), dtype, shape)

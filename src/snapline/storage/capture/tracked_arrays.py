@@ -514,7 +514,7 @@ def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeL
         if min(lengths, default=1) <= 0 or not size_bytes:
             empty: Array = numpy.zeros(lengths, template)  # Raises if a length is negative.
             return empty
-    except (TypeError, ValueError) as error:
+    except (SyntaxError, TypeError, ValueError) as error:  # NumPy evaluates digits in a dtype
         raise UsageError(f"no array of shape {shape!r} and dtype {dtype!r}: {error}; correct them") from error
     if template.hasobject:
         raise UsageError(f"an array of dtype {template} cannot be tracked: it holds objects; use another dtype")
@@ -548,7 +548,7 @@ def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Ar
         if template.hasobject or min(shape, default=0) < 0:
             raise ValueError("objects are not bytes, and lengths are not negative")
         array: Array = numpy.ndarray(tuple(shape), template, buffer)
-    except (TypeError, ValueError) as error:
+    except (SyntaxError, TypeError, ValueError) as error:
         raise UsageError(
             f"no array of shape {shape!r} and dtype {dtype!r} in {buffer.nbytes} bytes: {error}"
         ) from error

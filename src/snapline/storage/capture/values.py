@@ -217,7 +217,7 @@ def decode_generator(data: memoryview) -> Any:
         seed = 0 if seeds is None else numpy_random.SeedSequence(**_from_plain(seeds))
         bits = getattr(numpy_random, name)(seed)
         bits.state = _from_plain(state)
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, SyntaxError) as error:
         raise EncodingError(f"the saved state of a NumPy generator cannot be used: {error!r}") from error
     return numpy_random.Generator(bits)
 
@@ -453,7 +453,10 @@ def make_array(head: ArrayHead, content: Buffer) -> Any:
     """
     import numpy
 
-    return numpy.frombuffer(content, dtype=head.dtype).reshape(head.shape, order=head.order)
+    try:
+        return numpy.frombuffer(content, dtype=head.dtype).reshape(head.shape, order=head.order)
+    except SyntaxError as error:  # NumPy evaluates digits in a dtype
+        raise ValueError(f"there is no dtype {head.dtype!r}") from error
 
 
 def decode_value(code: int, data: memoryview) -> object:
