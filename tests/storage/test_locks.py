@@ -38,3 +38,15 @@ def test_a_holder_that_wrote_nothing_is_some_process(tmp_path: Path) -> None:
     with pytest.raises(LockHeldError, match="another process"):
         lock_file(tmp_path / "lock")
     os.close(ours)
+
+
+def test_a_file_with_other_content_keeps_it(tmp_path: Path) -> None:
+    """A job of PyTorch locks the identity of its store."""
+    path = tmp_path / "identity"
+    path.write_bytes(b"SNAPLINESTOR" + bytes(range(85)))
+    before = path.read_bytes()
+    ours = lock_file(path)
+    with pytest.raises(LockHeldError, match="another process"):
+        lock_file(path)
+    os.close(ours)
+    assert path.read_bytes() == before

@@ -52,12 +52,17 @@ HOLDER_BYTES_MAX = 400
 """Largest text in a lock file, in bytes. The text contains a process id, a machine name (255 characters at most), and a time."""
 
 
+_HOLDER = b"process "
+"""How the content of a lock file begins."""
+
+
 class LockHeldError(BlockingIOError):
     """The lock is held by another process. The message names the holder: `process 17 on alpha, since 2026-01-31T09:00:00Z`."""
 
 
 def lock_file(path: str | os.PathLike[str]) -> int:
-    """Lock a file, creating it if it is missing, and write the holder's name into it. Return the descriptor that holds the lock.
+    """Lock a file, creating it if it is missing. Return the descriptor that holds the lock. The holder's name is written into a file that is
+    empty or names an earlier holder. The content of any other file, such as the identity of a store, is not changed.
 
     Raises:
         LockHeldError: If another process holds the lock.
@@ -67,16 +72,18 @@ def lock_file(path: str | os.PathLike[str]) -> int:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(handle, HOLDER_BYTES_MAX, 0).decode(errors="replace").strip()
+        content = os.pread(handle, HOLDER_BYTES_MAX, 0)
         os.close(handle)
-        raise LockHeldError(holder or "another process") from None
+        holder = content.decode(errors="replace").strip() if content.startswith(_HOLDER) else "another process"
+        raise LockHeldError(holder) from None
     except OSError:
         os.close(handle)
         raise
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     with contextlib.suppress(OSError):  # On a full disk the lock is still held.
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}, since {now}\n".encode(), 0)
+        if os.pread(handle, HOLDER_BYTES_MAX, 0).startswith(_HOLDER) or not os.fstat(handle).st_size:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, _HOLDER + f"{os.getpid()} on {socket.gethostname()}, since {now}\n".encode(), 0)
     return handle
 
 
