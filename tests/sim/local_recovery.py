@@ -16,6 +16,10 @@ coordinator with the store. Each process on a host is a *run*, with a number tha
 - *Adoption.* Until the new host has a durable commit with the agent, a further plan names the agent's old logs as well.
 - *Move.* An agent of a running host moves when the host has committed it as *left*. It takes no turn from that record on, and stays in the
   host's later records. The new host reads the log without sealing it.
+- *Epoch.* An epoch begins when all moved agents are adopted, and a loss aborts it. It is complete when all messages before its markers have
+  arrived, even if no log holds its turns yet. It is then the *base*: senders drop the messages that its channel states hold, and logs may
+  drop records that are not newer. A new host loads the base or a record, whichever has the higher version, and from the base's channel
+  state the messages above its consumed numbers.
 
 A run may be evicted although it still works. It continues until it learns of the plan, or fails to append to its sealed log.
 
@@ -25,7 +29,7 @@ must be a prefix of what its sender has sent (G3), and what the outside has been
 When nothing more can happen, all messages must be acknowledged, so none is lost, and no host may be waiting (G10).
 
 The model combines taking a commit and appending it, because a host that fails between the two has not committed. It loses no frames on a
-working link, and contains no epochs, so logs are never shortened.
+working link. An epoch is captured at one instant, because each consistent cut is the state at some instant of an equivalent run.
 """
 
 import itertools
@@ -140,6 +144,7 @@ class Contents(msgspec.Struct, frozen=True):
 
     loading: "Plan"
     records: tuple[tuple[int, Record | None], ...]
+    base: Record
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -148,7 +153,13 @@ class Release(msgspec.Struct, frozen=True):
     agent: int
 
 
-Word = Plan | Release
+class Base(msgspec.Struct, frozen=True):
+    """A complete epoch, whose checkpoints and channel states replace older records and retained messages."""
+
+    epoch: Record
+
+
+Word = Plan | Release | Base
 """What the coordinator sends."""
 
 Answer = Appended | Contents
@@ -234,6 +245,9 @@ class CoordinatorNode(NamedTuple):
         told: for each agent, the turns that have been let out.
         moves: number of moves on purpose that were begun.
         leaving: agents that have left their host, and wait for a plan.
+        epochs: number of epochs that were begun.
+        captured: the epoch that is not complete yet, or None.
+        base: the newest complete epoch.
     """
 
     failures: int
@@ -244,8 +258,11 @@ class CoordinatorNode(NamedTuple):
     sources: tuple[Numbers, ...]
     logs: tuple[Log, ...]
     told: tuple[Numbers, ...]
+    base: Record
     moves: int = 0
     leaving: Numbers = ()
+    epochs: int = 0
+    captured: Record | None = None
 
 
 class LocalRecoveryModel(Model):
@@ -256,14 +273,15 @@ class LocalRecoveryModel(Model):
         homes: for each agent, the host on which it runs first. By default, each agent has a host of its own.
         hosts: number of hosts. By default, as many as `homes` needs.
         moves: maximum number of moves on purpose.
+        epochs: maximum number of epochs.
     """
 
-    def __init__(self, bounds: Bounds, homes: Numbers = (), *, hosts: int = 0, moves: int = 0) -> None:
+    def __init__(self, bounds: Bounds, homes: Numbers = (), *, hosts: int = 0, moves: int = 0, epochs: int = 0) -> None:
         self.bounds = bounds
         self.homes = homes or tuple(range(bounds.agents))
         self.agents = range(len(self.homes))
         self.hosts = range(hosts or max(self.homes) + 1)
-        self.moves_max = moves
+        self.moves_max, self.epochs_max = moves, epochs
         self.actors = len(self.hosts) + 1
         self.labels: Interner[str] = Interner()
         self.names = [chr(ord("a") + agent) for agent in self.agents]
@@ -281,7 +299,9 @@ class LocalRecoveryModel(Model):
         running = tuple(host + 1 for host in self.hosts)
         sources = tuple((place.run,) for place in places)
         logs = tuple(Log(run, None, False) for run in running)
-        found = CoordinatorNode(0, len(running), running, places, (), sources, logs, ((),) * len(self.agents))
+        base: Record = tuple(self.initial(0) for _ in self.agents)
+        told: tuple[Numbers, ...] = ((),) * len(self.agents)
+        found = CoordinatorNode(0, len(running), running, places, (), sources, logs, told, base)
         return (*nodes, self.coordinators.of(found))
 
     def initial(self, incarnation: int) -> AgentState:
@@ -372,7 +392,7 @@ class LocalRecoveryModel(Model):
             if value.run == found.run:
                 found = found._replace(answers=(*found.answers, value.answer))
         else:
-            assert isinstance(value, Plan | Release)
+            assert isinstance(value, Plan | Release | Base)
             found = found._replace(words=(*found.words, value))
         return self.nodes[actor].of(found), ()
 
@@ -438,6 +458,26 @@ class LocalRecoveryModel(Model):
     def sources_after(self, sources: Numbers, run: int) -> Numbers:
         """Return the logs that may contain an agent that moves to a run and is not adopted yet."""
         return (*sources, run)
+
+    def is_complete(self, captured: Record, live: list[AgentState]) -> bool:
+        """Return whether an epoch is complete: all messages before the markers have arrived."""
+        for agent, state in enumerate(captured):
+            assert state is not None
+            for sender in self.agents:
+                if live[agent].arrived(sender) < len(state.consumed[sender]) + len(state.waiting[sender]):
+                    return False
+        return True
+
+    def may_be_deleted(self, record: Record, base: Record) -> bool:
+        """Return whether a log's record is not newer than the base."""
+        return all(
+            mine is None or theirs is None or len(mine.turns) <= len(theirs.turns)
+            for mine, theirs in zip(record, base, strict=True)
+        )
+
+    def in_transit(self, base: AgentState, consumed: Numbers, sender: int) -> Numbers:
+        """Return the messages of the base's channel state that an agent has not consumed."""
+        return (*base.consumed[sender], *base.waiting[sender])[len(consumed) :]
 
     def newest(self, states: list[AgentState]) -> AgentState:
         """Return the state to load, of the states in all sources."""
@@ -521,6 +561,7 @@ class LocalRecoveryModel(Model):
             failures=found.failures + 1,
             lost=(*found.lost, found.running[host]),
             running=replaced(found.running, host, 0),
+            captured=None,
         )
 
     def _requested(self, found: CoordinatorNode, request: object) -> tuple[int, Outputs]:
@@ -552,7 +593,7 @@ class LocalRecoveryModel(Model):
         sealed = self.sealed_by(found, request.logs)
         logs = tuple(log._replace(is_sealed=log.is_sealed or log.run in sealed) for log in found.logs)
         records = tuple((log.run, log.record) for log in logs if log.run in request.logs)
-        answer = self.items.of(FromStore(request.run, Contents(request.loading, records)))
+        answer = self.items.of(FromStore(request.run, Contents(request.loading, records, found.base)))
         return found._replace(logs=logs), ((request.host, answer),)
 
     def _tell(self, found: CoordinatorNode, request: Told) -> CoordinatorNode:
@@ -566,13 +607,13 @@ class LocalRecoveryModel(Model):
             found = found._replace(sources=replaced(found.sources, agent, (request.run,)))
         return found._replace(told=replaced(found.told, agent, max(known, turns, key=len)))
 
-    # -- failures -------------------------------------------------------------------------------------------------------
+    # -- failures and epochs --------------------------------------------------------------------------------------------
 
     def crashes(self, state: State) -> list[tuple[int, State]]:
         found = self.coordinators.values[state[-1]]
+        following = list(self._epoch_steps(found, state))
         if found.failures == self.bounds.crashes:
-            return []
-        following = []
+            return following
         for host in self.hosts:
             run = self.nodes[host].values[state[host]].run
             if run and run == found.running[host]:
@@ -581,6 +622,71 @@ class LocalRecoveryModel(Model):
                 after[-1] = self.coordinators.of(self._without(found, host))
                 following.append((self.labels.of(f"host {host} crashes"), tuple(after)))
         return following
+
+    def _epoch_steps(self, found: CoordinatorNode, state: State) -> Iterator[tuple[int, State]]:
+        nodes = [self.nodes[host].values[state[host]] for host in self.hosts]
+        for place, log in enumerate(found.logs):
+            if found.epochs and log.record is not None and self.may_be_deleted(log.record, found.base):
+                logs = replaced(found.logs, place, log._replace(record=None))
+                after = self.coordinators.of(found._replace(logs=logs))
+                yield self.labels.of(f"the log of run {log.run} is shortened"), (*state[:-1], after)
+        live = self._live(found, nodes)
+        if live is None:
+            return
+        if found.captured is None and found.epochs < self.epochs_max:
+            captured = tuple(self._captured(live, found, agent) for agent in self.agents)
+            after = self.coordinators.of(found._replace(epochs=found.epochs + 1, captured=captured))
+            yield self.labels.of("an epoch is captured"), (*state[:-1], after)
+        if found.captured is not None and self.is_complete(found.captured, live):
+            hosts = [
+                self.nodes[host].of(node._replace(words=(*node.words, Base(found.captured))))
+                for host, node in enumerate(nodes)
+            ]
+            turns = [state.turns for state in found.captured if state is not None]
+            told = tuple(max(pair, key=len) for pair in zip(found.told, turns, strict=True))
+            after = self.coordinators.of(found._replace(captured=None, base=found.captured, told=told))
+            yield self.labels.of("the epoch is complete"), (*hosts, after)
+
+    def _live(self, found: CoordinatorNode, nodes: list[HostNode]) -> list[AgentState] | None:
+        """Return the states of all agents if no host is lost, all hosts know the same places, and all agents are adopted there."""
+        live = []
+        for agent, place in enumerate(found.places):
+            node = nodes[place.host]
+            state = node.agents[agent] if node.run else None
+            is_settled = found.running[place.host] == place.run == node.run and found.sources[agent] == (place.run,)
+            if (
+                state is None
+                or state.incarnation != place.incarnation
+                or not is_settled
+                or node.left[agent] is not None
+            ):
+                return None
+            live.append(state)
+        runs = [node.run for node in nodes]
+        if runs != list(found.running) or any(node.run and node.places != found.places for node in nodes):
+            return None
+        return live
+
+    def _captured(self, live: list[AgentState], found: CoordinatorNode, agent: int) -> AgentState:
+        """Return an agent's part of an epoch: its checkpoint, and the messages to it that have departed."""
+        count = [self._departed(live, found, agent, other) for other in self.agents]
+        waiting = [
+            live[sender].sent[agent][len(live[agent].consumed[sender]) : self._departed(live, found, sender, agent)]
+            for sender in self.agents
+        ]
+        state = live[agent]
+        return self.initial(0)._replace(
+            turns=state.turns,
+            sent=state.sent,
+            consumed=state.consumed,
+            waiting=tuple(waiting),
+            acked=tuple(count),
+            departed=tuple(count),
+        )
+
+    def _departed(self, live: list[AgentState], found: CoordinatorNode, sender: int, receiver: int) -> int:
+        is_here = found.places[sender].run == found.places[receiver].run
+        return len(live[sender].sent[receiver]) if is_here else live[sender].departed[receiver]
 
     # -- oracles --------------------------------------------------------------------------------------------------------
 
@@ -596,14 +702,14 @@ class LocalRecoveryModel(Model):
         node = self.nodes[place.host].values[state[place.host]]
         live = node.agents[agent] if node.run == place.run and found.running[place.host] == place.run else None
         if live is None or live.incarnation != place.incarnation:
-            live = self.point(found.logs, found.sources[agent], agent, place.incarnation)
+            live = self.point(found, agent)
         return live.turns, live.sent, live.consumed
 
-    def point(self, logs: Iterable[Log], sources: Numbers, agent: int, incarnation: int) -> AgentState:
-        """Return the agent's state of the highest version in the logs `sources`."""
-        states = [self.initial(incarnation)]
-        states += [log.record[agent] for log in logs if log.run in sources and log.record and log.record[agent]]  # type: ignore[misc]
-        return max(states, key=lambda state: len(state.turns))
+    def point(self, found: CoordinatorNode, agent: int) -> AgentState:
+        """Return the agent's state of the highest version, in its logs and in the base."""
+        records = [log.record for log in found.logs if log.run in found.sources[agent] and log.record is not None]
+        states = [found.base[agent], *[record[agent] for record in records]]
+        return max([state for state in states if state is not None], key=lambda state: len(state.turns))
 
     def _judge(
         self,
@@ -809,10 +915,21 @@ class HostStep:
         """Handle the coordinator's next word."""
         word = self.node.words[0]
         self.node = self.node._replace(words=self.node.words[1:])
-        if isinstance(word, Plan):
-            self._apply(word)
-        else:
-            self._release(word.agent)
+        match word:
+            case Plan():
+                self._apply(word)
+            case Release():
+                self._release(word.agent)
+            case Base():
+                self._drop_retained(word.epoch)
+
+    def _drop_retained(self, base: Record) -> None:
+        """Drop the messages that the channel states of the base hold."""
+        for agent, part in enumerate(base):
+            state = self.node.agents[agent]
+            if state is not None and part is not None:
+                acked = tuple(map(max, state.acked, part.acked))
+                self._put(agent, state._replace(acked=acked))
 
     def _release(self, agent: int) -> None:
         """Let an agent take no more turns, and commit it."""
@@ -852,7 +969,11 @@ class HostStep:
             incarnation = plan.places[agent].incarnation
             records = [record for run, record in found.records if run in sources]
             states = [record[agent] for record in records if record is not None and record[agent] is not None]
-            state = self.model.newest([self.model.initial(incarnation), *states])  # type: ignore[list-item]
+            base = found.base[agent]
+            assert base is not None
+            state = self.model.newest([base, *states])  # type: ignore[list-item]
+            waiting = tuple(self.model.in_transit(base, state.consumed[sender], sender) for sender in self.model.agents)
+            state = state._replace(waiting=waiting)
             departed = tuple(map(len, state.sent))
             durable = tuple(map(len, state.consumed))
             self._put(agent, state._replace(incarnation=incarnation, departed=departed, durable=durable))

@@ -41,21 +41,24 @@ def check_sound(model: LocalRecoveryModel) -> SearchResult:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "homes", "moves", "states"),
+    ("bounds", "homes", "settings", "states"),
     [
-        (QUIET, (), 0, 248),
-        (ONE_CRASH, (), 0, 15_496),
-        (ONE_CRASH, TOGETHER, 0, 24_764),
-        (QUIET, (), 1, 32_266),
-        (QUIET, TOGETHER, 1, 13_642),
-        pytest.param(TWO_CRASHES, (), 0, 530_643, marks=pytest.mark.slow),
-        pytest.param(Bounds(agents=2, sends=2), (), 0, 1_434_687, marks=pytest.mark.slow),
-        pytest.param(ONE_CRASH, (), 1, 1_187_497, marks=pytest.mark.slow),
-        pytest.param(ONE_CRASH, TOGETHER, 1, 1_170_183, marks=pytest.mark.slow),
+        (QUIET, (), {}, 248),
+        (ONE_CRASH, (), {}, 15_496),
+        (ONE_CRASH, TOGETHER, {}, 24_764),
+        (QUIET, (), {"moves": 1}, 32_266),
+        (QUIET, TOGETHER, {"moves": 1}, 13_642),
+        (QUIET, (), {"epochs": 1}, 20_485),
+        pytest.param(TWO_CRASHES, (), {}, 530_643, marks=pytest.mark.slow),
+        pytest.param(Bounds(agents=2, sends=2), (), {}, 1_434_687, marks=pytest.mark.slow),
+        pytest.param(ONE_CRASH, (), {"moves": 1}, 1_187_497, marks=pytest.mark.slow),
+        pytest.param(ONE_CRASH, TOGETHER, {"moves": 1}, 1_170_183, marks=pytest.mark.slow),
+        pytest.param(ONE_CRASH, (), {"epochs": 1}, 540_233, marks=pytest.mark.slow),
+        pytest.param(ONE_CRASH, TOGETHER, {"epochs": 1}, 358_256, marks=pytest.mark.slow),
     ],
 )
-def test_every_run_keeps_every_promise(bounds: Bounds, homes: Numbers, moves: int, states: int) -> None:
-    found = check_sound(LocalRecoveryModel(bounds, homes, hosts=2, moves=moves))
+def test_every_run_keeps_every_promise(bounds: Bounds, homes: Numbers, settings: dict[str, int], states: int) -> None:
+    found = check_sound(LocalRecoveryModel(bounds, homes, hosts=2, **settings))
     assert found.states == states
 
 
@@ -139,6 +142,32 @@ class LoadsTheOldestRecord(LocalRecoveryModel):
         return states[min(1, len(states) - 1)]
 
 
+class DeletesNewerRecords(LocalRecoveryModel):
+    def may_be_deleted(self, record: Record, base: Record) -> bool:
+        return True
+
+
+class LoadsRecordsBeforeEpochs(LocalRecoveryModel):
+    """A record in a log is loaded although the base is newer, because its entry stayed."""
+
+    def newest(self, states: list[AgentState]) -> AgentState:
+        return max(states[1:], key=lambda state: len(state.turns), default=states[0])
+
+
+class ForgetsChannelStates(LocalRecoveryModel):
+    """A loaded agent gets no messages from the channel state of the base."""
+
+    def in_transit(self, base: AgentState, consumed: Numbers, sender: int) -> Numbers:
+        return ()
+
+
+class CompletesBeforeMarkers(LocalRecoveryModel):
+    """An epoch is complete although messages before its markers have not arrived."""
+
+    def is_complete(self, captured: Record, live: list[AgentState]) -> bool:
+        return True
+
+
 class RecordsAgentsOneByOne(LocalRecoveryModel):
     """A record holds the agent with the most turns, and the others as they were at the start."""
 
@@ -176,6 +205,10 @@ MUTANTS: list[tuple[type[LocalRecoveryModel], dict[str, Any]]] = [
     (SealsNothing, {"bounds": ONE_CRASH}),
     (NamesOnlyTheNewLog, {"bounds": TWO_CRASHES}),
     (LoadsTheOldestRecord, {"bounds": TWO_CRASHES}),
+    (DeletesNewerRecords, {"bounds": ONE_CRASH, "epochs": 1}),
+    (LoadsRecordsBeforeEpochs, {"bounds": ONE_CRASH, "epochs": 1}),
+    (ForgetsChannelStates, {"bounds": ONE_CRASH, "epochs": 1}),
+    (CompletesBeforeMarkers, {"bounds": ONE_CRASH, "epochs": 1}),
     (RecordsAgentsOneByOne, {"bounds": ONE_CRASH, "homes": TOGETHER}),
     (GoesOnAfterLeaving, {"bounds": QUIET, "moves": 1}),
     (ForgetsAgentsThatLeft, {"bounds": ONE_CRASH, "moves": 1}),
