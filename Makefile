@@ -167,8 +167,8 @@ test-prometheus: $(STAMP)  ## the alerts and dashboards, with Prometheus itself:
 	  tests/deploy/test_promtool.py tests/integration/test_watched_fleets.py $(ARGS)
 
 test-ui: $(STAMP)  ## the view in Chromium, with axe-core: installs Debian's chromium, playwright, and axe-core from npm
-	@SUDO=$$(test "$$(id -u)" = 0 || echo sudo); command -v chromium >/dev/null && command -v npm >/dev/null || \
-	  { $$SUDO apt-get update -q && $$SUDO apt-get install -q -y --no-install-recommends chromium fonts-dejavu-core npm; }
+	@SUDO=$$(test "$$(id -u)" = 0 || echo sudo); missing="$$(command -v chromium >/dev/null || echo chromium fonts-dejavu-core) $$(command -v npm >/dev/null || echo npm)"; \
+	  test -z "$$(echo $$missing)" || { $$SUDO apt-get update -q && $$SUDO apt-get install -q -y --no-install-recommends $$missing; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check playwright
 	@test -f $(VENV)/axe/node_modules/axe-core/axe.min.js || npm install --silent --no-fund --no-audit --prefix $(VENV)/axe axe-core@4.10
 	@mkdir -p $(VENV)/screenshots; SNAPLINE_AXE=$(CURDIR)/$(VENV)/axe/node_modules/axe-core/axe.min.js SNAPLINE_SCREENSHOTS=$(CURDIR)/$(VENV)/screenshots \
