@@ -196,20 +196,22 @@ def test_one_line_of_the_readme_changes(cluster: Raylets, tmp_path: Path) -> Non
     here, there = re.findall(r"^snapline (up .*)$", page, re.MULTILINE)
     assert there == f"{here} --on ray"
     code = page.partition("```python")[2].partition("```")[0]
+    data_dir = re.search(r"--data-dir (\S+)", here)
+    assert data_dir is not None
     for number, line in enumerate((here, there)):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "ping.py").write_text(code)
         up = snapline(*line.split(), "-o", "json", cluster=cluster, cwd=folder)
         assert up.returncode == 0, up.stderr
-        await_end(folder, cluster, line)
-        assert Store.open(str(folder / "run" / "store")).verify().findings == []
+        await_end(folder, cluster, line, data_dir[1])
+        assert Store.open(str(folder / data_dir[1] / "store")).verify().findings == []
 
 
-def await_end(folder: Path, cluster: Raylets, line: str) -> None:
+def await_end(folder: Path, cluster: Raylets, line: str, data_dir: str) -> None:
     """The fleet ends by itself; on Ray its word remains until `down`."""
     if "--on ray" in line:
         down = snapline("down", "--on", "ray", cluster=cluster, cwd=folder)
         assert down.returncode == 0, down.stderr
     else:
-        assert snapline("down", "--data-dir", "run", cluster=cluster, cwd=folder).returncode in (0, 4)
+        assert snapline("down", "--data-dir", data_dir, cluster=cluster, cwd=folder).returncode in (0, 4)
