@@ -213,8 +213,11 @@ class LoggedFleet(FleetWorld):
             if not answer.is_willing:
                 self.abort_epoch()
                 return
+            taking = {agent for (agent, _), known in self.round.items() if known.is_participant}
+            is_new = answer.is_participant and answer.agent not in taking
             self.round[answer.agent, answer.asker] = answer
-            self._ask([(to, answer.agent, number) for to, number in answer.requests.items()])
+            if is_new:  # as in `KooTouegRound`: else agents that ask each other would be asked for ever
+                self._ask([(to, answer.agent, number) for to, number in answer.requests.items() if to not in taking])
         self._judge_round()
 
     def _judge_round(self) -> None:
