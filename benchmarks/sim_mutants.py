@@ -1,6 +1,6 @@
 """How soon the simulator finds each seeded bug of our own code, and how small the failing run becomes.
 
-    python benchmarks/sim_mutants.py [seeds] [limit_s] [mutant ...]
+    python -m benchmarks.sim_mutants [seeds] [limit_s] [mutant ...]
 
 Seeds from 0 up to 1,000 and 30 s of shrinking if left out; all mutants. `s` is real time of one process; `from` and `to` are
 the sizes before and after: choices that are not benign, faults, and messages consumed. The last lines hold the goals of the

@@ -4,8 +4,7 @@ Sweeps, comparisons and the determinism check use worker processes. On Ray, the 
 settings that all its runs share (`Setup`), and then tasks. A task is only a few bytes long, because the worker draws the scenario from the
 seed.
 
-Only the name of the runner is sent, and every process imports the runner by name, so the runner must be a module-level function. Keyword
-arguments that are the same for all runs may be bound with `functools.partial`.
+Only the name of the runner is sent, and every process imports the runner by name, so the runner must be a module-level function.
 
 Garbage is collected only between runs, never during a run (simulation.md, section 1). If a run takes longer than `seed_timeout_s` of real
 time, SIGALRM ends the run, and the error names the current line of code. SIGALRM works only in the main thread, and cannot interrupt code
@@ -22,7 +21,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -69,7 +67,6 @@ class RunnerName(msgspec.Struct, frozen=True):
     module: str = "snapline.sim.run"
     name: str = "run"
     file: str = ""
-    keywords: dict[str, str | int | bool | None] = {}
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -104,17 +101,11 @@ def name_of(runner: Runner | None) -> RunnerName:
     """
     if runner is None:
         return RunnerName()
-    keywords: dict[str, str | int | bool | None] = {}
-    function: object = runner
-    if isinstance(function, partial):
-        if function.args:
-            raise UsageError(f"{runner!r} binds arguments by position: bind keywords only")
-        keywords, function = function.keywords, function.func
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    module, name = getattr(runner, "__module__", ""), getattr(runner, "__qualname__", "")
     if not module or not name or "<" in name:
         raise UsageError(f"{runner!r} cannot be found by another process: write it as a function of a module")
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return RunnerName(module, name, str(Path(file).absolute()) if file else "", dict(keywords))
+    return RunnerName(module, name, str(Path(file).absolute()) if file else "")
 
 
 def load_runner(name: RunnerName) -> Runner:
@@ -123,7 +114,7 @@ def load_runner(name: RunnerName) -> Runner:
     for part in name.name.split("."):
         target = getattr(target, part)
     assert callable(target), f"{name} is no function"
-    return partial(target, **name.keywords) if name.keywords else target
+    return target
 
 
 def _module_of(name: RunnerName) -> ModuleType:

@@ -1,7 +1,7 @@
 """Mutants prove the oracles: every seeded bug of our own code is found, by the oracle whose guarantee it breaks.
 
 By default each mutant is looked for from its pinned seed on. What a seed does changes with the product, so a few more
-seeds may be used up before anybody has to pin another one (`python benchmarks/sim_mutants.py` names the first). The slow test
+seeds may be used up before anybody has to pin another one (`python -m benchmarks.sim_mutants` names the first). The slow test
 is the acceptance criterion: from seed 0 on, within 1,000 seeds, shrunk to at most 20 events and 2 faults.
 """
 

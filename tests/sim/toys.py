@@ -77,10 +77,10 @@ def toy(scenario: Scenario, seed: int, *, choices: Choices | None = None, window
     )
 
 
-def flagged(scenario: Scenario, seed: int, *, choices: Choices | None = None, flag: str = "") -> Result:
-    """A toy with an argument of its own, which tells whether garbage is collected within runs."""
+def telling_collection(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
+    """A toy that tells whether garbage is collected within runs."""
     result = toy(scenario, seed, choices=choices)
-    result.metrics |= {"flag": float(len(flag)), "is_collecting": float(gc.isenabled())}
+    result.metrics["is_collecting"] = float(gc.isenabled())
     return result
 
 

@@ -65,14 +65,14 @@ def run(
         return
     number = seed or 0
     drawn = draw(template, number)
-    result, place = _run(drawn, number, changes, None if no_folder else folder)
+    result, place = _run(drawn, number, None if no_folder else folder)
     again = changes.repeat(scenario, number)
     result_fields = result_document(result, drawn, folder=None if place is None else str(place), repeat=again)
     display.printer().result(result_fields, lambda _, tables: _show_run(result, drawn, place, again, tables))
     raise typer.Exit(_exit_code(result))
 
 
-def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | None) -> "tuple[Result, Path | None]":
+def _run(drawn: "Scenario", seed: int, base: Path | None) -> "tuple[Result, Path | None]":
     """Run the scenario. If `base` is not None, write the run's folder below `base`. Return the result and the folder's path."""
     from snapline.sim.choices import RandomChoices
     from snapline.sim.report.run_folder import folder_for, write_run
@@ -158,7 +158,7 @@ def _checked(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Re
     number = seed or 0
     drawn = draw(changes.template(word), number)
     result = simulate(drawn, number)
-    return result, {**_replay_fields(result), "is_checked": True, "divergence": _divergence(drawn, number, changes)}
+    return result, {**_replay_fields(result), "is_checked": True, "divergence": _divergence(drawn, number)}
 
 
 def _replayed(
@@ -178,7 +178,7 @@ def _replayed(
         "is_same": replayed.is_same,
         "warnings": replayed.warnings,
         "is_checked": is_checked,
-        "divergence": _divergence(scenario, number, changes) if is_checked else None,
+        "divergence": _divergence(scenario, number) if is_checked else None,
     }
 
 
@@ -193,7 +193,7 @@ def refuse(changes: ScenarioChanges, seed: int | None, folder: Path) -> None:
         raise UsageError(f"--seed cannot change {folder}, which is of a run: leave it out, or name a scenario")
 
 
-def _divergence(scenario: "Scenario", seed: int, changes: ScenarioChanges) -> dict[str, Any] | None:
+def _divergence(scenario: "Scenario", seed: int) -> dict[str, Any] | None:
     import msgspec
 
     from snapline.sim.search.replay import check_determinism
@@ -316,9 +316,9 @@ def shrink(
     """
     printer = display.printer()
     limit_s = _time_limit_s(time_limit)
-    shrunk = _shrink(_failing(changes, place, seed), changes, limit_s, printer)
+    shrunk = _shrink(_failing(changes, place, seed), limit_s, printer)
     target = _target(place, shrunk, folder)
-    files = _write_shrunk(target, shrunk, changes)
+    files = _write_shrunk(target, shrunk)
     printer.result(_shrunk_document(shrunk, target, files), _show_shrunk)
 
 
@@ -348,9 +348,7 @@ def _failing(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Sc
     return stored.scenario, stored.result.seed, stored.result
 
 
-def _shrink(
-    failing: "tuple[Scenario, int, Result]", changes: ScenarioChanges, limit_s: float, printer: Printer
-) -> "Shrunk":
+def _shrink(failing: "tuple[Scenario, int, Result]", limit_s: float, printer: Printer) -> "Shrunk":
     from snapline.sim.search.shrink import shrink as minimise
     from snapline.sim.search.shrink import size_text
 
@@ -377,7 +375,7 @@ def _target(word: str, found: "Shrunk", folder: Path | None) -> Path:
     return folder_for(RUNS, f"{found.scenario.name}-shrunk", found.seed, datetime.now(UTC))
 
 
-def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> list[str]:
+def _write_shrunk(target: Path, found: "Shrunk") -> list[str]:
     """Write the folder of the smallest failing run that was found, including the files for a bug report. Return the names of the files."""
     from snapline.sim.choices import RecordedChoices
     from snapline.sim.report.run_folder import write_run
