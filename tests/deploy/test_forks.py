@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from tests.deploy.test_child import EXIT_LIMIT_S, is_alive, wait_until_dead
+from tests.kit import fork_server
 
 from snapline.cli.fork_server import reason_against, stamps
 from snapline.deploy import child as child_module
@@ -258,3 +259,15 @@ def test_children_and_server_die_with_a_launcher_that_is_killed(tmp_path: Path) 
             launcher.kill()
         launcher.communicate()
     assert all(wait_until_dead(pid) for pid in pids)
+
+
+def test_the_server_of_the_tests_does_not_keep_the_variables_of_the_test_that_starts_it() -> None:
+    """Else it forks nothing for the tests after it: they have other variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "_servers", [])
+        patch.setenv("PYTHONHASHSEED", "1")
+        server = fork_server.SharedForkServer.shared()
+    try:
+        assert server._changes(os.environ) is not None
+    finally:
+        server.end()

@@ -44,6 +44,9 @@ STDERR = "SNAPLINE_TEST_STDERR"
 
 UNBUFFERED = "PYTHONUNBUFFERED"
 
+ENVIRONMENT = dict(os.environ)
+"""The variables with which the tests began. The test that happens to start the server may have set others, which no later test has."""
+
 ENVIRONMENT_AT = 50
 """Field of /proc/PID/stat with the address of the environment: see proc(5), counted from 1."""
 
@@ -58,7 +61,7 @@ class SharedForkServer(ForkServer):
     def shared(cls) -> Self:
         """Return the server; start it if there is none."""
         if not (_servers and _servers[-1].is_open):
-            environment = {**os.environ, MARK: NO_MARK, "PYTHONPATH": str(ROOT), UNBUFFERED: "1"}
+            environment = {**ENVIRONMENT, MARK: NO_MARK, "PYTHONPATH": str(ROOT), UNBUFFERED: "1"}
             before, starting.FORK_SERVER = starting.FORK_SERVER, __name__
             try:
                 started = cls(*starting.begin(environment))
