@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -378,10 +379,13 @@ def test_a_failing_run_is_made_small(run: Run, folder: Path) -> None:
     again = run("sim", "replay", place)
     assert again.code == 6 and again.json["is_same"] is True
     test = next(place.glob("test_*.py"))
-    for text, code in ((test.read_text(), 1), (test.read_text().replace("none_in_the_thirties", "hits_follow"), 0)):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # the fleet's module is in `tests`
+    wrong = test.read_text()
+    for text, code in ((wrong, 1), (wrong.replace("none_in_the_thirties", "hits_follow"), 0)):
         test.write_text(text)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
-        assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == code
+        ran = subprocess.run(command, env=environment, capture_output=True, check=False, text=True, timeout=60)
+        assert ran.returncode == code and ("in the thirties" in ran.stdout) == bool(code), ran.stdout
 
 
 def test_there_is_nothing_to_shrink_in_a_run_that_passes(run: Run, small: str) -> None:
