@@ -91,6 +91,7 @@ class ChannelEnds:
         outlet.peer = None
         outlet.inlet = None
         outlet.is_waiting = False
+        outlet.ordinal = -1
         return outlet
 
     def new_inlet(self, agent: LocalAgent, sender: str) -> AgentInlet:
@@ -109,7 +110,10 @@ class ChannelEnds:
         route = shared.routes.get(receiver)
         if route is None:
             self._locate(receiver)
-        elif route[0] == shared.host:
+            return outlet
+        # The outlet keeps the ordinal, because `_end_outlet` of another sender may delete it while this channel is still open.
+        outlet.ordinal = shared.ordinals.get(receiver, -1)
+        if route[0] == shared.host:
             self._connect_here(outlet)
         elif (peer := self._links.to(route[0])) is not None:
             self._connect_there(outlet, peer, route[1])

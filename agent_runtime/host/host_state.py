@@ -62,12 +62,13 @@ class AgentInlet(Inlet):
 class AgentOutlet(Outlet):
     """The sending end of a channel between two agents. `peer` is None until the coordinator has located the receiving agent."""
 
-    __slots__ = ("inlet", "is_waiting", "owner", "peer")
+    __slots__ = ("inlet", "is_waiting", "ordinal", "owner", "peer")
 
     owner: "LocalAgent"
     peer: "Peer | None"
     inlet: AgentInlet | None  # set if the receiver is on this host
     is_waiting: bool  # whether the outlet is in its peer's queue of outlets with parked messages
+    ordinal: int  # the receiver's ordinal, or -1 until the coordinator has located the receiver
 
 
 NEVER_RETRIED_NS = 2**62

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 
+import pytest
 from tests.agent_runtime.driving import Driver, checkpoint, coordinated
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.plans import creation_payload
+from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.messages import host_messages as msg
+from snapline.protocols.names import PROTOCOLS
 from snapline.storage.packs.checkpoint import InTransitMessage, ParkedMessage, SpawnRequest
 
 Drive = Callable[..., Driver]
@@ -295,6 +298,21 @@ def test_what_was_parked_for_an_agent_that_left_is_dead_letters(drive: Drive) ->
     driver.wake("b")
     driver.end("b", *[("a", b"\x01")] * 1000)
     assert driver.core.agents["b"].parked == 0 and driver.core.shared.counts.dead_letters == 6000
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_channel_stays_usable_when_another_to_the_same_departed_receiver_closes(drive: Drive, protocol: str) -> None:
+    """`z` has left. `h2` has closed the channel from `a`, and not yet that from `b`, which opened later."""
+    driver = drive(protocol=protocol, starts=False)
+    driver.end("a", ("z", b"\x01a"))
+    driver.end("b", ("z", b"\x01b"), ("b", b"\x01w"))
+    driver.flush()
+    channels = {sender: channel for channel, (sender, _, _) in driver.remote.opened.items()}
+    driver.remote.link.handle(driver.now, lk.ChannelClosed(channels["a"], by_receiver=True))
+    driver.pump()
+    driver.end("b", ("z", b"\x01late"))
+    driver.flush()
+    assert [payload for _, payload, _ in driver.items()] == [b"\x01a", b"\x01b", b"\x01late"]
 
 
 def test_an_outbox_drains_before_the_leave_is_asked_for(drive: Drive) -> None:

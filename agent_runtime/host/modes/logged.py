@@ -307,7 +307,7 @@ class LoggedMode:
             is_in_turn = logged.admitted or owner.attempts > 0
             shared.out.append(ev.LoggedMessageSent(outlet.sender, outlet.receiver, is_in_turn))
         if rule is not None:
-            piggyback = rule.send(shared.ordinals[outlet.receiver])
+            piggyback = rule.send(outlet.ordinal)
             shared.counts.piggyback_bytes += len(piggyback)
             if rule.checkpoints_after_sends:
                 logged.owe("forced")
