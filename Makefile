@@ -86,6 +86,7 @@ docs: $(STAMP)  ## make docs/api.md from the docstrings and docs/cli.md from the
 bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/link.py
 	@$(BIN)/python benchmarks/world.py
+	@$(BIN)/python -m benchmarks.local
 	@$(BIN)/python benchmarks/durable_turns.py
 	@$(BIN)/python benchmarks/snapshot.py
 	@$(BIN)/python benchmarks/raft.py

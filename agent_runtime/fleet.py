@@ -21,7 +21,7 @@ from snapline.agent_runtime.message_encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import MigrationError, MigrationPlan, check_steps, load_state, plan_migration
 from snapline.errors import EncodingError, FleetDefinitionError, SnaplineError, UsageError
 from snapline.ids import check_id
-from snapline.protocols.names import PROTOCOLS, is_autonomous
+from snapline.protocols.names import CHANDY_LAMPORT, PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Adaptive, AnyOf, Every, EveryMessages, Manual, Policy, Single, format_policy
 from snapline.storage.capture.declared_values import check_declared, difference, survives_round_trip
 from snapline.storage.capture.encoder import StateEncoder, explain
@@ -55,6 +55,9 @@ BUSY_LIMIT_S = 300.0
 
 BUSY_LIMIT_S_MIN = 2.0
 """Smallest valid `busy_limit_s`. Shorter blocking is normal, and the event loop is checked only once a second."""
+
+GLOBAL, LOCAL = "global", "local"
+"""Values of `Fleet.recovery`."""
 
 AgentSource = Agent | Callable[[], Agent]
 
@@ -99,6 +102,10 @@ class Fleet:
             place of the step's function. Other runs ignore the stubs. For an effect named NAME, the stub of the effect is `NAME`, the stub
             of its probe is `NAME/probe`, and the stub of its compensation is `NAME/undo`. Alternatively, pass a function without arguments
             that creates a new mapping for each run, so that runs share no stubs.
+        recovery: what starts again after a failure. "global" starts all agents from a consistent snapshot. "local" needs the protocol
+            "chandy-lamport". Each host then commits the changes of its agents to its log, and nothing leaves a host before it is committed.
+            So all agents start from their newest commits, and a failure undoes nothing that another host, a client or a service has seen.
+            Final answers and effects wait for a commit, not for a snapshot.
         compensation_modules: modules or packages whose functions may serve as compensations of effects, in addition to the packages of the
             agents' classes. A compensation in any other module is never called, even if data in the store refers to it.
 
@@ -121,6 +128,7 @@ class Fleet:
         rpo_s: float | None = None,
         rto_s: float | None = None,
         busy_limit_s: float | None = BUSY_LIMIT_S,
+        recovery: str = GLOBAL,
         compensation_modules: Iterable[str] = (),
     ) -> None:
         self.name = check_id(name, "fleet")
@@ -137,6 +145,7 @@ class Fleet:
         self.rpo_s = rpo_s
         self.rto_s = rto_s
         self.busy_limit_s = busy_limit_s
+        self.recovery = recovery
         self.compensation_modules = _modules_of(compensation_modules)
         self.classes: dict[str, type[Agent]] = {}  # cache by kind, unbounded since even a large fleet has few kinds
         self._check()
@@ -166,6 +175,10 @@ class Fleet:
                 f"busy_limit_s is a time of {BUSY_LIMIT_S_MIN:g} seconds or more, or None, not {self.busy_limit_s!r}"
             )
         self._check_objectives()
+        if self.recovery not in (GLOBAL, LOCAL):
+            raise FleetDefinitionError(f'recovery is "global" or "local", not {self.recovery!r}')
+        if self.recovery == LOCAL and self.protocol != CHANDY_LAMPORT:
+            raise FleetDefinitionError(f'recovery="local" needs the protocol {CHANDY_LAMPORT!r}, not {self.protocol!r}')
         if self.stop_when is not None and not callable(self.stop_when):
             raise FleetDefinitionError(f"stop_when is {self.stop_when!r}: give a function that takes a snapline.Cut")
         if self.simulate is not None and not callable(self.simulate):
@@ -275,7 +288,8 @@ class Fleet:
         places = (tuple(self.place.items()),) if self.place else ()
         objective_values = {"rpo_s": self.rpo_s, "rto_s": self.rto_s}
         objectives = tuple([(name, float(time_s)) for name, time_s in objective_values.items() if time_s is not None])
-        return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places, *objectives))).digest()
+        recovery = () if self.recovery == GLOBAL else (("recovery", self.recovery),)
+        return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places, *objectives, *recovery))).digest()
 
     def definition_parts(self) -> tuple[str, ...]:
         """Return the parts of the definition that the digest covers, in the form `name=value`. When a host is rejected, the error message
@@ -294,6 +308,7 @@ class Fleet:
             "place": str(self.place or "none")[:AGENTS_CHARACTERS_MAX],
             "rpo_s": str(self.rpo_s),
             "rto_s": str(self.rto_s),
+            "recovery": self.recovery,
             "stop_when": "none" if self.stop_when is None else "given",
         }
         return tuple([f"{name}={value}" for name, value in parts.items()])

@@ -1,4 +1,4 @@
-"""The fleet that `benchmarks/snapshot.py` measures: agents that pass tokens to their neighbours without pause."""
+"""The fleet that `benchmarks/snapshot.py` and others measure: agents that pass tokens to their neighbours without pause."""
 
 import functools
 import mmap
@@ -79,26 +79,42 @@ class Passer(snapline.Agent):
 
 
 def fleet(
-    folder: str, agents: str = "100", degree: str = "8", tokens: str = "4", rests: str = "0", period: str = "0"
+    folder: str,
+    agents: str = "100",
+    degree: str = "8",
+    tokens: str = "4",
+    rests: str = "0",
+    period: str = "0",
+    notes: str = "500",
+    across: str = "0",
+    recovery: str = "global",
 ) -> snapline.Fleet:
     """`agents` that send to `degree` random others each; `tokens` per agent are under way. Each `rests`th turn of a host may keep its token for a moment.
 
-    A snapshot each `period` seconds; 0: none.
+    A snapshot each `period` seconds; 0: none. `notes`: bytes in each state. With `across`, all messages go from h1 to h2 or back.
     """
     chance = random.Random(1)
     names = [f"p{number}" for number in range(int(agents))]
+    place = {}
+    if int(across):
+        names = [f"{'pq'[number % 2]}{number}" for number in range(int(agents))]
+        place = {"p*": "h1", "q*": "h2"}
+    others = {side: [name for name in names if not int(across) or name[0] != side] for side in "pq"}
     neighbours = {
-        name: chance.sample([candidate for candidate in names if candidate != name], int(degree)) for name in names
+        name: chance.sample([candidate for candidate in others[name[0]] if candidate != name], int(degree))
+        for name in names
     }
     return snapline.Fleet(
         "passers",
         agents={
             name: functools.partial(
-                _make, Place(neighbours[name], folder, int(tokens), notes=bytes(500), rests_every=int(rests))
+                _make, Place(neighbours[name], folder, int(tokens), notes=bytes(int(notes)), rests_every=int(rests))
             )
             for name in names
         },
         triggers=[snapline.Every(seconds=float(period))] if float(period) else [],
+        place=place,
+        recovery=recovery,
     )
 
 

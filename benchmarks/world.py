@@ -83,7 +83,7 @@ class Bench:
 
     async def fsync(self) -> None:
         """Median milliseconds of one append."""
-        self.note("fsync ms", statistics.median(_appends(self.folder / "appended")))
+        self.note("fsync ms", statistics.median(appends_ms(self.folder / "appended")))
 
     async def inputs(self) -> None:
         """Acknowledged per second."""
@@ -172,14 +172,14 @@ async def measure(options: argparse.Namespace) -> Figures:
             arguments=arguments,
             environment={"PYTHONPATH": str(ROOT)},
         )
-        async with fleet, await _connected(fleet.address) as client:
+        async with fleet, await connected(fleet.address) as client:
             hosts = [pid for host in fleet.hosts if (pid := fleet.pid(host)) is not None]
             bench = Bench(options, folder, client, hosts)
             await _rounds(bench, options)
             return bench.figures
 
 
-async def _connected(address: str) -> snapline.Client:
+async def connected(address: str) -> snapline.Client:
     while True:
         with contextlib.suppress(snapline.CoordinatorUnavailableError):
             return await snapline.Client.connect(address)
@@ -198,10 +198,11 @@ async def _rounds(bench: Bench, options: argparse.Namespace) -> None:
             await bench.dbos()
 
 
-def _appends(file: Path) -> list[float]:
+def appends_ms(file: Path, count: int = ALONE) -> list[float]:
+    """Milliseconds of so many appends, each with fdatasync."""
     times = []
     with file.open("ab", buffering=0) as opened:
-        for _ in range(ALONE):
+        for _ in range(count):
             start_s = time.perf_counter()
             opened.write(bytes(4096))
             os.fdatasync(opened.fileno())

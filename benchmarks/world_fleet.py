@@ -1,4 +1,6 @@
-"""The fleet of `world.py`: agents that answer, and agents that walk through long plans."""
+"""The fleet of `world.py` and `local.py`: agents that answer, walk through long plans, and call an effect."""
+
+import time
 
 import msgspec
 
@@ -21,6 +23,16 @@ class Walk(snapline.Message):
     durability: str = "log"
 
 
+class Act(snapline.Message):
+    """A request for an effect, which is answered with `Acted`."""
+
+
+class Acted(snapline.Message):
+    """Time from the turn's request to the call of the effect."""
+
+    waited_ns: int
+
+
 class Account(msgspec.Struct):
     amount: int = 0
 
@@ -28,6 +40,11 @@ class Account(msgspec.Struct):
 def look(number: int) -> int:
     """A step that does nothing outside."""
     return number
+
+
+def act(asked_ns: int, key: str) -> int:
+    """An effect that does nothing outside; returns how long it has waited for its call."""
+    return time.time_ns() - asked_ns
 
 
 class Till(snapline.Agent):
@@ -44,7 +61,18 @@ class Till(snapline.Agent):
             self.state.amount += await ctx.step("look", look, number, durability=message.durability)
         ctx.reply(Balance(self.state.amount))
 
+    @snapline.handler(durable=True)
+    async def on_act(self, message: Act, ctx: snapline.Context) -> None:
+        ctx.reply(Acted(await ctx.effect("act", act, ctx.now())))
 
-def fleet(agents: str = "64", period: str = "1.0", protocol: str = "chandy-lamport") -> snapline.Fleet:
-    tills = {f"till-{number}": Till(Account()) for number in range(int(agents))}
-    return snapline.Fleet("tills", agents=tills, protocol=protocol, triggers=[snapline.Every(seconds=float(period))])
+
+def fleet(
+    agents: str = "64", period: str = "1.0", protocol: str = "chandy-lamport", recovery: str = "global"
+) -> snapline.Fleet:
+    return snapline.Fleet(
+        "tills",
+        agents={f"till-{number}": Till(Account()) for number in range(int(agents))},
+        protocol=protocol,
+        triggers=[snapline.Every(seconds=float(period))],
+        recovery=recovery,
+    )

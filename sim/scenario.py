@@ -25,7 +25,7 @@ import msgspec
 
 from snapline.errors import UsageError
 from snapline.messages.status import HOSTS_MAX
-from snapline.protocols.names import PROTOCOLS, is_autonomous
+from snapline.protocols.names import CHANDY_LAMPORT, PROTOCOLS, is_autonomous
 from snapline.sim.faults.fault_kinds import (
     FAILPOINTS,
     REAL_FAILPOINT_PREFIXES,
@@ -170,6 +170,7 @@ class FleetPart(Part, frozen=True, kw_only=True):
         at_end: name of a function that is called with the agents' final states when the user's fleet is idle, such as "my_tests:balances".
         log_bytes_max, epoch_timeout: settings that apply if the fleet runs a traffic pattern. The values 0 and "" select the default
             settings.
+        recovery: what starts again after a failure, as in `Fleet.recovery`.
         is_varied: whether the user's fleet runs until it is idle, with this section's protocol and trigger instead of its own.
     """
 
@@ -177,6 +178,7 @@ class FleetPart(Part, frozen=True, kw_only=True):
     hosts: HostCount = 2
     coordinators: Coordinators = 1
     protocol: str = "chandy-lamport"
+    recovery: Literal["global", "local"] = "global"
     pattern: PatternPart = PatternPart()
     trigger: TriggerPart = TriggerPart()
     log_bytes_max: Count = 0
@@ -488,6 +490,8 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
     is_drawn = scenario.swarm is not None and scenario.swarm.fleet
     if fleet.trigger.kind in ("messages", "adaptive") and not is_autonomous(fleet.protocol) and not is_drawn:
         yield f"fleet.trigger.kind is {shown(fleet.trigger.kind)}: {fleet.protocol} takes period, none"
+    if fleet.recovery == "local" and fleet.protocol != CHANDY_LAMPORT and not is_drawn:
+        yield f'fleet.recovery is "local": it needs the protocol {CHANDY_LAMPORT}, not {fleet.protocol}'
     if not math.isfinite(fleet.pattern.rate_per_s):
         yield f"fleet.pattern.rate_per_s is {fleet.pattern.rate_per_s}: use a number"
     try:

@@ -99,6 +99,11 @@ class AgentInputs:
         pending = self.waiting[logged.key] = PendingInput(logged, is_durable=is_durable)
         return pending
 
+    def withdraw(self, pending: PendingInput) -> None:
+        """Remove an input that will never be durable, and those after it, so that their numbers are assigned again."""
+        del self.waiting[pending.input.key]
+        self.numbered = min(self.numbered, pending.input.number - 1)
+
     def drop(self, logged: LoggedInput) -> None:
         """Consume an input without running a turn, after an operator or handler has rolled back the fleet. The input's key is remembered,
         because clients may resend the input.

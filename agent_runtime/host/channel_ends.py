@@ -5,6 +5,7 @@ Messages leave their agents through `Outlets`. A message leaves immediately if t
 has no credit or the link has no room, the message is parked until both are available.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
@@ -12,7 +13,14 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.entries import IDLE, Mark
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_outputs import AgentRetirement
-from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostState, LocalAgent, Peer
+from snapline.agent_runtime.host.host_state import (
+    UNLIMITED,
+    AgentInlet,
+    AgentOutlet,
+    HostState,
+    LocalAgent,
+    Peer,
+)
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
@@ -82,6 +90,20 @@ class ChannelEnds:
         self.locating.clear()
         self.held.clear()
 
+    def detach_all(self) -> None:
+        """Detach the channels to and from other hosts, because their links have ended, while the agents on this host go on. Messages that may
+        have left, and whose consumption is not known to be durable, wait to leave again under their numbers."""
+        self.locating.clear()
+        self.held.clear()
+        for agent in self._shared.agents.values():
+            for outlet in agent.outlets.values():
+                if outlet.inlet is None:
+                    _detach(outlet)
+            for inlet in agent.inlets.values():
+                if inlet.peer.link is not None:
+                    inlet.channel, inlet.peer = 0, self._shared.local
+                    inlet.first_number = inlet.arrived + 1  # what has arrived does not occupy the window of a new link
+
     # ---- making and opening ---------------------------------------------------------------------------------------
 
     def new_outlet(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
@@ -91,6 +113,9 @@ class ChannelEnds:
         outlet.peer = None
         outlet.inlet = None
         outlet.is_waiting = False
+        outlet.released = outlet.requested = 0 if self._shared.commits.is_on else UNLIMITED
+        outlet.repeated = outlet.acked = 0
+        outlet.kept = deque() if self._shared.commits.is_on else NOTHING_KEPT
         outlet.ordinal = -1
         return outlet
 
@@ -100,6 +125,8 @@ class ChannelEnds:
         inlet.owner = agent
         inlet.peer = self._shared.local
         inlet.first_number = 1
+        inlet.durable = inlet.saved = 0
+        inlet.next = None
         return inlet
 
     def open(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
@@ -122,11 +149,16 @@ class ChannelEnds:
     def _connect_here(self, outlet: AgentOutlet) -> None:
         shared = self._shared
         owner = shared.agents.get(outlet.receiver)
+        if owner is None and not shared.is_loaded:
+            return  # the receiver is being loaded, and the channel is opened afterwards
         if owner is None:
             shared.routes.pop(outlet.receiver, None)
             self._locate(outlet.receiver)
             return
         inlet = owner.inlets.get(outlet.sender) or self.new_inlet(owner, outlet.sender)
+        if shared.commits.is_on:
+            outlet.released = outlet.requested = UNLIMITED  # both agents are in the same commits
+            _skip_arrived(outlet, inlet)
         _check_first_number(inlet, outlet.number + 1)
         inlet.peer = outlet.peer = shared.local
         inlet.credit_sent = outlet.credit = outlet.number + CHANNEL_CREDIT
@@ -179,12 +211,31 @@ class ChannelEnds:
             inlet = self._refuse(peer, command)
         else:
             inlet = owner.inlets.get(command.sender) or self.new_inlet(owner, command.sender)
-            _check_first_number(inlet, command.first_number)
             inlet.channel = command.channel
             inlet.credit_sent = inlet.arrived + CHANNEL_CREDIT
         inlet.peer = peer
         inlet.first_number = command.first_number
         peer.inlets[command.channel] = inlet
+        if owner is not None and self._shared.commits.is_on:
+            self._accept_repeated(peer, inlet)
+        elif owner is not None:
+            _check_first_number(inlet, command.first_number)
+
+    def _accept_repeated(self, peer: Peer, inlet: AgentInlet) -> None:
+        """Prepare the receiving end for messages that have arrived before, and tell the sender which messages it may forget."""
+        first_number = inlet.first_number
+        if first_number <= inlet.arrived:
+            repeated = AgentInlet(
+                channel=inlet.channel, sender=inlet.sender, receiver=inlet.receiver, first_number=first_number
+            )
+            repeated.owner, repeated.peer, repeated.next = None, peer, inlet
+            peer.inlets[inlet.channel] = repeated
+            inlet.first_number = inlet.arrived + 1
+        else:
+            _check_first_number(inlet, first_number)
+        inlet.credit_sent = inlet.durable + CHANNEL_CREDIT
+        peer.credit_channels.append(inlet.channel)
+        peer.credit_numbers.append(inlet.credit_sent)
 
     def _refuse(self, peer: Peer, command: lk.AcceptChannel) -> AgentInlet:
         """Create the receiving end of a channel whose receiver is not on this host. Messages that arrive on this channel are discarded,
@@ -196,6 +247,7 @@ class ChannelEnds:
             first_number=command.first_number,
         )
         inlet.owner = None
+        inlet.durable, inlet.saved, inlet.next = inlet.arrived, 0, None
         if not self._membership.keep_early(inlet, 0, None):
             self._tell_closed(peer, command.channel, by_receiver=True)
         return inlet
@@ -287,6 +339,8 @@ class ChannelEnds:
             self.ending[inlet.sender, inlet.receiver] = inlet
         elif inlet.owner.inlets.get(inlet.sender) is inlet:
             del inlet.owner.inlets[inlet.sender]
+            if self._shared.commits.is_on and inlet.consumed:
+                inlet.owner.ended[inlet.sender] = (inlet.consumed, self._shared.commits.epochs)
 
     def receiver_gone(self, peer: Peer, channel: int) -> None:
         """Close a channel whose receiver has left."""
@@ -314,6 +368,32 @@ class ChannelEnds:
 
     def _tell_closed(self, peer: Peer, channel: int, *, by_receiver: bool) -> None:
         self._links.tell(peer, lk.ChannelClosed(channel, by_receiver))
+
+
+NOTHING_KEPT: deque[bytes] = deque()
+"""Value of `AgentOutlet.kept` without commits. It is shared, because it stays empty."""
+
+
+def _detach(outlet: AgentOutlet) -> None:
+    owner = outlet.owner
+    released = outlet.released if outlet.released < UNLIMITED else outlet.number
+    outlet.repeated = outlet.requested = outlet.released = max(outlet.number, released)
+    outlet.channel, outlet.peer, outlet.is_waiting = 0, None, False
+    owner.is_repeating |= outlet.number - len(outlet.kept) < outlet.repeated
+    outlet.number -= len(outlet.kept)
+    owner.parked += len(outlet.kept)
+    if outlet.kept:
+        outlet.parked.extendleft(reversed(outlet.kept))
+        outlet.kept.clear()
+
+
+def _skip_arrived(outlet: AgentOutlet, inlet: AgentInlet) -> None:
+    """Count the first parked messages as sent, because the receiver already has them from its checkpoint."""
+    while outlet.number < inlet.arrived and outlet.queue:
+        outlet.number += 1
+        outlet.kept.append(outlet.queue.popleft())
+        outlet.owner.parked -= 1
+    outlet.queue = outlet.queue or None
 
 
 def _check_first_number(inlet: AgentInlet, first_number: int) -> None:
@@ -349,6 +429,8 @@ class Outlets:
         While the messages are sent, the agent must count as busy. Otherwise, recording its state between two messages could split the turn.
         """
         assert agent.stage is not IDLE
+        if self._shared.commits.is_on:
+            self._shared.note_change(agent.id)
         outlets = agent.outlets
         for receiver, payload in sends:
             outlet = outlets.get(receiver)
@@ -360,12 +442,14 @@ class Outlets:
                 peer is None
                 or outlet.queue
                 or outlet.number >= outlet.credit
+                or outlet.number >= outlet.released
                 or peer.items_room <= 0
                 or peer.bytes_room <= 0
                 or agent.is_held
                 or agent.is_failed
             ):
                 _park(outlet, payload)
+                self._shared.commits.is_wanted = True
             else:
                 self._depart(outlet, peer, payload)
 
@@ -374,6 +458,8 @@ class Outlets:
         outlet.number += 1
         mark = self._mark(outlet, payload)
         shared = self._shared
+        if shared.commits.is_on and outlet.number > outlet.acked:
+            outlet.kept.append(payload)
         if shared.trace_every and outlet.number % shared.trace_every == 0:
             shared.out.append(ev.Trace("send", outlet.sender, outlet.receiver, outlet.number))
         if outlet.inlet is not None:
@@ -394,7 +480,7 @@ class Outlets:
         queue = outlet.queue
         if peer is None or not queue or owner.is_silent:
             return
-        while queue and outlet.number < outlet.credit:
+        while queue and outlet.number < outlet.credit and outlet.number < outlet.released:
             if peer.items_room <= 0 or peer.bytes_room <= 0:
                 _wait_for_room(outlet, peer)
                 break
@@ -402,7 +488,15 @@ class Outlets:
             self._depart(outlet, peer, queue.popleft())
         if not queue and outlet.queue is queue:
             outlet.queue = None
+        if self._shared.commits.is_on:
+            self._request_release(outlet)
         self.shrank(owner)
+
+    def _request_release(self, outlet: AgentOutlet) -> None:
+        """Let the next commit release parked messages for which there is credit now."""
+        if outlet.queue and outlet.requested < min(outlet.credit, outlet.number + len(outlet.queue)):
+            self._shared.note_change(outlet.owner.id)
+            self._shared.commits.is_wanted = True
 
     def unpark_all(self, agent: LocalAgent) -> None:
         """Send the parked messages of an agent that may send again, as far as possible."""
@@ -412,6 +506,9 @@ class Outlets:
     def shrank(self, owner: LocalAgent) -> None:
         """Continue whatever waited for the agent's outbox to shrink: deferred entries, a durable turn, a checkpoint, or the agent's
         departure."""
+        if owner.is_repeating and not any(each.number < each.repeated for each in owner.outlets.values()):
+            owner.is_repeating = False
+            self._mailboxes.next_turn(owner)
         if owner.deferred and not owner.is_crowded and not owner.is_full:
             self._mailboxes.go_on(owner)
         elif owner.turn is not None and not owner.is_crowded:
@@ -429,7 +526,7 @@ class Outlets:
 def _park(outlet: AgentOutlet, payload: bytes) -> None:
     outlet.parked.append(payload)
     outlet.owner.parked += 1
-    if outlet.peer is not None and outlet.number < outlet.credit:
+    if outlet.peer is not None and outlet.number < outlet.credit and outlet.number < outlet.released:
         _wait_for_room(outlet, outlet.peer)
 
 

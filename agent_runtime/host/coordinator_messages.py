@@ -72,6 +72,7 @@ def definition_of(fleet: Fleet) -> msg.FleetDefinition:
         places=tuple([msg.PlaceRule(agents, hosts) for agents, hosts in fleet.place.items()]),
         rpo_ns=round((fleet.rpo_s or 0) * 1e9),
         rto_ns=round((fleet.rto_s or 0) * 1e9),
+        recovery=fleet.recovery,
     )
 
 
@@ -142,7 +143,9 @@ def placed(plan: msg.Plan) -> ev.PlanReceived:
     logs = tuple([LogName(log.plan, log.host, log.host_start) for log in plan.logs])
     newest = tuple([(name, log.newest) for name, log in zip(logs, plan.logs, strict=True) if log.newest])
     line = plan.line_epoch, plan.line_root, plan.begun_epoch
-    return ev.PlanReceived(plan.number, *line, plan.hosts, agents, logs, plan.drop_before, plan.deaths, newest)
+    return ev.PlanReceived(
+        plan.number, *line, plan.hosts, agents, logs, plan.drop_before, plan.deaths, newest, plan.era
+    )
 
 
 def timed(report: EpochReport, captures: Captures, *, heard_ns: int, closed_ns: int, durable_ns: int) -> EpochReport:

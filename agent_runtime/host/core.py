@@ -54,6 +54,7 @@ from typing import Any
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
+from snapline.agent_runtime.host.commits import Commits
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_effects import Effects
@@ -95,6 +96,7 @@ class HostCore:
         policy: Policy = MANUAL_TRIGGER,
         trace_every: int = 0,
         is_watched: bool = False,
+        is_local: bool = False,
     ) -> None:
         """Construct each component with the components below it, and then connect it to the components above it.
 
@@ -102,8 +104,9 @@ class HostCore:
             protocol, policy: the fleet's checkpointing protocol, and the policy by which agents take independent checkpoints.
             trace_every: every N-th message of each channel is traced, or none if this is 0.
             is_watched: whether an observer needs `LoggedMessageSent` commands.
+            is_local: whether the fleet has `recovery="local"`.
         """
-        self.shared = shared = HostState(host, trace_every=trace_every, is_watched=is_watched)
+        self.shared = shared = HostState(host, trace_every=trace_every, is_watched=is_watched, is_local=is_local)
         self.agents, self.peers = shared.agents, shared.peers
         failures = HostFailures(shared)
         self.links = links = HostLinks(shared)
@@ -113,30 +116,20 @@ class HostCore:
         self._timers = timers = Timers(shared, mailboxes)
         self._epoch_request = epoch_request = EpochRequest(shared)
         self.log = log = OwnLog(shared)
-        self._inputs = inputs = Inputs(shared, mailboxes, epoch_request, log)
-        self._steps = steps = StepLog(shared, mailboxes, log)
+        self._commits = commits = Commits(shared, failures, epoch_request, log)
+        self._inputs = inputs = Inputs(shared, mailboxes, epoch_request, log, commits)
+        steps = StepLog(shared, mailboxes, log)
         self._outputs = outputs = Outputs(shared, mailboxes, epoch_request)
         self._views = views = Views(shared)
         self._membership = membership = Membership(
-            shared, ends, outlets, mailboxes, failures, inputs, outputs, steps, views
+            shared, ends, outlets, mailboxes, failures, inputs, outputs, steps, views, commits
         )
-        effects = Effects(shared, outputs, steps)
+        effects = Effects(shared, outputs, steps, commits)
         self._durable = durable = DurableTurns(shared, failures, mailboxes, timers, inputs, steps, effects)
         self.turn_ends = TurnEnds(shared, failures, mailboxes, outlets, timers, membership, outputs, views, durable)
         parts = HostParts(
-            shared,
-            links,
-            ends,
-            failures,
-            mailboxes,
-            outlets,
-            membership,
-            log,
-            inputs,
-            steps,
-            outputs,
-            epoch_request,
-            views,
+            *(shared, links, ends, failures, mailboxes, outlets, membership, log),
+            *(inputs, steps, outputs, epoch_request, views, commits),
         )
         self.mode = mode = _mode_of(protocol, policy, parts)
         self._plans = HostPlans(parts, mode, timers, effects)
@@ -146,7 +139,8 @@ class HostCore:
         mailboxes.wire(mode, outlets, membership, inputs, durable)
         durable.wire(mode)
         epoch_request.wire(mode)
-        log.wire(inputs, steps)
+        log.wire(inputs, steps, commits)
+        commits.wire(outlets, membership, effects, inputs.asks, self._plans)
         inputs.asks.wire(membership)
         outputs.wire(membership, effects)
         steps.wire(effects)
@@ -175,7 +169,9 @@ class HostCore:
             ev.StepEnded: self._durable.on_step_ended,
             ev.TurnEnded: self.turn_ends.on_turn_ended,
             ev.FrameReceived: self.links.on_frame_received,
-            ev.BatchEnded: self.links.on_batch_ended,
+            ev.BatchEnded: self._on_batch_ended,
+            ev.CommitCaptured: self._commits.on_commit_captured,
+            ev.CommitFailed: self._commits.on_commit_failed,
             ev.WriteReady: self.links.on_write_ready,
             ev.TimerFired: self._on_timer_fired,
             ev.ExternalSends: self.turn_ends.on_external_sends,
@@ -210,9 +206,15 @@ class HostCore:
         shared = self.shared
         if event.epoch > shared.plan_epoch and event.epoch not in shared.ended:
             self._epoch_request.reset()
+            self._commits.epoch_ended(event)
             self.mode.epoch_ended(event)
         self._inputs.epoch_ended(event)
         self._outputs.epoch_ended(event)
+
+    def _on_batch_ended(self, event: ev.BatchEnded) -> None:
+        if self.shared.commits.is_on:
+            self._commits.take_if_due()
+        self.links.on_batch_ended(event)
 
     def _on_timer_fired(self, _event: ev.TimerFired) -> None:
         self._timers.fire()
@@ -247,6 +249,7 @@ class HostCore:
             *self._plans.wakeups_ns(),
             *self.log.wakeups_ns(),
             *self.links.wakeups_ns(),
+            *self._commits.wakeups_ns(),
             *self.mode.wakeups_ns(),
         ]
         return min(times_ns, default=None)
@@ -254,7 +257,7 @@ class HostCore:
     @property
     def has_batch(self) -> bool:
         """Return whether a BatchEnded event would have any effect."""
-        return self.links.has_batch
+        return self.links.has_batch or self._commits.is_due
 
     def judge(self, hello: LinkHello) -> Refused | None:
         """Check the `hello` of the peer that opened a stream. Return the refusal to send to the peer, or None if the stream is

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.fleet import LOCAL, Fleet
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter, ChunkTables, TakenCheckpoint
 from snapline.agent_runtime.host.coordinator_messages import (
@@ -37,8 +37,12 @@ from snapline.agent_runtime.host.epoch_files import (
     LoadedLine,
     LoadProgress,
     StoredEpoch,
+    committed_checkpoint,
+    entries_beyond,
     load_line,
+    newest_commits,
     read_logs,
+    seal_and_read,
     write_epoch,
 )
 from snapline.agent_runtime.host.host_trace import Tracing
@@ -76,6 +80,7 @@ from snapline.messages.host_messages import (
 )
 from snapline.protocols.policy import Adaptive, AnyOf
 from snapline.storage.disk.record import finding_of
+from snapline.storage.log.commits import encode_commit
 from snapline.storage.store.store import Store
 
 TURNS_IN_A_ROW = 64
@@ -121,6 +126,7 @@ class HostDriver:
             policy=fleet.policy,
             trace_every=trace_every if trace is not None else 0,
             is_watched=is_watched,
+            is_local=fleet.recovery == LOCAL,
         )
         self.plan = 0
         self.started: dict[str, int] = {}
@@ -168,6 +174,7 @@ class HostDriver:
             ev.RunEffect: self._run_step,
             ev.UndoTurn: lambda command: self.turns.undo(command.agent),
             ev.CaptureState: self._capture,
+            ev.CaptureCommit: self._capture_commit,
             ev.TakeCheckpoint: self._take_checkpoint,
             ev.ReportFrozen: lambda command: self.checkpoints.report_frozen(command, self.core.start),
             ev.StoreEpoch: self._store_epoch,
@@ -330,6 +337,8 @@ class HostDriver:
     def _tell_coordinator(self, said: ev.HostOutput) -> None:
         assert isinstance(said, HostMessage), f"nobody carries out {said!r}"
         if isinstance(said, PlanApplied):
+            if said.plan != self.plan:
+                self._reports.plan_began()
             self.plan = said.plan
         self._environment.send(said)
 
@@ -407,6 +416,21 @@ class HostDriver:
         )  # fmt: skip
         for epoch in command.epochs:
             self._captures.setdefault(epoch, {})[command.agent] = capture
+
+    def _capture_commit(self, command: ev.CaptureCommit) -> None:
+        """Capture and encode a commit before any agent's next turn."""
+        checkpoints = []
+        recorded = self._environment.wall_ns(), self._environment.boot_clock()
+        for each in command.agents:
+            try:
+                known, version, state = self.turns.committed_state(each.agent)
+            except SnaplineError as error:
+                log.warning("%s", error)
+                self.feed(ev.CommitFailed(command.plan, each.agent, str(error)))
+                return
+            self._environment.committed(each, state)
+            checkpoints.append(committed_checkpoint(each, known, version, state, *recorded))
+        self.feed(ev.CommitCaptured(command.plan, command.commit, tuple(encode_commit(command.commit, checkpoints))))
 
     def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
         started = self._now_ns()
@@ -508,8 +532,16 @@ class HostDriver:
             return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)
 
     def _read_line(self, store: Store, command: ev.LoadAgents) -> LoadedLine:
-        line = load_line(store, self.fleet, command, self._progress, self._environment.boot_clock())
-        line.logged = read_logs(store, command, line.agents)
+        clock = self._environment.boot_clock()
+        if self.fleet.recovery != LOCAL:
+            line = load_line(store, self.fleet, command, self._progress, clock)
+            line.logged = read_logs(store, command, line.agents)
+            return line
+        if store.logs_unsupported_reason:
+            raise UsageError(f'{store.logs_unsupported_reason}: a fleet with recovery="local" needs another store')
+        logs = seal_and_read(store, command, self._progress)
+        line = load_line(store, self.fleet, command, self._progress, clock, newest_commits(command, logs))
+        line.logged = entries_beyond(store, command, logs, line.agents)
         return line
 
     def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:

@@ -98,6 +98,9 @@ class HostEnvironment(Protocol):
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         """Observe that the state of an agent has been captured for this command."""
 
+    def committed(self, agent: ev.CommittedAgent, state: bytes) -> None:
+        """Observe that the state of an agent has been captured for a commit."""
+
     def part_closed(self, epoch: int) -> None:
         """Observe that no further message of the epoch can arrive, so that this host's part of the epoch is about to be written to the
         store."""

@@ -27,6 +27,8 @@ from snapline.storage.capture.chunking import ChunkedState, chunk_image, split_j
 from snapline.storage.capture.decoder import PartReader
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.disk.local_disk import parallel_map, requests_at_once
+from snapline.storage.log.commits import COMMIT, Entry, note_newest
+from snapline.storage.log.commits import checkpoint_of as committed_checkpoint_of
 from snapline.storage.log.log_record import EFFECT, LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTransitMessage, StatePart, encode_checkpoint
 from snapline.storage.packs.manifest import Manifest
@@ -223,33 +225,70 @@ class LogContents(msgspec.Struct, frozen=True):
     is_authenticated: bool = False
 
 
+Batches = dict[LogName, list[tuple[int, LogBatch]]]
+"""The batches of the logs of earlier plans, with their numbers."""
+
+
 def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAgent]) -> LogContents:
-    """Seal the logs of all earlier plans, and return the contents of these logs.
+    """Seal the logs of all earlier plans, and return their entries that are newer than the agents' checkpoints. Raise the errors of
+    `seal_and_read` and `entries_beyond`."""
+    return entries_beyond(store, command, seal_and_read(store, command), agents)
+
+
+def seal_and_read(store: Store, command: ev.LoadAgents, progress: "LoadProgress | None" = None) -> Batches:
+    """Seal the logs of all earlier plans, and read all their batches.
 
     All logs that the coordinator names are sealed, even logs without batches, because their writers may not have started yet. Logs that
     exist in the store but that the coordinator no longer knows are sealed too.
 
     Raises:
-        StoreError: If the store is currently unavailable, if inputs newer than a checkpoint were deleted, or if a batch is damaged or was
-            written or removed without a key. A StoreError does not mean that the epoch is damaged, because every other epoch would need the
-            same logs.
+        StoreError: If the store is currently unavailable, or if a batch is damaged or was written or removed without a key. A StoreError
+            does not mean that the epoch is damaged, because every other epoch would need the same logs.
     """
     found_here = [log for log in store.read_logs() if log.plan < command.plan]
     for log in sorted({*command.logs, *found_here}):
         store.seal_log(log)
+    all_logs = store.exclude_deleted(store.read_logs())
+    found: Batches = {}
+    for log, numbers in sorted(all_logs.items()):
+        if log.plan < command.plan:
+            read = [(number, _read_batch(store, log, number)) for number in numbers]
+            found[log] = [(number, batch) for number, batch in read if batch is not None]
+            if progress is not None:
+                progress.step()
+    kept = {log: [number for number, _ in read] for log, read in found.items() if log.plan >= command.drop_before}
+    newest = {log: number for log, number in command.newest if log.plan >= command.drop_before}
+    _check_none_missing(store.missing_batches(kept, newest))
+    return found
+
+
+def newest_commits(command: ev.LoadAgents, logs: Batches) -> dict[str, AgentCheckpoint]:
+    """Return the newest committed checkpoint of each agent to be loaded. Raise StoreError if a commit is damaged."""
+    newest: dict[str, Entry] = {}
+    try:
+        for log, batches in logs.items():
+            if log.plan >= command.era:
+                note_newest([batch for _, batch in batches], newest)
+        return {x.agent: committed_checkpoint_of(newest[x.agent]) for x in command.agents if x.agent in newest}
+    except DamagedDataError as error:
+        raise StoreError(f"a commit in the host logs of plans before {command.plan} is damaged: {error}") from error
+
+
+def entries_beyond(
+    store: Store, command: ev.LoadAgents, logs: Batches, agents: Sequence[ev.LoadedAgent]
+) -> LogContents:
+    """Return the inputs and journal entries in the logs of earlier plans that are newer than the agents' checkpoints.
+
+    Raises:
+        StoreError: If inputs newer than a checkpoint were deleted.
+    """
     consumed = {each.agent: each.checkpoint.inputs.number if each.checkpoint is not None else 0 for each in agents}
     ended_turns = {each.agent: each.checkpoint.ended_turns if each.checkpoint is not None else 0 for each in agents}
-    all_logs = store.exclude_deleted(store.read_logs())
-    logs = {log: numbers for log, numbers in all_logs.items() if log.plan < command.plan}
     dropped: list[LoggedInput] = []
     inputs: list[LoggedInput] = []
     entries: list[LoggedEntry] = []
-    found_batches: dict[LogName, list[int]] = {}
-    for log, numbers in sorted(logs.items()):
-        read = [(number, _read_batch(store, log, number)) for number in numbers]
-        batches = [batch for _, batch in read if batch is not None]
-        if log.plan >= command.drop_before:
-            found_batches[log] = [number for number, batch in read if batch is not None]
+    for log, numbered in logs.items():
+        batches = [batch for _, batch in numbered]
         batch_inputs = dropped if log.plan < command.drop_before else inputs
         batch_inputs += [
             each for batch in batches for each in batch.inputs if each.number > consumed.get(each.agent, 0)
@@ -257,8 +296,6 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
         is_dropped = log.plan < command.drop_before
         beyond = [each for batch in batches for each in batch.entries if each.turn > ended_turns.get(each.agent, 0)]
         entries += [each for each in beyond if not is_dropped or each.entry.kind == EFFECT]
-    newest = {log: number for log, number in command.newest if log.plan >= command.drop_before}
-    _check_none_missing(store.missing_batches(found_batches, newest))
     for batch_inputs in (dropped, inputs):
         batch_inputs.sort(key=lambda each: (each.agent, each.number))
     # Dropped logs may have gaps, since none of their inputs is delivered.
@@ -386,7 +423,8 @@ def write_epoch(
     reference = store.write_pack(writer=writer, epoch=command.epoch, blobs=blobs, chunks=chunks, needs=needs)
     pack = reported(reference)
     report = _report_of(command, captures, host_start=host_start, pack=pack, state_bytes=state_bytes)
-    report = msgspec.structs.replace(report, new_bytes=sum([x.size_bytes for x in (reference, *others)]))
+    new_bytes = sum([x.size_bytes for x in (reference, *others)])
+    report = msgspec.structs.replace(report, new_bytes=new_bytes, log_floor=command.log_floor)
     numbers, (since, reported_numbers) = numbers_of(command), earlier
     report = with_channels(report, numbers.since(reported_numbers), since=since)
     return StoredEpoch(report, numbers, {agent: parts.table for agent, parts in chunked.items()})
@@ -481,6 +519,20 @@ def image_of(
     )  # fmt: skip
 
 
+def committed_checkpoint(
+    committed: ev.CommittedAgent,
+    known: AgentType,
+    state_version: int,
+    state: bytes,
+    recorded_ns: int,
+    clock: BootClock | None,
+) -> AgentCheckpoint:
+    """Return an agent's checkpoint in a commit."""
+    capture = Capture(known, state_version, StateImage(state), committed.control, recorded_ns, 0, clock=clock)
+    image = image_of(committed.agent, capture, [], sent=committed.sent, received=committed.received)
+    return msgspec.structs.replace(image, basis=COMMIT, in_transit=committed.in_transit)
+
+
 def _report_of(
     command: ev.StoreEpoch, captures: Captures, *, host_start: int, pack: ReportedPack, state_bytes: int
 ) -> EpochReport:
@@ -562,8 +614,11 @@ def load_line(
     command: ev.LoadAgents,
     progress: LoadProgress | None = None,
     clock: BootClock | None = None,
+    commits: Mapping[str, AgentCheckpoint] | None = None,
 ) -> LoadedLine:
     """Load the agents of a recovery line from their checkpoints. Without a recovery line, create the agents from the fleet's definition.
+
+    If there are `commits`, which map agents to their newest committed checkpoints, load each agent from its newest checkpoint.
 
     Before the first state is decoded, all checkpoints are read and the versions of all states are checked. `progress` counts the
     checkpoints that have been read and the agents that have been loaded. `clock` measures the time that has passed since a checkpoint,
@@ -576,6 +631,8 @@ def load_line(
     if not command.agents:  # a host that joined after the recovery line has no agents in it
         return LoadedLine([], {}, {})
     progress = progress or LoadProgress()
+    if commits is not None and store is not None:
+        return _load_points(store, fleet, command, progress, clock, commits)
     if command.line_epoch == 0 or store is None:
         objects = {}
         for place in command.agents:
@@ -589,20 +646,81 @@ def load_line(
     for place in command.agents:
         checkpoints.append(_read(store, manifest, place.agent, command.line_epoch))
         progress.step()
+    return _revive_line(fleet, command.agents, checkpoints, store.part_reader(manifest), progress, clock)
+
+
+def _load_points(
+    store: Store,
+    fleet: Fleet,
+    command: ev.LoadAgents,
+    progress: LoadProgress,
+    clock: BootClock | None,
+    commits: Mapping[str, AgentCheckpoint],
+) -> LoadedLine:
+    """Load each agent from its newest commit, or from the recovery line if its checkpoint there is newer. An agent with neither is in its
+    initial state or, if it is not in the fleet's definition, waits for the message that creates it."""
+    manifest = store.read_manifest(command.line_root, epoch=command.line_epoch) if command.line_epoch else None
+    inside = {line.agent for line in manifest.agents} if manifest is not None else set()
+    line = LoadedLine([], {}, {})
+    restored, checkpoints = [], []
+    for place in command.agents:
+        base = None
+        if manifest is not None and place.agent in inside:
+            base = _read(store, manifest, place.agent, command.line_epoch)
+        point = _newest_point(base, commits.get(place.agent))
+        if point is None and place.agent in fleet.agents and not command.line_epoch:
+            with progress.in_users_code():
+                line.objects[place.agent] = fleet.make(place.agent)
+            line.agents.append(ev.LoadedAgent(place.agent, place.incarnation, None))
+        else:
+            restored.append(place)
+            unborn = AgentCheckpoint(
+                agent=place.agent, kind="", epoch=command.line_epoch, incarnation=0, is_unborn=True
+            )
+            checkpoints.append(unborn if point is None else point)
+        progress.step()
+    reader = store.part_reader(manifest) if manifest is not None else None
+    revived = _revive_line(fleet, restored, checkpoints, reader, progress, clock)
+    return LoadedLine([*line.agents, *revived.agents], {**line.objects, **revived.objects}, revived.tables)
+
+
+def _newest_point(base: AgentCheckpoint | None, commit: AgentCheckpoint | None) -> AgentCheckpoint | None:
+    """Return the newer checkpoint of an agent, with the messages in transit that it has not consumed. The senders may have forgotten
+    them."""
+    if base is None or commit is None:
+        return base or commit
+    if not base.is_unborn and base.number > commit.number:
+        return base
+    in_transit: dict[str, list[InTransitMessage]] = {}
+    for sender in dict.fromkeys([*base.in_transit, *commit.in_transit]):
+        consumed = commit.received.get(sender, 0)
+        both = {x.number: x for point in (base, commit) for x in point.in_transit.get(sender, ())}
+        in_transit[sender] = [message for number, message in sorted(both.items()) if number > consumed]
+    return msgspec.structs.replace(commit, in_transit=in_transit)
+
+
+def _revive_line(
+    fleet: Fleet,
+    places: Sequence[ev.Placement],
+    checkpoints: Sequence[AgentCheckpoint],
+    reader: PartReader | None,
+    progress: LoadProgress,
+    clock: BootClock | None,
+) -> LoadedLine:
+    """Create the agents from their checkpoints. `reader` reads the parts of states, which only checkpoints of an epoch have."""
     with progress.in_users_code():
         plans = plan_line(fleet, checkpoints)
-    reader = store.part_reader(manifest)
     line = LoadedLine([], {}, {})
-    for place, checkpoint in zip(command.agents, checkpoints, strict=True):
+    for place, checkpoint in zip(places, checkpoints, strict=True):
         saved = checkpoint.saved_clock or None
         passed_ns = clock.since(saved) if clock is not None and saved is not None else 0
         line.agents.append(ev.LoadedAgent(place.agent, place.incarnation, checkpoint, passed_ns))
         if not checkpoint.is_unborn:
-            contents = reader.read(place.agent, checkpoint.parts)
+            contents = reader.read(place.agent, checkpoint.parts) if reader is not None and checkpoint.parts else []
             with progress.in_users_code():
                 made_now, table = revive(plans[place.agent], checkpoint, contents)
             line.objects[place.agent], line.tables[place.agent] = made_now, table
-            if checkpoint.journal_part is not None:
+            if checkpoint.journal_part is not None and reader is not None:
                 line.agents[-1] = _with_whole_turn(line.agents[-1], checkpoint, reader, table)
         progress.step()
     return line

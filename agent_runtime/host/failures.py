@@ -179,10 +179,15 @@ class HostFailures:
 
     def welcomed(self) -> None:
         """Resend reports that the coordinator may not have received."""
-        for agent, reason in self.failed.items():
-            self._shared.out.append(msg.AgentFailed(agent, self._shared.agents[agent].incarnation, reason))
+        self.repeat_failed()
         self.rollbacks.welcomed()
         self.deaths.welcomed()
+
+    def repeat_failed(self) -> None:
+        """Report the failed agents again, because the coordinator may not have received the reports or may have made a plan without
+        them."""
+        for agent, reason in self.failed.items():
+            self._shared.out.append(msg.AgentFailed(agent, self._shared.agents[agent].incarnation, reason))
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 

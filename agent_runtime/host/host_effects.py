@@ -39,6 +39,7 @@ from snapline.agent_runtime.durable import DONE, REFUSED, EffectIntent, describe
 from snapline.agent_runtime.effect_ledger import undo_payload
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
+from snapline.agent_runtime.host.commits import Commits
 from snapline.agent_runtime.host.host_log import StepLog, mark_of
 from snapline.agent_runtime.host.host_outputs import Outputs
 from snapline.agent_runtime.host.host_state import UNDONE, DurableTurn, HostState, LocalAgent
@@ -61,8 +62,9 @@ class Effects:
         are_held: whether new effects are held back until the next Quiesce directive, the next plan, or the next coordinator stream.
     """
 
-    def __init__(self, shared: HostState, outputs: Outputs, steps: StepLog) -> None:
+    def __init__(self, shared: HostState, outputs: Outputs, steps: StepLog, commits: Commits) -> None:
         self._shared = shared
+        self._commits = commits
         self._outputs = outputs
         self._steps = steps
         self.are_refused = self.are_held = False
@@ -83,6 +85,8 @@ class Effects:
         if self.are_held:
             self._tell_quiesced()
             return
+        if event.holds_inputs and self._shared.commits.is_on:
+            self._shared.out.append(Quiesced(event.number))  # from now on, effects wait for an epoch
         for agent in list(self._shared.agents.values()):
             if agent.effects is not None:
                 self.released(agent)
@@ -155,7 +159,12 @@ class Effects:
         self, agent: LocalAgent, turn: DurableTurn, effects: AgentEffects, opened: OpenEffect
     ) -> None:
         """Call the effect if its intent has been released, so that no recovery can undo the request. Otherwise request an epoch."""
-        if agent.outputs is not None and agent.outputs.holds(opened.number):
+        waits_for_commit = self._shared.commits.is_on and not self._shared.commits.is_ending
+        if waits_for_commit and opened.number > agent.committed_outputs:
+            effects.is_ready = True
+            self._commits.say(agent)
+            return
+        if not waits_for_commit and agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return
         if self.are_held and not effects.is_called:  # an effect with a mark counts as called already
@@ -179,6 +188,7 @@ class Effects:
         effects = agent.effects
         if effects is not None and effects.open is not None and mark == mark_of(effects.open):
             effects.begun()
+            self._shared.note_change(agent.id)
             self._call_if_released(agent, turn, effects, effects.open)
 
     def not_done(self, agent: LocalAgent, turn: DurableTurn, time_ns: int) -> None:

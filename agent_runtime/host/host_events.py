@@ -21,7 +21,7 @@ from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.host_messages import TurnDeath
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import SealedRuns
-from snapline.storage.log.log_record import LoggedEntry, LoggedInput, LogName
+from snapline.storage.log.log_record import CommitPart, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
     NO_OUTPUTS,
@@ -97,7 +97,8 @@ class PlanReceived(Event, frozen=True, gc=False):
     agents' initial states. `logs` contains the host logs of earlier plans, some of which may not be sealed.
 
     Entries beyond the recovery line are dropped if they belong to a plan whose number is lower than `drop_before`. `deaths` contains the
-    turns during which processes crashed. `newest` contains the newest batch number of each log that the coordinator knows.
+    turns during which processes crashed. `newest` contains the newest batch number of each log that the coordinator knows. Commits in the
+    logs of plans below `era` are void, because the fleet was taken back on purpose.
     """
 
     number: int
@@ -110,6 +111,7 @@ class PlanReceived(Event, frozen=True, gc=False):
     drop_before: int = 0
     deaths: tuple[TurnDeath, ...] = ()
     newest: tuple[tuple[LogName, int], ...] = ()
+    era: int = 0
 
 
 # ---- from links, turns, store, clock ------------------------------------------------------------------------------
@@ -432,6 +434,7 @@ class StoreEpoch(Command, frozen=True, gc=False):
     records: dict[str, RecordedPart]
     departed: dict[str, dict[str, int]]  # departed agent → receiver → sequence number of the last message sent
     heard_ns: int = 0  # arrival time of the first message about the epoch
+    log_floor: int = 0  # number of the last batch of this host's log whose commits the part covers
 
 
 class ReportEpoch(Command, frozen=True, gc=False):
@@ -454,7 +457,7 @@ class LoadAgents(Command, frozen=True, gc=False):
     """Load the given agents from the recovery line, and seal and read the host logs of earlier plans. The adapter responds with either
     AgentsLoaded or LoadFailed.
 
-    `drop_before` and `newest` have the same meaning as in PlanReceived.
+    `drop_before`, `newest` and `era` have the same meaning as in PlanReceived.
     """
 
     plan: int
@@ -464,6 +467,7 @@ class LoadAgents(Command, frozen=True, gc=False):
     logs: tuple[LogName, ...] = ()
     drop_before: int = 0
     newest: tuple[tuple[LogName, int], ...] = ()
+    era: int = 0
 
 
 class AnswerInputs(Command, frozen=True, gc=False):
@@ -620,6 +624,13 @@ class EffectRecordEmitted(Command, frozen=True, gc=False):
     payload: bytes
 
 
+class AgentsKept(Command, frozen=True, gc=False):
+    """Report to an observer that these agents go on under a new plan without a restart."""
+
+    plan: int
+    agents: tuple[str, ...]
+
+
 class MessageConsumedInTurn(Command, frozen=True, gc=False):
     """Report that a message or an input was consumed during a durable turn. If `is_stashed` is set, it will be handled in a later turn,
     otherwise the durable turn itself has received it. If `what` is "effect", the entry starts the compensation of a failed turn, and has no
@@ -647,6 +658,42 @@ class AppendBatch(Command, frozen=True, gc=False):
     inputs: tuple[LoggedInput, ...]
     entries: tuple[LoggedEntry, ...] = ()
     certificate: bytes = b""
+    commits: tuple[CommitPart, ...] = ()
+
+
+class CommittedAgent(msgspec.Struct, frozen=True):
+    """An agent in a commit, except for its state: what `Control` contains, and the numbers and messages of its channels."""
+
+    agent: str
+    control: Control
+    sent: dict[str, int]
+    received: dict[str, int]
+    in_transit: dict[str, list[InTransitMessage]]
+
+
+class CaptureCommit(Command, frozen=True, gc=False):
+    """Capture the current states of these agents, for a commit. The state of an agent whose turn runs is its state before the turn. The
+    adapter responds with CommitCaptured or CommitFailed."""
+
+    plan: int
+    commit: int
+    agents: tuple[CommittedAgent, ...]
+
+
+class CommitCaptured(Event, frozen=True, gc=False):
+    """Event: a commit has been captured and encoded."""
+
+    plan: int
+    commit: int
+    parts: tuple[CommitPart, ...]
+
+
+class CommitFailed(Event, frozen=True, gc=False):
+    """Event: the state of an agent cannot be saved in a commit."""
+
+    plan: int
+    agent: str
+    reason: str
 
 
 class BatchAppended(Event, frozen=True, gc=False):

@@ -23,6 +23,7 @@ gets the same reply. Only the outcome "dead letter" is not final. If an operator
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_io import DIGEST_BYTES, AgentInputs, PendingInput
+from snapline.agent_runtime.host.commits import Commits
 from snapline.agent_runtime.host.entries import InputEntry, input_entry
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.host_outputs import AgentRetirement
@@ -56,9 +57,10 @@ class ReplyWaiters:
 
     _membership: AgentRetirement
 
-    def __init__(self, shared: HostState, epoch_request: EpochRequest) -> None:
+    def __init__(self, shared: HostState, request: "EpochRequest | Commits") -> None:
+        """`request` asks for what makes answers final: a commit, or an epoch if there are no commits."""
         self._shared = shared
-        self._epoch_request = epoch_request
+        self._request = request
         self._waiting: dict[Place, list[tuple[int, bool]]] = {}
         """Numbers of waiting requests, each with whether it accepts an early reply."""
 
@@ -104,7 +106,7 @@ class ReplyWaiters:
                 self._answer(agent, place)
                 known = inputs.answered(place[1])
                 if place in self._waiting and known is not None and not known.is_open:
-                    self._epoch_request.say(agent)
+                    self._request.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
         """Return whether a stopped agent must be kept because a final reply may not have been sent yet. If the agent must be kept, request
@@ -118,8 +120,15 @@ class ReplyWaiters:
             has_dead_lettered or known.reply or (agent.id, known.key) in self._waiting for known in fresh
         )
         if is_unreported:
-            self._epoch_request.say(agent)
+            self._request.say(agent)
         return is_unreported
+
+    def committed(self, agent: LocalAgent, number: int) -> None:
+        """Send the replies to the agent's inputs up to this number, because a durable commit contains the ends of their turns."""
+        if agent.inputs is not None and number > agent.inputs.released and not self._shared.commits.is_ending:
+            agent.inputs.released = number
+            for place in [place for place in self._waiting if place[0] == agent.id]:
+                self.consumed(agent, place[1])
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """Send the replies to all inputs that are consumed in the complete epoch, because their turns can no longer be reverted. Replies to
@@ -187,10 +196,12 @@ class Request:
 class Inputs:
     """The inputs of the agents on this host. `asks` contains the client requests that wait for replies."""
 
-    def __init__(self, shared: HostState, mailboxes: Mailboxes, epoch_request: EpochRequest, log: OwnLog) -> None:
+    def __init__(
+        self, shared: HostState, mailboxes: Mailboxes, epoch_request: EpochRequest, log: OwnLog, commits: Commits
+    ) -> None:
         self._shared = shared
         self._log = log
-        self.asks = ReplyWaiters(shared, epoch_request)
+        self.asks = ReplyWaiters(shared, commits if shared.commits.is_on else epoch_request)
         self._are_held = False
         """Whether inputs are rejected until the next Quiesce, plan or stream."""
         self._mailboxes = mailboxes
@@ -262,12 +273,14 @@ class Inputs:
         agent = self._shared.agents.get(logged.agent)
         if agent is not None and agent.inputs is not None:  # otherwise the agent has left
             agent.inputs.consume(logged, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
+            self._shared.note_change(agent.id)
             self.asks.consumed(agent, logged.key)
 
     def close(self, agent: LocalAgent, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
         """Handle the end of a turn whose input had already been consumed."""
         if agent.inputs is not None:
             agent.inputs.close(key, is_dead_lettered=is_dead_lettered, reply=reply)
+            self._shared.note_change(agent.id)
             self.asks.consumed(agent, key)
 
     def keeps(self, agent: LocalAgent) -> bool:
@@ -374,6 +387,8 @@ class Inputs:
             return InputOutcome(RETRY, reason=f"{log.why_none}: a fleet with inputs needs another one")
         if log.is_sealed:
             return InputOutcome(RETRY, reason=RECOVERS)
+        if self._shared.commits.is_on and log.awaits_earlier:
+            return InputOutcome(RETRY, reason=RECOVERS)
         if log.problem:
             return InputOutcome(RETRY, reason=f"the host log cannot be written: {log.problem}")
         if log.queued_bytes > QUEUED_BYTES_MAX:
@@ -389,11 +404,20 @@ class Inputs:
         input in the log."""
         pending.is_durable = True
         self._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
-        if is_present:
+        if is_present or self._is_waiting(pending):
             self._deliver(pending.input)
+
+    def _is_waiting(self, pending: PendingInput) -> bool:
+        """Return whether the agent that has taken the input is still on this host. A plan may have let it go on."""
+        agent = self._shared.agents.get(pending.input.agent)
+        return agent is not None and agent.inputs is not None and agent.inputs.waiting.get(pending.input.key) is pending
 
     def lost(self, pending: PendingInput) -> None:
         """Tell the client of an input that will never be in the log to retry."""
+        if self._is_waiting(pending):
+            inputs = self._shared.agents[pending.input.agent].inputs
+            assert inputs is not None
+            inputs.withdraw(pending)
         self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
 
     def _deliver(self, logged: LoggedInput) -> None:

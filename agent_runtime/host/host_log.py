@@ -24,6 +24,7 @@ if the turn and the place in its journal are the same (`agent_runtime/durable.py
 it is created again.
 """
 
+from collections import deque
 from typing import Protocol
 
 from snapline.agent_runtime.durable import DONE, FAILED, LOGGED_KINDS, rolled
@@ -33,13 +34,16 @@ from snapline.agent_runtime.host.agent_io import PendingInput
 from snapline.agent_runtime.host.host_state import DurableTurn, DurableTurnHistory, HostState, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.messages import host_messages as msg
-from snapline.storage.log.log_record import BEGUN, EFFECT, LoggedEntry, LogName
+from snapline.storage.log.log_record import BEGUN, EFFECT, CommitPart, LoggedEntry, LogName
 from snapline.storage.packs.checkpoint import JournalEntry, OpenEffect
 
 BATCH_ITEMS_MAX = 4096
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 """Largest total size of payloads and results in one batch, unless a single item is larger. A disk writes this amount in some tens of
 milliseconds."""
+
+COMMITS_KNOWN = 1024
+"""Number of commits whose batch is known. An epoch that began before them lets no batch be deleted that it might need."""
 
 REQUEST_RETRY_NS = 1_000_000_000
 
@@ -61,7 +65,23 @@ class PendingEntry:
         self.is_mark = is_mark
 
 
-Pending = PendingInput | PendingEntry
+class PendingCommit:
+    """A part of a commit that is being logged."""
+
+    __slots__ = ("part",)
+
+    def __init__(self, part: CommitPart) -> None:
+        self.part = part
+
+
+Pending = PendingInput | PendingEntry | PendingCommit
+
+
+class CommitReleaser(Protocol):
+    """Interface that `OwnLog` requires from the component that captures commits."""
+
+    def appended(self, pending: PendingCommit) -> None:
+        """Handle a part of a commit that has become durable in the log of the current plan."""
 
 
 class InputAcknowledger(Protocol):
@@ -76,6 +96,9 @@ class InputAcknowledger(Protocol):
 
 class StepAcknowledger(Protocol):
     """Interface that `OwnLog` requires from `StepLog`."""
+
+    def awaits(self, pending: PendingEntry) -> bool:
+        """Return whether a turn on this host waits for the entry."""
 
     def appended(self, pending: PendingEntry) -> None:
         """Handle an entry that has become durable in the log of the current plan."""
@@ -93,9 +116,12 @@ class OwnLog:
 
     _inputs: InputAcknowledger
     _steps: StepAcknowledger
+    _commits: CommitReleaser
 
     def __init__(self, shared: HostState) -> None:
         self._shared = shared
+        self._commit_batches: deque[tuple[int, int]] = deque(maxlen=COMMITS_KNOWN)
+        """The newest commits of the current log, each with the number of the batch that ends it."""
         self._queue: list[Pending] = []
         """Items that wait for the next batch."""
         self._batches: dict[tuple[LogName, int], list[Pending]] = {}
@@ -118,9 +144,9 @@ class OwnLog:
         self.problem = ""
         self.is_sealed = False
 
-    def wire(self, inputs: InputAcknowledger, steps: StepAcknowledger) -> None:
+    def wire(self, inputs: InputAcknowledger, steps: StepAcknowledger, commits: CommitReleaser) -> None:
         """Connect this component to the components of the host core above it."""
-        self._inputs, self._steps = inputs, steps
+        self._inputs, self._steps, self._commits = inputs, steps, commits
 
     @property
     def name(self) -> LogName:
@@ -140,6 +166,25 @@ class OwnLog:
         self.problem = ""
         self._is_open = self.is_sealed = False
         self._ask_ns = None
+        self._commit_batches.clear()
+
+    def carry_over(self) -> None:
+        """End the log when its plan ends, while the agents on this host go on. Entries of their turns that wait for a batch go into the log
+        of the new plan, and so do those of a batch that turns out not to be in the log."""
+        entries = [pending for pending in self._queue if isinstance(pending, PendingEntry)]
+        self._queue = [pending for pending in self._queue if not isinstance(pending, PendingEntry)]
+        self.reset()
+        for pending in entries:
+            self.put(pending)
+
+    @property
+    def awaits_earlier(self) -> bool:
+        """Return whether it is unknown if a batch is in the log of an earlier plan."""
+        return any(log != self.name for log, _ in self._batches)
+
+    def batch_of_commit(self, commit: int) -> int:
+        """Return the number of the batch with the end of this commit or of an earlier one, or 0 if none is known."""
+        return max([batch for number, batch in self._commit_batches if number <= commit], default=0)
 
     # ---- out ------------------------------------------------------------------------------------------------------
 
@@ -161,7 +206,9 @@ class OwnLog:
         self._batches[log, self._number] = batch
         inputs = [pending.input for pending in batch if isinstance(pending, PendingInput)]
         entries = [pending.entry for pending in batch if isinstance(pending, PendingEntry)]
-        command = ev.AppendBatch(log, self._number, tuple(inputs), tuple(entries), self._certificate)
+        commits = [pending.part for pending in batch if isinstance(pending, PendingCommit)]
+        self._commit_batches.extend([(part.commit, self._number) for part in commits if part.is_last])
+        command = ev.AppendBatch(log, self._number, tuple(inputs), tuple(entries), self._certificate, tuple(commits))
         self._shared.out.append(command)
 
     def _take_batch(self) -> list[Pending]:
@@ -224,8 +271,10 @@ class OwnLog:
         for pending in self._batches.pop((event.log, event.number)):
             if isinstance(pending, PendingInput):
                 self._inputs.appended(pending, is_present=is_present)
-            elif is_present:
-                self._steps.appended(pending)
+            elif isinstance(pending, PendingEntry):
+                self._steps.appended(pending)  # turns of agents that a plan has replaced do not go on
+            elif is_present and isinstance(pending, PendingCommit):
+                self._commits.appended(pending)
         if is_present:
             self.problem = ""
             self._durable = event.number
@@ -234,9 +283,14 @@ class OwnLog:
 
     def on_log_sealed(self, event: ev.LogSealed) -> None:
         """Handle a batch that will never be in the log."""
-        self._drop_batch(self._batches.pop((event.log, event.number)))
+        batch = self._batches.pop((event.log, event.number))
+        self._drop_batch(batch)
         if event.log == self.name:
             self.is_sealed = True
+            return
+        for pending in [each for each in batch if isinstance(each, PendingEntry) and self._steps.awaits(each)]:
+            self.put(pending)
+        self.append()
 
     def _drop_batch(self, batch: list[Pending]) -> None:
         """Discard a batch that was not written. Turns that wait for entries in the batch wait until the next plan ends them."""
@@ -252,7 +306,13 @@ class OwnLog:
 
 
 def _size_of(pending: Pending) -> int:
-    return len(pending.input.payload if isinstance(pending, PendingInput) else pending.entry.entry.result)
+    match pending:
+        case PendingInput():
+            return len(pending.input.payload)
+        case PendingEntry():
+            return len(pending.entry.entry.result)
+        case _:
+            return len(pending.part.data)
 
 
 class MarkHandler(Protocol):
@@ -410,6 +470,10 @@ class StepLog:
         logged = LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), mark_of(opened))
         self._log.put(PendingEntry(logged, turn, is_last=False, is_mark=True))
         self._log.append()
+
+    def awaits(self, pending: PendingEntry) -> bool:
+        agent = self._shared.agents.get(pending.entry.agent)
+        return agent is not None and agent.turn is pending.turn
 
     def appended(self, pending: PendingEntry) -> None:
         """Continue a turn whose entry has become durable, unless the agent no longer has this turn."""

@@ -91,6 +91,7 @@ class Outputs:
         """Number and keep the given outputs, for example the outputs of a turn that has succeeded."""
         if agent.outputs is None:
             agent.outputs = AgentOutputs()
+        self._shared.note_change(agent.id)
         before = agent.outputs.size_bytes
         for emission in emissions:
             agent.outputs.add(emission)
@@ -141,7 +142,9 @@ class Outputs:
     def _ask_again(self) -> None:
         """Request an epoch for each agent with pending outputs if a client or the agent itself waits for their release."""
         for agent in self._emitters():
-            is_awaited = self._is_watched or agent.is_full or agent.is_leaving or _waits_for_intent(agent)
+            is_by_epochs = not self._shared.commits.is_on or self._shared.commits.is_ending
+            waits_for_intent = is_by_epochs and _waits_for_intent(agent)
+            is_awaited = self._is_watched or agent.is_full or agent.is_leaving or waits_for_intent
             if is_awaited and agent.outputs is not None and agent.outputs.pending:
                 self._epoch_request.say(agent)
 

@@ -6,6 +6,8 @@ A field that only one component uses belongs to that component instead.
 from collections import deque
 from collections.abc import Iterable
 
+import msgspec
+
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.agent_io import AgentInputs, AgentOutputs
@@ -47,28 +49,88 @@ class AgentInlet(Inlet):
     Attributes:
         owner: the receiving agent, or None if it has left or never existed. Without an owner, arriving messages are discarded.
         peer: host of the sending agent.
+        durable: number of the last message whose consumption is in a durable commit (`commits.py`).
+        saved: number of the last message that only this agent's checkpoints still contain, because its sender has forgotten it.
+        next: the receiving end that takes over from this one, which drops messages that its sender repeats although they have arrived. None
+            for all other receiving ends.
         first_number: number of the first message of this channel that counts towards the window of the link to `peer`. Earlier messages do
             not count, for example because they were in a mailbox after a recovery, or because they arrived before the agent was created.
     """
 
-    __slots__ = ("first_number", "owner", "peer")
+    __slots__ = ("durable", "first_number", "next", "owner", "peer", "saved")
 
+    durable: int
     first_number: int
+    next: "AgentInlet | None"
+    saved: int
 
     owner: "LocalAgent | None"
     peer: "Peer"
 
 
-class AgentOutlet(Outlet):
-    """The sending end of a channel between two agents. `peer` is None until the coordinator has located the receiving agent."""
+UNLIMITED = 2**62
+"""Value of `AgentOutlet.released` if messages need not wait for a commit."""
 
-    __slots__ = ("inlet", "is_waiting", "ordinal", "owner", "peer")
+
+class AgentOutlet(Outlet):
+    """The sending end of a channel between two agents. `peer` is None until the coordinator has located the receiving agent.
+
+    Attributes:
+        released: number of the last message that may leave the host, because a durable commit contains it (`commits.py`).
+        requested: number of the last message that the newest commit lets leave, durable or not.
+        repeated: number of the last message that may have left before a recovery. Until it has left again, its agent records no state.
+        acked: number of the last message that the receiver has consumed in a durable commit.
+        kept: messages that have left, and whose consumption is not known to be durable. The last one has number `number`.
+    """
+
+    __slots__ = (
+        "acked",
+        "inlet",
+        "is_waiting",
+        "kept",
+        "ordinal",
+        "owner",
+        "peer",
+        "released",
+        "repeated",
+        "requested",
+    )
 
     owner: "LocalAgent"
     peer: "Peer | None"
     inlet: AgentInlet | None  # set if the receiver is on this host
     is_waiting: bool  # whether the outlet is in its peer's queue of outlets with parked messages
+    released: int
+    requested: int
+    repeated: int
+    acked: int
+    kept: deque[bytes]
     ordinal: int  # the receiver's ordinal, or -1 until the coordinator has located the receiver
+
+    def acknowledge(self, number: int) -> None:
+        """Forget the messages up to this number, because the receiver has consumed them in a durable commit."""
+        self.acked = max(self.acked, number)
+        while self.kept and self.number - len(self.kept) < self.acked:
+            self.kept.popleft()
+
+
+def encode_released(numbers: dict[str, int], *, held: int) -> bytes:
+    """Encode, for a checkpoint in a fleet with commits, the number of the last message that may leave to each receiver, and how many of the
+    last messages in the outbox wait for the creation of agents. Receivers to which all these messages have left are omitted."""
+    found = {**numbers, HELD: held} if held else numbers
+    return msgspec.msgpack.encode(found) if found else b""
+
+
+HELD = ""
+"""Key of the number of held messages, which is no agent's id."""
+
+_decode_numbers = msgspec.msgpack.Decoder(dict[str, int]).decode
+
+
+def decode_released(protocol_state: bytes) -> tuple[dict[str, int], int]:
+    """Decode what `encode_released` has encoded."""
+    numbers = _decode_numbers(protocol_state) if protocol_state else {}
+    return numbers, numbers.pop(HELD, 0)
 
 
 NEVER_RETRIED_NS = 2**62
@@ -168,6 +230,8 @@ class LocalAgent:
         is_full: whether the agent's pending outputs exceed a limit.
         current: mailbox entry that the running turn handles, or None while no turn runs.
         timers: mapping from timer names to (due time, tie-breaker, payload). A heap of the host core refers to the timers in this mapping.
+        ended: for each sender that has left and whose last message was consumed, the number of that message and the number of epochs that
+            were complete then (`CommitProgress.epochs`). Commits contain these numbers.
         held: messages that a finished turn has sent, and that wait until the agents in `spawns` are reserved. While messages are held, no
             turn starts.
         parked: number of messages that are parked in outlets, and that have no sequence number and no stamp yet.
@@ -183,6 +247,8 @@ class LocalAgent:
         begun: history of the agent's durable turns, or None if there are none, neither in this incarnation nor in the logs.
         stash: entries that were consumed during a durable turn and still wait for their own turns.
         effects: the agent's effects, or None if the agent has requested none yet.
+        is_repeating: whether messages that may have left before a recovery must leave again (`AgentOutlet.repeated`).
+        committed_outputs: number of the last output in a durable commit.
     """
 
     __slots__ = (
@@ -190,12 +256,14 @@ class LocalAgent:
         "awaits_creation",
         "begun",
         "checkpoints",
+        "committed_outputs",
         "current",
         "dead_letter_count",
         "dead_letter_numbers",
         "dead_letters",
         "deferred",
         "effects",
+        "ended",
         "held",
         "id",
         "incarnation",
@@ -206,6 +274,7 @@ class LocalAgent:
         "is_full",
         "is_held",
         "is_leaving",
+        "is_repeating",
         "is_retiring",
         "is_started",
         "kind",
@@ -243,6 +312,7 @@ class LocalAgent:
         self.inlets: dict[str, AgentInlet] = {}
         self.outlets: dict[str, AgentOutlet] = {}
         self.timers: dict[str, tuple[int, int, bytes]] = {}
+        self.ended: dict[str, tuple[int, int]] = {}
         self.held: list[tuple[str, bytes]] = []
         self.spawns: list[ev.Spawn] = []
         self.parked = 0
@@ -265,6 +335,8 @@ class LocalAgent:
         self.begun: DurableTurnHistory | None = None
         self.stash: list[StashedMessage] = []
         self.effects: AgentEffects | None = None
+        self.is_repeating = False
+        self.committed_outputs = 0
 
     @property
     def is_busy(self) -> bool:
@@ -338,6 +410,15 @@ class LocalAgent:
             durable_turns=self.begun.count if self.begun is not None else 0,
             effects=self.effects.saved() if self.effects is not None else None,
         )
+
+    def released(self) -> bytes:
+        """Return, for a checkpoint in a fleet with commits, the numbers that `encode_released` encodes."""
+        numbers = {
+            outlet.receiver: outlet.requested
+            for outlet in self.outlets.values()
+            if outlet.number < outlet.requested < UNLIMITED
+        }
+        return encode_released(numbers, held=len(self.held))
 
     def _saved_numbers(self) -> DeadLetterNumbers | None:
         if not self.last_dead_letter:  # the usual case, checked first since each checkpoint calls this
@@ -437,15 +518,29 @@ class HostEpoch:
             state.
         refusal: reason why this host's part must not be used, or "" if it may be used.
         heard_ns: time at which the first message about the epoch arrived on this host (monotonic ns).
+        commits_before: number of commits that this host had captured before its first agent recorded its state.
     """
 
     __slots__ = (
-        *("awaited", "heard_ns", "is_reported", "is_stored", "markers", "markers_sent", "number", "refusal"),
+        *(
+            "awaited",
+            "commits_before",
+            "heard_ns",
+            "is_reported",
+            "is_stored",
+            "markers",
+            "markers_sent",
+            "number",
+            "refusal",
+        ),
         "unrecorded",
     )
 
-    def __init__(self, number: int, unrecorded: dict[str, None], awaited: dict[str, None], heard_ns: int) -> None:
+    def __init__(
+        self, number: int, unrecorded: dict[str, None], awaited: dict[str, None], heard_ns: int, commits_before: int
+    ) -> None:
         self.number = number
+        self.commits_before = commits_before
         self.heard_ns = heard_ns
         self.unrecorded = unrecorded
         self.awaited = awaited
@@ -501,6 +596,38 @@ class HostCounts:
         self.effects = dict.fromkeys((DONE, FAILED, LEFT, NOT_DONE, UNDONE), 0)
 
 
+class CommitProgress:
+    """Progress of a host's commits, which the components of its core share with the component that captures commits (`commits.py`).
+
+    Attributes:
+        is_on: whether the fleet has `recovery="local"`, so that hosts commit their agents' changes.
+        is_ending: whether the fleet is about to end. Answers and effects then wait for an epoch although hosts commit changes.
+        changed: agents that have changed since the last commit.
+        changed_ns: time of the oldest of these changes.
+        is_wanted: whether work waits for the next commit.
+        captured: number of commits that this host has captured under this plan.
+        epochs: number of epochs that have become complete since this host started.
+    """
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+        self.epochs = 0
+        self.is_ending = False
+        self.reset()
+
+    def note(self, agent: str, now_ns: int) -> None:
+        """Record that an agent has changed, so that the host's next commit contains it."""
+        if not self.changed:
+            self.changed_ns = now_ns
+        self.changed[agent] = None
+
+    def reset(self) -> None:
+        """Forget all changes when a plan ends."""
+        self.changed: dict[str, None] = {}
+        self.changed_ns = self.captured = 0
+        self.is_wanted = False
+
+
 class HostState:
     """The state that the components of one host core share. The components change this state only within `HostCore.handle`.
 
@@ -519,12 +646,14 @@ class HostState:
         ordinals: mapping from each agent that receives messages to its index in the protocol's vectors.
         peers: other hosts in the plan to which this host has a link, by id.
         local: record that represents this host itself, used for channels between its own agents.
+        commits: the progress of this host's commits.
         now: time of the event that is being handled (monotonic ns).
         out: commands that have been issued so far for this event.
     """
 
-    def __init__(self, host: str, *, trace_every: int, is_watched: bool) -> None:
+    def __init__(self, host: str, *, trace_every: int, is_watched: bool, is_local: bool = False) -> None:
         self.host = host
+        self.commits = CommitProgress(is_on=is_local)
         self.trace_every = trace_every
         self.is_watched = is_watched
         self.start = 0
@@ -548,6 +677,11 @@ class HostState:
         """Return the request number for the next request to the coordinator."""
         self._requests += 1
         return self._requests
+
+    def note_change(self, agent: str) -> None:
+        """Record that an agent has changed, if hosts commit changes."""
+        if self.commits.is_on:
+            self.commits.note(agent, self.now)
 
     def not_ended(self, epochs: Iterable[int]) -> dict[int, None]:
         """Return the given epochs that have not ended yet."""

@@ -133,7 +133,7 @@ class Intake:
         try:
             store = self._environment.open_store()
             if flight.prepared is None:
-                batch = LogBatch(list(command.inputs), list(command.entries) or UNSET)
+                batch = LogBatch(list(command.inputs), list(command.entries) or UNSET, list(command.commits) or UNSET)
                 flight.prepared = store.prepare_batch(command.log, command.number, batch, command.certificate)
             return store.append_batch(flight.prepared)
         except (SnaplineError, OSError) as error:

@@ -12,9 +12,10 @@ from typing import Protocol
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.entries import Mark
-from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostState, Peer
+from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostState, LocalAgent, Peer
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels import link_events as lk
+from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.link import LinkCore
 from snapline.channels.link_events import judge_identity
@@ -49,6 +50,9 @@ class OutletUnparker(Protocol):
 
     def unpark(self, outlet: AgentOutlet) -> None:
         """Send the outgoing channel's parked messages, as far as the channel's credit and the link's capacity allow."""
+
+    def shrank(self, owner: LocalAgent) -> None:
+        """Handle the shrinking of an agent's outbox."""
 
 
 class MessageReceiver(Protocol):
@@ -238,8 +242,8 @@ class HostLinks:
             case lk.RaiseCredit():
                 for channel, number in zip(command.channels, command.numbers, strict=True):
                     outlet = peer.outlets.get(channel)
-                    if outlet is not None and outlet.raise_credit(number):
-                        self._outlets.unpark(outlet)
+                    if outlet is not None:
+                        self._raise_credit(outlet, number)
             case lk.AcceptChannel():
                 self._ends.accept(peer, command)
             case lk.DropInlet():
@@ -268,6 +272,16 @@ class HostLinks:
                     shared.note("warning", f"link to {peer.host} refused: {command.reason}")
             case _:
                 raise AssertionError(f"no such command of a link: {command!r}")
+
+    def _raise_credit(self, outlet: AgentOutlet, number: int) -> None:
+        """Raise the credit of a channel. With commits, a receiver raises it only when the consumption is durable, so the credit also tells
+        which messages are not needed any more."""
+        if self._shared.commits.is_on:
+            outlet.acknowledge(number - CHANNEL_CREDIT)
+        if outlet.raise_credit(number):
+            self._outlets.unpark(outlet)
+        elif self._shared.commits.is_on and outlet.owner.is_leaving:
+            self._outlets.shrank(outlet.owner)
 
     def _suspect(self, peer: Peer, reason: str) -> None:
         if not peer.is_reported:

@@ -43,7 +43,7 @@ from snapline.agent_runtime.host.host_state import (
     UnmatchedEntries,
 )
 from snapline.agent_runtime.host.modes.mode import HostMode
-from snapline.channels.channel import PART_BYTES
+from snapline.channels.channel import CHANNEL_CREDIT, PART_BYTES
 from snapline.messages.payloads import CREATE
 from snapline.storage.log.log_record import LoggedInput
 
@@ -157,9 +157,17 @@ class Mailboxes:
     def _discard(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
         """Accept a message to an agent that is not on this host. Keep the message if the agent is being created, otherwise consume it as a
         dead letter."""
-        if not self._membership.keep_early(inlet, mark, payload):
+        if inlet.next is not None:
+            self._drop_repeated(inlet, inlet.next, payload)
+        elif not self._membership.keep_early(inlet, mark, payload):
             self._shared.counts.dead_letters += 1
             self.consume_message(MessageEntry(inlet, mark, payload))
+
+    def _drop_repeated(self, inlet: AgentInlet, following: AgentInlet, payload: bytes) -> None:
+        """Drop a message that had arrived before its sender was restarted. After the last one, the receiving end takes over again."""
+        _give_back(inlet.peer, payload)
+        if inlet.arrived == following.first_number - 1:
+            inlet.peer.inlets[inlet.channel] = following
 
     # ---- the next turn --------------------------------------------------------------------------------------------
 
@@ -169,6 +177,8 @@ class Mailboxes:
             return
         if agent.owes:
             self._before_turn(agent)
+            if agent.is_repeating:
+                return  # its checkpoint would contain messages that may already have arrived
         if agent.is_leaving:
             self._settle_what_waits(agent)
             return
@@ -360,8 +370,14 @@ class Mailboxes:
     def consume_message(self, entry: MessageEntry) -> None:
         """Count a message as received, return its flow-control credit to the link, and grant its channel new credit."""
         inlet = entry.inlet
-        credit = inlet.consume()
         shared = self._shared
+        credit = 0
+        if not shared.commits.is_on or inlet.peer.link is None:
+            credit = inlet.consume()
+        else:
+            self._consume_in_commit(inlet)
+        if shared.commits.is_on and inlet.owner is not None:
+            shared.note_change(inlet.receiver)
         if shared.trace_every and inlet.owner is not None and inlet.consumed % shared.trace_every == 0:
             shared.out.append(ev.Trace("receive", inlet.receiver, inlet.sender, inlet.consumed))
         self._consumed(inlet)
@@ -374,6 +390,15 @@ class Mailboxes:
             else:
                 peer.credit_channels.append(inlet.channel)
                 peer.credit_numbers.append(credit)
+
+    def _consume_in_commit(self, inlet: AgentInlet) -> None:
+        """Count a message as consumed. Its sender gets credit when a commit with the consumption is durable (`commits.py`)."""
+        inlet.consumed += 1
+        if inlet.owner is not None:
+            self._shared.commits.is_wanted |= inlet.consumed - inlet.durable >= CHANNEL_CREDIT // 4
+        else:
+            inlet.peer.credit_channels.append(inlet.channel)
+            inlet.peer.credit_numbers.append(inlet.consumed + CHANNEL_CREDIT)
 
     def consume_own(
         self,
@@ -414,7 +439,8 @@ class Mailboxes:
             for sender, inlet in agent.inlets.items():
                 open_messages = inlet.arrived - inlet.consumed
                 assert open_messages == waiting.get(sender, 0), (agent.id, sender, open_messages, waiting)
-            may_start = agent.may_start and agent.turn is None and self._shared.is_loaded
+            waits = agent.owes and agent.is_repeating
+            may_start = agent.may_start and agent.turn is None and self._shared.is_loaded and not waits
             assert not (may_start and (agent.mailbox or agent.stash)), f"{agent.id} could start a turn"
 
 
@@ -521,6 +547,7 @@ class Timers:
             if agent is None or timer is None or timer[1] != count:
                 continue  # the timer was cancelled, or set again
             del agent.timers[name]
+            shared.note_change(agent.id)
             agent.mailbox.append(TimerEntry(name or "timer", timer[2]))
             self._mailboxes.next_turn(agent)
 

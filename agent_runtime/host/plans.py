@@ -6,6 +6,7 @@ After the coordinator has reserved an agent's id, the parent sends a creation me
 agent leaves once its outputs have been released and all epochs that began before the commit of its departure have ended.
 """
 
+from collections.abc import Container, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
+from snapline.agent_runtime.host.commits import Commits
 from snapline.agent_runtime.host.entries import (
     IDLE,
     Mark,
@@ -35,6 +37,7 @@ from snapline.agent_runtime.host.host_state import (
     HostState,
     LocalAgent,
     Peer,
+    decode_released,
 )
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
@@ -44,7 +47,18 @@ from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.host_messages import Quiesce
 from snapline.messages.payloads import CREATE, plain_name
+from snapline.storage.log.commits import COMMIT
 from snapline.storage.packs.checkpoint import AgentCheckpoint
+
+
+def _only_loaded(event: ev.AgentsLoaded, present: Container[str]) -> ev.AgentsLoaded:
+    """Return the event without the log entries of agents that are on this host already, and have handled them."""
+    return msgspec.structs.replace(
+        event,
+        inputs=tuple([logged for logged in event.inputs if logged.agent not in present]),
+        dropped=tuple([logged for logged in event.dropped if logged.agent not in present]),
+        entries=tuple([logged for logged in event.entries if logged.agent not in present]),
+    )
 
 
 def creation_payload(kind: str, state: bytes) -> bytes:
@@ -73,6 +87,7 @@ class Membership:
         outputs: Outputs,
         steps: StepLog,
         views: Views,
+        commits: Commits,
     ) -> None:
         self._shared = shared
         self._ends = ends
@@ -83,6 +98,7 @@ class Membership:
         self._outputs = outputs
         self._steps = steps
         self._views = views
+        self._commits = commits
         self.reservations: dict[int, tuple[str, tuple[msg.AgentKind, ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
@@ -100,8 +116,8 @@ class Membership:
     def welcomed(self) -> None:
         """Resend the requests that the coordinator may not have received."""
         shared = self._shared
-        for request, (_, requested) in self.reservations.items():
-            shared.out.append(msg.ReserveAgents(request, shared.plan, requested))
+        for request, (parent, requested) in self.reservations.items():
+            shared.out.append(msg.ReserveAgents(request, shared.plan, requested, parent=parent))
         for request, agent in self._retirements.items():
             shared.out.append(msg.RetireAgent(request, shared.plan, agent))
 
@@ -111,14 +127,22 @@ class Membership:
         """Hold the messages of a turn that spawns agents until the coordinator has reserved the new agents' ids."""
         agent.held = event.sends
         agent.spawns = event.spawns
-        self.reserve(agent)
+        if self._shared.commits.is_on:
+            self._commits.say(agent)
+        else:
+            self.reserve(agent)
+
+    def reserve_committed(self, agent: LocalAgent) -> None:
+        """Reserve the ids of the agents that this agent spawns, because a durable commit contains the request."""
+        if all(parent != agent.id for parent, _ in self.reservations.values()):
+            self.reserve(agent)
 
     def reserve(self, agent: LocalAgent) -> None:
         """Ask the coordinator to reserve the ids of the agents that this agent spawns."""
         request = self._shared.next_request()
         requested = tuple([msg.AgentKind(name, plain_name(kind)) for name, kind, _ in agent.spawns])
         self.reservations[request] = (agent.id, requested)
-        self._shared.out.append(msg.ReserveAgents(request, self._shared.plan, requested))
+        self._shared.out.append(msg.ReserveAgents(request, self._shared.plan, requested, parent=agent.id))
 
     def on_agents_reserved(self, event: msg.AgentsReserved) -> None:
         if event.request not in self.reservations:
@@ -194,7 +218,7 @@ class Membership:
         agent's sequence numbers are then final."""
         if agent.parked or agent.spawns or agent.is_retiring or agent.is_busy:
             return
-        if self._outputs.keeps(agent) or self._inputs.keeps(agent):
+        if self._outputs.keeps(agent) or self._inputs.keeps(agent) or self._commits.keeps(agent):
             return
         agent.is_retiring = True
         self._mode.retiring(agent)
@@ -207,6 +231,13 @@ class Membership:
         if agent is not None:
             self._mode.retired(agent, event.open_epochs)
             self._remove_if_done(agent)
+
+    def forget(self, agent: LocalAgent) -> None:
+        """Remove an agent that has left the fleet under an earlier plan. Its messages have all been consumed."""
+        agent.retired_in = {}
+        self._remove_if_done(agent)
+        self._mode.reset()
+        self._ends.close_all(agent)
 
     def release_retired(self, ended: int) -> None:
         """Remove retired agents that were kept only because of the epoch that has ended."""
@@ -255,12 +286,20 @@ class HostParts(msgspec.Struct, frozen=True):
     outputs: Outputs
     epoch_request: EpochRequest
     views: Views
+    commits: Commits
 
 
 LOAD_RETRY_NS = 1_000_000_000
 LOAD_TRIES_MAX = 60
 """Largest number of retries of loading a recovery line, and time between retries. The coordinator, which reads the recovery line before it
 commits a plan, uses the same values."""
+
+
+class LoadRetries(msgspec.Struct, frozen=True, gc=False):
+    """Number of times that loading a recovery line was retried, and the time of the next retry (monotonic ns), or None."""
+
+    count: int = 0
+    again_ns: int | None = None
 
 
 class HostPlans:
@@ -283,11 +322,11 @@ class HostPlans:
         self._outputs = parts.outputs
         self._epoch_request = parts.epoch_request
         self._views = parts.views
+        self._commits = parts.commits
         self._effects = effects
         self._loading: ev.LoadAgents | None = None
         self._failure: ev.LoadFailed | None = None
-        self._tries = 0
-        self._again_ns: int | None = None
+        self._retries = LoadRetries()
 
     def on_welcome(self, event: msg.Welcome) -> None:
         """Record the number of this host's run and the id of the fleet's run, and resend messages that the coordinator may have missed."""
@@ -296,7 +335,7 @@ class HostPlans:
         self._effects.welcomed(are_refused=event.refuses_effects)
         self.on_quiesce(Quiesce(0))  # releases what an earlier leader held
         if self._shared.is_loaded:
-            self._shared.out.append(msg.PlanApplied(self._shared.plan, self._shared.start))
+            self.confirm()
         elif self._failure is not None:
             self.on_load_failed(self._failure)
         self._mode.welcomed()
@@ -308,6 +347,7 @@ class HostPlans:
 
     def on_quiesce(self, event: Quiesce) -> None:
         """Hold or release clients' inputs and effects, as the coordinator requests."""
+        self._shared.commits.is_ending = event.holds_inputs
         self._inputs.hold(are_held=event.holds_inputs)
         self._effects.on_quiesce(event)
 
@@ -315,9 +355,14 @@ class HostPlans:
         shared = self._shared
         if event.number <= shared.plan:
             if event.number == shared.plan and shared.is_loaded:
-                shared.out.append(msg.PlanApplied(shared.plan, shared.start))
+                self.confirm()
             return
-        self._drop_everything()
+        own_places = tuple(place for place in event.agents if place.host == shared.host)
+        are_kept = self._are_agents_kept(own_places)
+        if are_kept:
+            self._detach_agents()
+        else:
+            self._drop_everything()
         self._failures.deaths.plan_received(event.deaths)
         shared.plan = event.number
         shared.plan_hosts = event.hosts
@@ -327,11 +372,83 @@ class HostPlans:
         routes = [(place.agent, (place.host, place.incarnation)) for place in event.agents]
         shared.routes = {agent: known.setdefault(route, route) for agent, route in routes}
         shared.ordinals = {place.agent: place.ordinal for place in event.agents}
-        own_places = tuple(place for place in event.agents if place.host == shared.host)
+        if are_kept:
+            self._keep_agents(own_places)
+            own_places = tuple(place for place in own_places if place.agent not in shared.agents)
+            if not own_places:
+                self._begin_work()
+                self._resume_agents()
+                return
         line = event.line_epoch, event.line_root
-        self._loading = ev.LoadAgents(event.number, *line, own_places, event.logs, event.drop_before, event.newest)
-        self._tries, self._again_ns = 0, None
+        self._loading = ev.LoadAgents(
+            event.number, *line, own_places, event.logs, event.drop_before, event.newest, event.era
+        )
+        self._retries = LoadRetries()
         shared.out.append(self._loading)
+
+    # ---- agents that go on ----------------------------------------------------------------------------------------
+
+    def _are_agents_kept(self, places: Sequence[ev.Placement]) -> bool:
+        """Return whether the agents on this host go on under the new plan, because none of them gets another incarnation. An agent that has
+        asked to leave and is not in the plan has left."""
+        shared = self._shared
+        if not (shared.commits.is_on and shared.is_loaded and shared.agents):
+            return False
+        incarnations = {place.agent: place.incarnation for place in places}
+        return all(
+            incarnations.get(agent.id, agent.incarnation if agent.is_retiring else 0) == agent.incarnation
+            for agent in shared.agents.values()
+        )
+
+    def _detach_agents(self) -> None:
+        """End the links, the epochs and the requests of the plan before. The agents, their turns and their messages stay. Messages whose
+        consumption is not known to be durable wait to leave again."""
+        shared = self._shared
+        self._links.drop()
+        self._mode.reset()
+        self._membership.reset()
+        self._log.carry_over()
+        self._effects.reset()
+        self._epoch_request.reset()
+        self._commits.reset()
+        self._failure = None
+        shared.ended.clear()
+        shared.is_loaded = False
+        self._ends.detach_all()
+
+    def _keep_agents(self, places: Sequence[ev.Placement]) -> None:
+        """Let the agents on this host go on under the new plan. The host's new log does not contain them yet, so its first commit does."""
+        shared = self._shared
+        here = {place.agent for place in places}
+        for agent in [agent for agent in shared.agents.values() if agent.id not in here]:
+            self._membership.forget(agent)
+        for agent in shared.agents.values():
+            agent.is_retiring = agent.owes = False
+            self._mode.place(agent, None)
+            shared.note_change(agent.id)
+            for inlet in [inlet for inlet in agent.inlets.values() if inlet.sender not in shared.routes]:
+                self._ends.end_inlet(inlet)
+        if shared.is_watched:
+            shared.out.append(ev.AgentsKept(shared.plan, tuple(shared.agents)))
+
+    def _begin_work(self) -> None:
+        shared = self._shared
+        shared.is_loaded = True
+        self._loading = None
+        shared.counts.plans += 1
+        shared.counts.first_plan_ns = shared.counts.first_plan_ns or shared.now
+
+    def _resume_agents(self) -> None:
+        """Let the agents of the plan work, all of which are on this host now."""
+        shared = self._shared
+        self.confirm()
+        for agent in list(shared.agents.values()):
+            self._resume_agent(agent)
+            if agent.effects is not None:
+                self._effects.released(agent)
+        for agent in [agent for agent in shared.agents.values() if agent.is_repeating]:
+            self._outlets.shrank(agent)
+        self._failures.repeat_failed()
 
     def _drop_everything(self) -> None:
         """Drop all agents on this host with their mailboxes and turns, because the plan's commit has ended their history."""
@@ -347,6 +464,7 @@ class HostPlans:
         self._outputs.reset()
         self._effects.reset()
         self._epoch_request.reset()
+        self._commits.reset()
         self._views.reset()
         self._failures.reset()
         self._failure = None
@@ -362,10 +480,8 @@ class HostPlans:
         shared = self._shared
         if event.plan != shared.plan or shared.is_loaded:
             return
-        shared.is_loaded = True
-        self._loading = None
-        shared.counts.plans += 1
-        shared.counts.first_plan_ns = shared.counts.first_plan_ns or shared.now
+        event = _only_loaded(event, shared.agents)
+        self._begin_work()
         for loaded in event.agents:
             self._place(loaded)
         for loaded in event.agents:
@@ -376,17 +492,22 @@ class HostPlans:
         self._steps.loaded(event)
         self._outputs.loaded(event)
         self._mode.loaded(event.agents)
-        shared.out.append(msg.PlanApplied(shared.plan, shared.start))
-        for agent in list(shared.agents.values()):
-            self._resume_agent(agent)
+        if shared.commits.is_on:
+            self._commits.adopt([loaded.agent for loaded in event.agents])
+        self._resume_agents()
+
+    def confirm(self) -> None:
+        """Report that the plan is applied. With commits, a durable one must contain the agents that were loaded."""
+        if not self._commits.adopting:
+            self._shared.out.append(msg.PlanApplied(self._shared.plan, self._shared.start))
 
     def _resume_agent(self, agent: LocalAgent) -> None:
         for outlet in [outlet for outlet in agent.outlets.values() if outlet.queue and outlet.peer is None]:
             self._ends.open(agent, outlet.receiver)
             self._outlets.unpark(outlet)
-        if agent.spawns:
+        if agent.spawns and not self._shared.commits.is_on:  # with commits, one must contain the request first
             self._membership.reserve(agent)
-        elif agent.is_leaving:
+        elif agent.is_leaving and not agent.spawns:
             self._membership.retire_if_drained(agent)
         self._mailboxes.next_turn(agent)
 
@@ -394,9 +515,8 @@ class HostPlans:
         """Retry for a minute if the store is currently unreadable. After that minute, or after any other failure, refuse the plan."""
         if event.plan != self._shared.plan:
             return
-        if event.may_pass and self._tries < LOAD_TRIES_MAX:
-            self._tries += 1
-            self._again_ns = self._shared.now + LOAD_RETRY_NS
+        if event.may_pass and self._retries.count < LOAD_TRIES_MAX:
+            self._retries = LoadRetries(self._retries.count + 1, self._shared.now + LOAD_RETRY_NS)
             return
         self._failure = event
         start = self._shared.start
@@ -406,13 +526,14 @@ class HostPlans:
 
     def clock_passed(self) -> None:
         """Retry loading the recovery line if the retry is due."""
-        if self._loading is not None and self._again_ns is not None and self._again_ns <= self._shared.now:
-            self._again_ns = None
+        again_ns = self._retries.again_ns
+        if self._loading is not None and again_ns is not None and again_ns <= self._shared.now:
+            self._retries = LoadRetries(self._retries.count)
             self._shared.out.append(self._loading)
 
     def wakeups_ns(self) -> list[int]:
         """Return the times at which the caller must call `clock_passed`."""
-        return [] if self._again_ns is None else [self._again_ns]
+        return [] if self._retries.again_ns is None else [self._retries.again_ns]
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
@@ -430,6 +551,7 @@ class HostPlans:
         agent.is_started = checkpoint.is_started
         agent.is_leaving = checkpoint.is_leaving
         agent.checkpoints = checkpoint.number
+        agent.committed_outputs = checkpoint.outputs.number if checkpoint.basis == COMMIT else 0
         agent.dead_letters = checkpoint.dead_letters[-DEAD_LETTERS_KEPT:]
         agent.dead_letter_count = checkpoint.dead_letter_count
         agent.turn = DurableTurn(checkpoint.turn) if checkpoint.turn is not None else None
@@ -455,25 +577,41 @@ class HostPlans:
         for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):
             if sender in routes or checkpoint.in_transit.get(sender):
                 self._restore_inlet(agent, sender, checkpoint)
+            elif self._shared.commits.is_on and sender in checkpoint.received:
+                agent.ended[sender] = (checkpoint.received[sender], self._shared.commits.epochs)
         for receiver, number in checkpoint.sent.items():
             if receiver in routes:
                 outlet = self._ends.new_outlet(agent, receiver)
-                outlet.number = number
+                outlet.number = outlet.acked = number
                 outlet.credit = max(outlet.credit, number)
         agent.spawns = [(spawn.agent, spawn.kind, spawn.payload) for spawn in checkpoint.spawns]
-        if agent.spawns:
-            agent.held = [(parked.receiver, parked.payload) for parked in checkpoint.outbox]
-            return
-        for parked in checkpoint.outbox:
-            outlet = agent.outlets.get(parked.receiver) or self._ends.new_outlet(agent, parked.receiver)
-            outlet.parked.append(parked.payload)
+        released, held = decode_released(checkpoint.protocol_state) if self._shared.commits.is_on else ({}, 0)
+        first_held = len(checkpoint.outbox) - held if self._shared.commits.is_on else 0
+        parked = checkpoint.outbox[:first_held] if agent.spawns else checkpoint.outbox
+        agent.held = [(each.receiver, each.payload) for each in checkpoint.outbox[len(parked) :]]
+        for message in parked:
+            outlet = agent.outlets.get(message.receiver) or self._ends.new_outlet(agent, message.receiver)
+            outlet.parked.append(message.payload)
             agent.parked += 1
+        if self._shared.commits.is_on:
+            self._restore_released(agent, released, is_commit=checkpoint.basis == COMMIT)
+
+    def _restore_released(self, agent: LocalAgent, released: dict[str, int], *, is_commit: bool) -> None:
+        """Restore which messages may have left before the recovery. They may leave again when a commit contains them, because an epoch may
+        turn out to be damaged."""
+        for receiver in [receiver for receiver in released if receiver not in agent.outlets]:
+            self._ends.new_outlet(agent, receiver)
+        for receiver, outlet in agent.outlets.items():
+            outlet.repeated = max(outlet.number, released.get(receiver, 0))
+            outlet.released = outlet.requested = outlet.repeated if is_commit else outlet.number
+            agent.is_repeating |= outlet.number < outlet.repeated
 
     def _restore_inlet(self, agent: LocalAgent, sender: str, checkpoint: AgentCheckpoint) -> None:
         inlet = self._ends.new_inlet(agent, sender)
         if sender not in self._shared.routes:
             self._ends.ending[sender, agent.id] = inlet
         inlet.consumed = inlet.arrived = checkpoint.received.get(sender, 0)
+        inlet.durable = inlet.consumed if checkpoint.basis == COMMIT else 0
         for message in checkpoint.in_transit.get(sender, ()):
             inlet.arrived += 1
             if message.number != inlet.arrived:
@@ -481,3 +619,4 @@ class HostPlans:
                     f"channel {sender} → {agent.id}: message {message.number} is saved where {inlet.arrived} is due"
                 )
             agent.mailbox.append(message_entry(inlet, self._mode.mark_of(message), message.payload))
+        inlet.saved = inlet.arrived

@@ -394,6 +394,9 @@ class Host:
         if self._metrics is not None:
             self._metrics.captured(command.epochs if isinstance(command, ev.CaptureState) else ())
 
+    def committed(self, agent: ev.CommittedAgent, state: bytes) -> None:
+        """Do nothing, because commits have no metrics of their own yet."""
+
     def part_closed(self, epoch: int) -> None:
         if self._metrics is not None:
             self._metrics.closed(epoch)

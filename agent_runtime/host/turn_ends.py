@@ -86,6 +86,7 @@ class TurnEnds:
         if event.pause is None:
             agent.attempts = 0
         self._shared.counts.turns += 1
+        self._shared.note_change(agent.id)
         if self._deaths and event.pause is None:
             turn = agent.turn
             whole = about(agent, entry) if turn is None else (turn.what, turn.sender, turn.payload)
@@ -157,6 +158,7 @@ class TurnEnds:
             self._mailboxes.put_back(agent)
             return
         agent.attempts += 1
+        self._shared.note_change(agent.id)
         entry = agent.current
         if event.on_error == "recover" and not event.is_final:
             self._mailboxes.put_back(agent)

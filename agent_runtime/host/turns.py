@@ -34,6 +34,7 @@ from snapline.agent_runtime.durable import (
 )
 from snapline.agent_runtime.effect_ledger import UNDO_NAME, read_undo
 from snapline.agent_runtime.fleet import (
+    LOCAL,
     Fleet,
     check_skeleton,
     encode_state,
@@ -368,6 +369,7 @@ class _Running:
         "handling",
         "image",
         "imaged_authors",
+        "is_turning",
         "known",
         "on_error",
         "task",
@@ -384,6 +386,7 @@ class _Running:
         self.handling: _Coroutine | None = None  # coroutine of the handler that `task` runs
         self.task: RunningTurn | None = None
         self.flight: WaitingTurn | None = None
+        self.is_turning = False  # whether a turn runs in a task
         self.warned = False
         self.authors: dict[str, None] = {}  # handlers that have run since the last capture
         self.imaged_authors = Authors()  # handlers that had run before that capture
@@ -426,6 +429,7 @@ class Turns:
     ) -> None:
         self._fleet = fleet
         self._is_logged = is_logged(fleet.protocol)
+        self._commits = fleet.recovery == LOCAL
         self._report = report
         self._warn = warn
         self._world = world or TurnEnvironment()
@@ -509,6 +513,19 @@ class Turns:
         image = self._image(agent, running, base)
         image.authors = running.take_authors()
         return running.known, type(running.agent).state_version, image
+
+    def committed_state(self, agent: str) -> tuple[AgentType, int, bytes]:
+        """Return an agent's type, its state version and its state after its last turn, encoded as a single record. A turn that runs has not
+        changed this state.
+
+        Raises:
+            EncodingError: If the state cannot be saved. The message names the agent, the field and the next step.
+        """
+        running = self._running[agent]
+        known, version = running.known, type(running.agent).state_version
+        if running.image and (running.on_error == "undo" or running.is_turning or running.flight is not None):
+            return known, version, running.image
+        return known, version, encode_state(agent, running.agent, known, running.authors)
 
     def _image(self, agent: str, running: _Running, base: ChunkTable | None) -> StateImage:
         if running.flight is not None:
@@ -612,7 +629,9 @@ class Turns:
                 return self._failed(
                     turn, ctx, TypeError(f"the handler returned a {kind}: nothing uses the return value")
                 )
-            self._running[turn.agent].goes_on(coroutine, self._start(self._finish(turn, ctx, coroutine)))
+            running = self._running[turn.agent]
+            running.is_turning = True
+            running.goes_on(coroutine, self._start(self._finish(turn, ctx, coroutine)))
             return None
         has_ended = True
         try:
@@ -708,13 +727,19 @@ class Turns:
             raise EncodingError(f"agent {turn.agent!r} was never created: its creating message failed")
         if running.on_error == "undo" and not running.image:
             self._take_image(turn.agent, running)
+        elif running.on_error != "undo" and self._commits:
+            running.image = b""
         if turn.what in ("start", "create"):
             running.authors["on_start"] = None
+            if self._commits and running.known.start_awaits and running.on_error != "undo":
+                self._take_image(turn.agent, running)
             return _on_start, None, running.known.start_awaits
         handler, message, call = decode_for(turn, running.known)
         if call or handler.is_durable:
             ctx.begin(call=call, journal=self._journal(turn, running, begun) if handler.is_durable else None)
         running.authors[handler.name] = None
+        if self._commits and handler.awaits and running.on_error != "undo":
+            self._take_image(turn.agent, running)  # a commit during the turn contains the state from before it
         return self._world.function_of(handler), message, handler.awaits
 
     def _journal(self, turn: ev.StartTurn, running: _Running, begun: SavedTurn | None) -> TurnJournal:
@@ -762,6 +787,8 @@ class Turns:
             if left:
                 return self._failed(turn, ctx, UsageError(unawaited.sentence(left)))
         running = self._running.get(turn.agent)
+        if running is not None:
+            running.is_turning = False
         if running is not None and running.on_error == "undo":
             try:
                 self._take_image(turn.agent, running)
@@ -776,6 +803,8 @@ class Turns:
         unawaited.take_freed()  # the turn has failed, and its error is reported instead
         running = self._running.get(turn.agent)
         on_error = running.on_error if running is not None else "keep"
+        if running is not None:
+            running.is_turning = False
         request, error = request_in(error, on_error)
         text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
         retries, waits_ns = (running.known.retries, running.known.waits_ns) if running is not None else (0, ())

@@ -163,11 +163,12 @@ class HostRequests:
         if isinstance(message, ReserveAgents):
             names = tuple([x.agent for x in message.agents])
             kinds = tuple([x.kind for x in message.agents])
-            if sum(len(x.encode()) + 4 for x in names + kinds) > BATCH_BYTES_MAX:
+            if sum(len(x.encode()) + 4 for x in (*names, *kinds, message.parent)) > BATCH_BYTES_MAX:
                 reason = f"{len(names)} agents are too many for one request"
                 self._shared.send((session.id,), AgentsReserved(message.request, refused=reason))
                 return
-            action, kind = "reserve", op.CreateAgents(session.host, session.start, message.plan, names, kinds)
+            action = "reserve"
+            kind = op.CreateAgents(session.host, session.start, message.plan, names, kinds, message.parent)
         else:
             removal = self._modes.mode.retire(session, message)
             if removal is None:

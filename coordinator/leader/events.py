@@ -321,6 +321,7 @@ class WriteManifest(Command, frozen=True, gc=False):
         inputs: for each agent, the number of the last external input that it has consumed.
         outputs: for each agent, the number of the last output that it has emitted.
         durable_turns: for each agent, the number of its durable turns that have ended.
+        log_floors: as in `Metadata.log_floors`.
     """
 
     epoch: int
@@ -337,6 +338,7 @@ class WriteManifest(Command, frozen=True, gc=False):
     inputs: dict[str, int] = {}
     outputs: dict[str, int] = {}
     durable_turns: dict[str, int] = {}
+    log_floors: dict[str, int] = {}
 
 
 class PublishEpoch(Command, frozen=True, gc=False):
@@ -405,12 +407,14 @@ class SweepLogs(Command, frozen=True, gc=False):
         epochs: roots of the epochs to which a recovery may return, by epoch number.
         left: for each agent that has left, the lowest epoch that no longer contains it.
         settled_epoch: number of an epoch from which on no turn undone by the plan will run again.
+        era: commits in logs of plans with lower numbers are void.
     """
 
     plan: int
     epochs: dict[int, str]
     left: dict[str, int]
     settled_epoch: int
+    era: int = 0
 
 
 class LineAgent(msgspec.Struct, frozen=True, gc=False):

@@ -26,6 +26,9 @@ checked only for open effects, until one of them has none. No epoch can complete
 during the check, and the log refuses to end the fleet in an older epoch. A new plan cancels the decision, because it starts from an older
 state.
 
+With local recovery, hosts send answers as final and call effects as soon as a commit contains them. So the last epoch must have begun after
+all hosts had acknowledged the hold. From then on, answers and effects wait for an epoch.
+
 *Shutdown.* The leader proposes the end until it is in the log. Once the end is in the log, hosts receive Finish, and the leader's run ends
 when all hosts have left, or after SHUTDOWN_NS. A fleet that stops in an epoch ends only after that epoch's outputs have been released.
 """
@@ -39,6 +42,7 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
 from snapline.messages.host_messages import (
+    LOCAL,
     STOP_WHEN,
     EvaluateStop,
     Finish,
@@ -99,6 +103,13 @@ class Quiescence:
             return False
         return self._shared.now >= self._since_ns + QUIESCE_NS or not self._busy()
 
+    @property
+    def are_inputs_held(self) -> bool:
+        """Return whether all hosts have acknowledged that they take no inputs, or QUIESCE_NS has passed."""
+        if not self._held.inputs or self._held.plan != self._shared.state.plan_number:
+            return False
+        return self._shared.now >= self._since_ns + QUIESCE_NS or not self._busy()
+
     def _busy(self) -> list[str]:
         plan = self._shared.state.plan
         sessions = [(host, self._host_sessions.attached_session(host)) for host in (plan.hosts if plan else ())]
@@ -132,7 +143,7 @@ class Quiescence:
         is_over = held.plan != plan and not (inputs or effects)
         if is_over:
             return
-        if effects and not (held.effects and held.plan == plan):
+        if (effects and not (held.effects and held.plan == plan)) or (inputs and not held.inputs):
             self._since_ns = self._shared.now
         self._number += 1
         self._quiet = {}
@@ -289,6 +300,8 @@ class StopQuestion:
         """Session → its unanswered query."""
         self._evaluated = 0
         """Newest epoch for which a host has answered."""
+        self._begun_before_hold: int | None = None
+        """With local recovery, the newest epoch that had begun when all hosts had acknowledged the hold."""
 
     def shift(self, late_ns: int) -> None:
         """Extend the deadlines of all queries by `late_ns`, the time for which this process was suspended."""
@@ -319,11 +332,18 @@ class StopQuestion:
             message.reached and self._shared.now >= self._turns_ns + TURNS_NS
         )
         is_answer = message.reached or bool(message.error)
-        if is_answer and not is_waiting and epoch == self._shared.state.newest_complete():
+        is_newest = epoch == self._shared.state.newest_complete()
+        if is_answer and not is_waiting and is_newest and self._may_be_last(epoch):
             reason = f"stop_when holds in epoch {epoch}"
             if epoch != decided.epoch:
                 reason = f"stop_when holds, and epoch {epoch} is the last one (it was asked of epoch {decided.epoch})"
             self._shared.end(epoch, decided.outcome, reason if decided.outcome == "stopped" else decided.reason)
+
+    def _may_be_last(self, epoch: int) -> bool:
+        """Return whether no host has sent a final answer or called an effect that the epoch does not contain."""
+        if self._shared.state.image.recovery != LOCAL or self._shared.state.image.outcome:
+            return True
+        return self._begun_before_hold is not None and epoch > self._begun_before_hold
 
     def _decide(self, message: StopEvaluated) -> None:
         """Decide to end the fleet after the first answer that says that `stop_when` holds or failed, or that names open effects."""
@@ -379,11 +399,13 @@ class StopQuestion:
         """Hold inputs as long as the end is decided, and cancel the decision under a new plan."""
         decided, shared = self._decided, self._shared
         if decided is not None and decided.plan != shared.state.plan_number:
-            self._decided, self._evaluated, self._open_effects = None, 0, ()
+            self._decided, self._evaluated, self._open_effects, self._begun_before_hold = None, 0, (), None
         if self._decided is None or shared.state.image.outcome:
             self._quiescence.drop(END_HOLD)
         elif shared.ending is None:
             self._quiescence.want(END_HOLD, inputs=True)
+            if self._begun_before_hold is None and self._quiescence.are_inputs_held:
+                self._begun_before_hold = shared.state.image.begun
 
     def _ask(self, epoch: int) -> None:
         """Ask the first attached host that has no outstanding answer."""

@@ -81,6 +81,7 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_view import refusal_of_restore
 from snapline.messages.host_messages import (
+    LOCAL,
     AgentFailed,
     HostLog,
     PlacedAgent,
@@ -474,10 +475,12 @@ recur forever. The limit is high because one message may crash many agents, each
 
 
 class ReplacedPlan(msgspec.Struct, frozen=True):
-    """A plan that must be replaced, with the reason. This state need not be durable, because hosts repeat the reports that caused it."""
+    """A plan that must be replaced, with the reason. This state need not be durable, because hosts repeat the reports that caused it. With
+    local recovery, the agents on the hosts `restarted` start again. If it is empty, all agents do."""
 
     plan: int
     reason: str
+    restarted: tuple[str, ...] = ()
 
 
 class Plans:
@@ -544,7 +547,7 @@ class Plans:
         if self._refusals >= REFUSALS_MAX:
             self._shared.end(0, "failed", op.clip(reason))
         else:
-            self._replaced = ReplacedPlan(plan.number, reason)
+            self._replaced = ReplacedPlan(plan.number, reason, (session.host,))
 
     def on_agent_failed(self, session: HostSession, message: AgentFailed) -> None:
         """Handle an agent's failure, after which the fleet returns to the recovery line."""
@@ -563,7 +566,7 @@ class Plans:
         if count > AGENT_FAILURES_MAX:
             self._shared.end(0, "failed", op.clip(f"{count} recoveries from epoch {line} did not help: {reason}"))
         else:
-            self._replaced = ReplacedPlan(plan.number, reason)
+            self._replaced = ReplacedPlan(plan.number, reason, (session.host,))
 
     def _newest_regular(self) -> int:
         """Return the newest complete epoch that was not made for a recovery, or 0 if there is none. Epochs made for a recovery do not
@@ -702,11 +705,20 @@ class Plans:
         plan_fields = (number, line, tuple(hosts), op.clip(reason), losses.rolled_back, losses.checkpoints)
         wanted = self._restores.wanted
         is_move, weights = reason == self._moves.reason, self._loads.weights()
-        kind: op.Kind = op.CommitPlan(*plan_fields, self._moves.is_even, is_move, weights)
+        kind: op.Kind = op.CommitPlan(*plan_fields, self._moves.is_even, is_move, weights, self._restarted())
         if wanted is not None:
             kind = op.Restore(*plan_fields, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
         if self._shared.propose("plan", kind):
             self._shared.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
+
+    def _restarted(self) -> tuple[str, ...]:
+        """Return the hosts whose agents must start again although the hosts live. After a loss or for a move, there are none."""
+        plan, replaced = self._shared.state.plan, self._replaced
+        if self._shared.state.image.recovery != LOCAL or plan is None:
+            return ()
+        if replaced is not None and replaced.plan == plan.number:
+            return replaced.restarted or tuple(plan.hosts)
+        return tuple(plan.hosts) if self._lines.problem else ()
 
     def _losses(self, line: int) -> LossReport:
         """Return what the plan loses. A restore rolls back all agents, because no agent was frozen before it."""
@@ -777,4 +789,5 @@ class Plans:
             logs=tuple(logs),
             drop_before=plan.drop_before,
             deaths=tuple(state.image.deaths),
+            era=state.image.era,
         )

@@ -19,6 +19,8 @@ manifest contains its index in the checkpoints' vectors. Epochs that are no long
 condemned.
 
 The restored fleet needs a recovery plan: its open epochs are aborted, and the first leader recovers the fleet from its recovery line.
+This plan begins an era, so commits of hosts are void even if recovery is local. The backup may lack restores, creations and removals on
+which the commits depend. So the fleet goes back to the newest epoch, and work committed since is undone.
 
 *Replicas are equal.* Replicas that are restored one after another have equal states, because the new state depends only on the backup and
 the store. Restored replicas differ if the store changes between their restores, because a replica was started too early. Raft would not
@@ -467,6 +469,7 @@ def _raise_numbers(state: FleetState, seen: _LargestNumbers) -> None:
     ]  # the start of the fleet is not a recovery
     for record in image.plans:
         record.number += offset
+    image.era = plan.number + 1  # commits may depend on decisions that the backup lacks
     for condemned in image.condemned:
         condemned.plan += offset
     for host, start in sorted(seen.starts.items()):

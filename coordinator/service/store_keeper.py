@@ -54,7 +54,7 @@ from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.layout import manifest_path, parse_manifest_path
 from snapline.storage.disk.record import damaged, finding_of
-from snapline.storage.log.log_files import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
+from snapline.storage.log.log_files import BatchNumbers, SettledEpoch, base_of, batch_numbers, find_garbage
 from snapline.storage.log.log_record import LogName
 from snapline.storage.outputs.output_record import EmittedOutput, parse_part_path
 from snapline.storage.packs.compaction import WRITER
@@ -86,7 +86,7 @@ class LogSweeper:
             inputs = {epoch: metadata.inputs for epoch, metadata in numbers.items()}
             turns = {epoch: metadata.durable_turns for epoch, metadata in numbers.items()}
             settled = SettledEpoch(command.plan, command.settled_epoch)
-            garbage = find_garbage(batches, inputs, command.left, turns, settled)
+            garbage = find_garbage(batches, inputs, command.left, turns, settled, base_of(numbers, command.era))
             if garbage:
                 self._store.delete_batches(garbage, plans_below=command.plan)
         except (SnaplineError, OSError) as error:
@@ -407,6 +407,7 @@ class StoreKeeper:
             inputs=command.inputs,
             outputs=command.outputs,
             durable_turns=command.durable_turns,
+            log_floors=command.log_floors,
             validity=validity,
             ordinals=ordinals,
             next_ordinal=image.next_ordinal if ordinals else 0,

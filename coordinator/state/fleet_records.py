@@ -10,9 +10,9 @@ import msgspec
 
 from snapline.errors import LogError, UsageError
 from snapline.ids import check_id
-from snapline.messages.host_messages import PlaceRule, TurnDeath
+from snapline.messages.host_messages import GLOBAL, LOCAL, PlaceRule, TurnDeath
 from snapline.messages.status import HOSTS_MAX
-from snapline.protocols.names import is_logged
+from snapline.protocols.names import CHANDY_LAMPORT, is_logged
 
 ENDS_KEPT = 256
 """Number of newest epochs whose outcome is kept. The kept outcomes cover four minutes at one epoch per second, or ten days at one per hour.
@@ -203,6 +203,7 @@ class AgentRecord(msgspec.Struct):
         left_plan: the plan under which the agent was removed; None if the agent has not left.
         ordinal: the agent's index in the vectors that messages contain. Ordinals are never reused, even if the agent's creation becomes
             void.
+        parent: the agent that created this agent, which may request the creation again; "" unless recovery is local.
     """
 
     kind: str
@@ -214,6 +215,7 @@ class AgentRecord(msgspec.Struct):
     created_plan: int = 0
     left_plan: int | None = None
     ordinal: int = 0
+    parent: str = ""
 
     def is_member_of(self, epoch: int) -> bool:
         """Return whether the agent is a member of `epoch` (docs/protocols.md, 2.2, rules 7 and 8). The members of epoch 0 are the initial
@@ -443,6 +445,13 @@ class FleetImage(msgspec.Struct):
         calls_made: sequence number of the last recorded call.
         ends: how the last epochs ended, oldest first. Changes of an epoch after its end are not recorded in `ends`.
         deaths: turns during which processes have died. The most recently counted turn is last.
+        recovery: "global", or "local" if agents recover from their newest commits.
+        era: number of the newest plan that a restore made, or of the first plan after the coordinator was restored from a backup. Commits in
+            logs of plans with lower numbers are void. The era is 0 if there is no such plan, also in a fork, because a fork's store
+            contains no commits of other fleets.
+        era_line: epoch from which the era began.
+        is_era_adopted: whether all agents have been committed since the era began.
+        base: newest epoch that was the second newest complete one. Commits that it covers may be deleted.
     """
 
     version: int = IMAGE_VERSION
@@ -487,6 +496,11 @@ class FleetImage(msgspec.Struct):
     rto_ns: int = 0
     ends: list[EpochEnd] = []
     deaths: list[TurnDeath] = []
+    recovery: str = GLOBAL
+    era: int = 0
+    era_line: int = 0
+    is_era_adopted: bool = False
+    base: int = 0
 
 
 _image_decoder = msgspec.msgpack.Decoder(FleetImage)
@@ -513,6 +527,15 @@ def decode_image(image: bytes) -> FleetImage:
 def agents_max(protocol: str) -> int:
     """Return the largest number of agents that a fleet with this protocol may have."""
     return LOGGED_AGENTS_MAX if is_logged(protocol) else AGENTS_MAX
+
+
+def problem_of_recovery(recovery: str, protocol: str) -> str:
+    """Return why a fleet with this protocol cannot have this kind of recovery, or "" if it can."""
+    if recovery not in (GLOBAL, LOCAL):
+        return f'recovery is "{GLOBAL}" or "{LOCAL}", not {recovery!r}'
+    if recovery == LOCAL and protocol != CHANDY_LAMPORT:
+        return f'recovery="{LOCAL}" needs protocol "{CHANDY_LAMPORT}", not {protocol!r}'
+    return ""
 
 
 def problem_of_agent_size(agent: str, kind: str, position: int) -> str:

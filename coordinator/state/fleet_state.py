@@ -17,7 +17,10 @@ The rules use the terms defined in `docs/protocols.md`:
    checkpoint must never be used again. A plan's recovery line is the newest complete epoch that is not condemned. The plan aborts all open
    epochs, and undoes the agent creations and removals after its recovery line. In autonomous protocols, an epoch with the trigger
    "recovery" may begin and complete before the plan is committed. This epoch contains the surviving states, and becomes the plan's recovery
-   line. A restore is a plan that also makes all complete epochs above its recovery line permanently void.
+   line. A restore is a plan that also makes all complete epochs above its recovery line permanently void. A restore
+   also begins an *era*, in which commits in logs of earlier plans are void. With local recovery, all other plans of the era keep the
+   creations and removals after their recovery line, because hosts request them only after a commit that contains them is durable.
+   The agents on the surviving hosts then go on in their incarnations, and only the others start again.
 4. *Membership.* Epoch e contains the agents that were created before e and not removed before e. Agents created while epoch e was open are
    *unborn* in e. If the manifest of e names an unborn agent, the message that creates this agent is in transit in e. So a recovery to e
    brings the agent back. A member of e is also unborn if its creation is in transit or is still pending in its parent's checkpoint.
@@ -30,6 +33,8 @@ The rules use the terms defined in `docs/protocols.md`:
 Implements G4 and G9 and, together with the log, G8. The leader core (`leader/core.py`), whose state is volatile, decides which operations
 to propose.
 """
+
+from collections.abc import Mapping
 
 import msgspec
 
@@ -89,6 +94,7 @@ from snapline.coordinator.state.operation_rules import (
     weights_by_host,
 )
 from snapline.errors import LogError
+from snapline.messages.host_messages import LOCAL
 from snapline.protocols.names import is_autonomous
 
 
@@ -260,7 +266,10 @@ class FleetState(FleetView):
         number, line = self.plan_number + 1, kind.line_epoch
         aborted = self._abort_open_epochs(f"plan {number} rolls the fleet back to epoch {line}: {kind.reason}")
         record = image.epochs[line] if line else EpochRecord(0, "", 0)
-        self._restore_membership(line, record.unborn)
+        if restore is not None or number == image.era or self._are_commits_lost(line):
+            image.era, image.era_line, image.is_era_adopted = number, line, False
+        if image.recovery != LOCAL or number <= image.era:
+            self._restore_membership(line, record.unborn)
         agents = self._restart_agents(number, kind)
         used = dict.fromkeys(image.agents[agent].host for agent in agents)
         need = image.need or PlanNeed(kind.reason, [], now_ns)
@@ -346,10 +355,33 @@ class FleetState(FleetView):
             is_even, weights = kind.is_even, weights_by_host(self.plan.hosts if self.plan else (), kind.weights)
         living = [(agent, record.host) for agent, record in self.living_agents()]
         placed = place(living, kind.hosts, image.places, weights=weights, is_even=is_even)
+        kept = self._kept_hosts(kind, placed)
         for agent, host in placed.items():
             record = image.agents[agent]
-            record.host, record.incarnation = host, number
+            if record.host != host or host not in kept:
+                record.host, record.incarnation = host, number
         return list(placed)
+
+    def _kept_hosts(self, kind: op.CommitPlan | op.Restore, placed: Mapping[str, str]) -> set[str]:
+        """Return the hosts whose agents go on under the next plan without a restart, in their present incarnations (rule 3).
+
+        Such a host has confirmed the plan before, so that it has all its agents, and its run has not ended since. All its agents stay,
+        because the agents of a host may depend on messages of each other that no commit contains.
+        """
+        image, plan = self.image, self.plan
+        if image.recovery != LOCAL or plan is None or image.era > plan.number:
+            return set()
+        assert isinstance(kind, op.CommitPlan)
+        leaving = {image.agents[agent].host for agent, host in placed.items() if image.agents[agent].host != host}
+        lost = image.need.lost if image.need is not None else []
+        return {*plan.confirmed} - {*lost, *kind.restarted} - leaving
+
+    def _are_commits_lost(self, line: int) -> bool:
+        """Return whether commits that a recovery from this epoch needs may not exist. They may have been deleted when a later epoch was
+        complete, or agents may have been loaded from a later epoch and not have been committed since. That epoch is damaged now."""
+        image = self.image
+        is_above = line < image.base or (line < image.era_line and not image.is_era_adopted)
+        return image.recovery == LOCAL and is_above
 
     def _confirm_plan(self, kind: op.ConfirmPlan, now_ns: int) -> OperationResult:
         image, plan = self.image, self.plan
@@ -363,6 +395,7 @@ class FleetState(FleetView):
         plan.confirmed.append(kind.host)
         if len(plan.confirmed) == len(plan.hosts):
             plan.done_ns = max(1, now_ns)
+            image.is_era_adopted = True
             # A host that applies a plan has sealed the logs of all earlier plans.
             logs_with_batch = [log for log in image.logs if log.plan < plan.number and log.newest]
             image.logs = logs_with_batch[-LOGS_KNOWN_MAX:] + [log for log in image.logs if log.plan >= plan.number]
@@ -399,6 +432,7 @@ class FleetState(FleetView):
         record.unborn = list(kind.unborn_agents)
         record.channel_state_messages = kind.channel_state_messages
         self.image.completed += 1
+        self.image.base = max([self.image.base, *self.complete_epochs()[-2:-1]])
         note_complete(self.image, kind, record)
         return OperationResult(APPLIED, number=kind.epoch)
 
@@ -471,7 +505,7 @@ class FleetState(FleetView):
         if refusal:
             return OperationResult(REFUSED, refusal)
         for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
-            if not self.is_reset_to_unborn(agent):
+            if not self.may_create_again(agent, kind.parent):
                 image.agents[agent] = AgentRecord(
                     agent_kind,
                     kind.host,
@@ -480,6 +514,7 @@ class FleetState(FleetView):
                     born_epoch=image.begun,
                     created_plan=kind.plan,
                     ordinal=next_ordinal(image),
+                    parent=kind.parent if image.recovery == LOCAL else "",
                 )
         return OperationResult(APPLIED, number=kind.plan, begun=image.begun, epochs=self.open_epochs())
 

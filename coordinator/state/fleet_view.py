@@ -40,6 +40,7 @@ from snapline.coordinator.state.fleet_records import (
     OutcomeRecord,
     PlanRecord,
 )
+from snapline.messages.host_messages import LOCAL
 from snapline.protocols.names import is_autonomous, is_logged
 
 
@@ -230,6 +231,17 @@ class FleetView:
         """
         return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
 
+    def is_child_of(self, agent: str, parent: str) -> bool:
+        """Return whether recovery is local, `agent` was created by `parent`, and `agent` has not left the fleet."""
+        record = self.image.agents.get(agent)
+        if self.image.recovery != LOCAL or not parent or record is None:
+            return False
+        return record.parent == parent and record.left_plan is None
+
+    def may_create_again(self, agent: str, parent: str) -> bool:
+        """Return whether `parent` may create the known agent `agent` again, which keeps its record."""
+        return self.is_reset_to_unborn(agent) or self.is_child_of(agent, parent)
+
     def why_work_is_over(self, host: str, host_start: int, plan: int) -> str:
         """Return why requests from this run of a host under this plan are no longer accepted, or "" if they are accepted."""
         record = self.image.hosts.get(host)
@@ -269,7 +281,9 @@ class FleetView:
             assert agent not in image.gone, f"{agent} is both known and gone"
             assert (agent_record.left_epoch is None) == (agent_record.left_plan is None), f"{agent} left by half"
             if plan is not None and agent_record.left_plan is None:
-                assert agent_record.incarnation == plan.number, f"{agent} has incarnation {agent_record.incarnation}"
+                incarnation = agent_record.incarnation
+                is_kept = image.recovery == LOCAL and incarnation >= image.era
+                assert incarnation == plan.number or is_kept, f"{agent} has incarnation {incarnation}"
                 assert agent_record.host in plan.hosts, (
                     f"{agent} is on {agent_record.host}, which the plan does not use"
                 )

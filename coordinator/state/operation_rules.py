@@ -63,10 +63,11 @@ from snapline.coordinator.state.fleet_records import (
     agents_max,
     is_id,
     problem_of_agent_size,
+    problem_of_recovery,
 )
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import NotFoundError, UsageError
-from snapline.messages.host_messages import PlaceRule, TurnDeath
+from snapline.messages.host_messages import GLOBAL, PlaceRule, TurnDeath
 from snapline.security.tokens import ALLOWED, USER_ROLES
 from snapline.security.tokens import REFUSED as REFUSED_CALL
 
@@ -82,12 +83,16 @@ def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
         return OperationResult(REFUSED, "the fork was made for another definition of the fleet")
     if not 0 < kind.agents <= agents_max(kind.protocol):
         return OperationResult(REFUSED, f"a fleet has 1 to {agents_max(kind.protocol)} agents, this one {kind.agents}")
+    recovery = kind.recovery or GLOBAL
+    if problem := problem_of_recovery(recovery, kind.protocol):
+        return OperationResult(REFUSED, problem)
     image.cluster, image.name, image.protocol = kind.cluster, kind.name, kind.protocol
     image.period_ns, image.epoch_timeout_ns = kind.period_ns, kind.epoch_timeout_ns
     image.definition_digest, image.agents_defined = kind.definition_digest, kind.agents
     image.never_stops, image.policy, image.log_bytes_max = kind.never_stops, kind.policy, kind.log_bytes_max
     image.definition_parts = list(kind.parts)
     image.places, image.rpo_ns, image.rto_ns = list(kind.places), kind.rpo_ns, kind.rto_ns
+    image.recovery = recovery
     return OperationResult(APPLIED)
 
 
@@ -125,20 +130,23 @@ def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
     image = state.image
     if not kind.agents or len(kind.agents) != len(kind.kinds):
         return "a creation names agents and their kinds"
+    if kind.parent and not is_id(kind.parent):
+        return f"{kind.parent!r} is no valid agent id"
     for agent in kind.agents:
         if not is_id(agent):
             return f"{agent!r} is no valid agent id"
-        if (agent in image.agents or agent in image.gone) and not state.is_reset_to_unborn(agent):
+        if (agent in image.agents or agent in image.gone) and not state.may_create_again(agent, kind.parent):
             return f"agent {agent} has been created before, and ids are never used again"
     if len(dict.fromkeys(kind.agents)) != len(kind.agents):
         return "an agent is created twice"
     count_max = agents_max(image.protocol)
-    if len(image.agents) + len(kind.agents) > count_max:
+    new = [(x, y) for x, y in zip(kind.agents, kind.kinds, strict=True) if not state.is_child_of(x, kind.parent)]
+    if len(image.agents) + len(new) > count_max:
         return f"a fleet has at most {count_max} agents, those counted that left since the oldest kept epoch"
-    for number, (agent, agent_kind) in enumerate(zip(kind.agents, kind.kinds, strict=True), len(image.agents)):
+    for number, (agent, agent_kind) in enumerate(new, len(image.agents)):
         if problem := problem_of_agent_size(agent, agent_kind, number):
             return problem
-    if len(image.agents) + len(image.gone) + len(kind.agents) > AGENTS_EVER_MAX:
+    if len(image.agents) + len(image.gone) + len(new) > AGENTS_EVER_MAX:
         return f"a fleet has at most {AGENTS_EVER_MAX} agents in all its life"
     return ""
 

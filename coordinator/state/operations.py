@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from snapline.coordinator.state.fleet_records import EpochAccount
 from snapline.errors import LogError, ProtocolError, UsageError
-from snapline.messages.host_messages import PlaceRule, TurnDeath
+from snapline.messages.host_messages import GLOBAL, PlaceRule, TurnDeath
 from snapline.messages.wire import OneofCodec
 from snapline.protos.v1 import operation_pb2
 
@@ -35,7 +35,7 @@ class Kind(msgspec.Struct, frozen=True, gc=False):
 
 class DefineFleet(Kind, frozen=True, gc=False):
     """The first operation, which defines the fleet. `agents` is the total number of agents in the `DefineAgents` operations that follow.
-    `parts` has the same meaning as `Join.definition_parts`."""
+    `parts` has the same meaning as `Join.definition_parts`. In logs of earlier releases, `recovery` is empty, which means "global"."""
 
     cluster: str
     name: str
@@ -51,6 +51,7 @@ class DefineFleet(Kind, frozen=True, gc=False):
     rpo_ns: int = 0
     rto_ns: int = 0
     parts: tuple[str, ...] = ()
+    recovery: str = GLOBAL
 
 
 class DefineAgents(Kind, frozen=True, gc=False):
@@ -137,6 +138,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
         is_even: whether to spread the agents evenly over the hosts, even if this moves more agents.
         is_move: whether the plan moves agents without a failure; for display only.
         weights: measured weight of each agent on the respective host of the previous plan; empty if all agents have the same weight.
+        restarted: hosts whose agents start again with local recovery although the hosts have not failed.
     """
 
     expected_plan: int
@@ -148,6 +150,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
     is_even: bool = False
     is_move: bool = False
     weights: tuple[int, ...] = ()
+    restarted: tuple[str, ...] = ()
 
 
 class Restore(Kind, frozen=True, gc=False):
@@ -229,13 +232,15 @@ class ForgetEpochs(Kind, frozen=True, gc=False):
 
 
 class CreateAgents(Kind, frozen=True, gc=False):
-    """Creation of agents on the requesting host."""
+    """Creation of agents on the requesting host. If recovery is local, `parent` is the agent that creates them. The same parent may create
+    them again, because it may have been restarted at a state before the answer."""
 
     host: str
     host_start: int
     plan: int
     agents: tuple[str, ...]
     kinds: tuple[str, ...]
+    parent: str = ""
 
 
 class RemoveAgent(Kind, frozen=True, gc=False):

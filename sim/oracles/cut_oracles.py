@@ -82,7 +82,8 @@ def _check_image(
         yield "restored", "G3", f"{name} {difference}"
         return
     captured, history = ground_truth.find(checkpoint), branch.histories.get(agent)
-    if checkpoint.incarnation != branch.plan and (history is None or history.origin != captured):
+    is_kept = history is not None and captured in history.captured
+    if checkpoint.incarnation != branch.plan and not is_kept and (history is None or history.origin != captured):
         yield "incarnation", "G9", f"{name} is of an older plan, and plan {branch.plan} did not start from it"
 
 
@@ -220,6 +221,16 @@ def _compare(found: list[bytes], expected: list[bytes]) -> str:
     missing = sum(payload not in dict.fromkeys(found) for payload in wanted)
     surplus = sum(payload not in wanted for payload in found)
     return f"{len(expected)} must be ({missing} missing, {surplus} surplus, else out of order or twice)"
+
+
+def check_consumed(ground_truth: GroundTruth, plan: int) -> Iterator[Finding]:
+    """Check that no agent has consumed a message that its sender has not sent in the history of a plan with local recovery."""
+    branch = ground_truth.branch_of(plan)
+    for (sender, receiver), channel in branch.channels.items():
+        sent, got = len(channel.sent), len(channel.consumed_at)
+        if got > sent and sender in branch.settled and receiver in branch.settled:
+            text = f"{receiver} has consumed {got} messages of {sender}, which has sent {sent} up to its newest commit"
+            yield "orphan", "G1", f"plan {plan}: {text}"
 
 
 def check_clocks(ground_truth: GroundTruth, cut: CutRecord) -> Iterator[Finding]:

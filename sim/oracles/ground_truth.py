@@ -662,7 +662,7 @@ class GroundTruth:
         for spawn in control.spawns:
             parked[spawn.agent] = parked.get(spawn.agent, 0) + 1
         captured = Captured(
-            plan,
+            control.incarnation,
             agent,
             control.number,
             round_,
@@ -727,6 +727,60 @@ class GroundTruth:
             if sender in cut.places:
                 self._copy_channel(branch, channel, cut.places[sender], cut.places.get(receiver, NOWHERE))
         return branch
+
+    def continue_branch(self, plan: int) -> None:
+        """Create the branch of a plan under which agents go on, from the whole newest branch."""
+        source = self.branches[max(self.branches)]
+        branch = self.branch_of(plan)
+        for agent in source.histories:
+            self._copy_agent(source, branch, agent)
+
+    def keep(self, plan: int, agents: Iterable[str]) -> None:
+        """Record that agents go on under a plan. Their host may have worked under the plan before since the branch was created."""
+        older = [number for number in self.branches if number < plan]
+        source, branch = self.branches[max(older)], self.branches[plan]
+        for agent in agents:
+            branch.settled[agent] = None
+            if agent in source.histories:
+                self._copy_agent(source, branch, agent)
+
+    def _copy_agent(self, source: Branch, branch: Branch, agent: str) -> None:
+        """Copy an agent's history, the messages that it has sent, and its consumption of messages."""
+        history = source.histories[agent]
+        whole = _prefix(history, CutPlace(history.turns, history.voids, {}))
+        whole.origin, whole.stopped_at = history.origin, history.stopped_at
+        known = branch.histories.get(agent)
+        whole.inward, whole.outward = (known.inward, known.outward) if known is not None else ({}, {})
+        branch.histories[agent] = whole
+        for receiver, channel in history.outward.items():
+            copied = self.channel_of(branch.plan, agent, receiver)
+            copied.sent, copied.sent_at, copied.void = channel.sent[:], channel.sent_at[:], dict(channel.void)
+        for sender, channel in history.inward.items():
+            self.channel_of(branch.plan, sender, agent).consumed_at = channel.consumed_at[:]
+
+    def take_back(self, plan: int, agent: str, place: CutPlace) -> None:
+        """Take an agent's history under a plan back to a position. The position may be later than the start of the branch, because the
+        agent's host may not have known of the plan."""
+        branch = self.branches[plan]
+        older = [self.branches[number] for number in sorted(self.branches, reverse=True) if number < plan]
+        known = [x for x in older if agent in x.histories and place.captured in x.histories[agent].captured]
+        for source in [*known, *[x for x in older if agent in x.histories]][:1]:
+            self._copy_agent(source, branch, agent)
+        history = branch.histories.get(agent)
+        if history is None:
+            return
+        branch.settled[agent] = None
+        inward, outward = history.inward, history.outward
+        branch.histories[agent] = shortened = _prefix(history, place)
+        shortened.inward, shortened.outward = inward, outward
+        for channel in outward.values():
+            count = bisect_right(channel.sent_at, place.turns)
+            del channel.sent[count:], channel.sent_at[count:]
+            channel.void = {index: voids for index, voids in channel.void.items() if voids < place.voids}
+        for channel in inward.values():
+            del channel.consumed_at[bisect_right(channel.consumed_at, place.turns) :]
+        if plan == self._plan_now:
+            self._histories = branch.histories
 
     def _copy_channel(self, branch: Branch, channel: ChannelTruth, sender: CutPlace, receiver: CutPlace) -> None:
         sent, got = bisect_right(channel.sent_at, sender.turns), bisect_right(channel.consumed_at, receiver.turns)

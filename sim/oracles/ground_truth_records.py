@@ -177,12 +177,14 @@ class Branch(msgspec.Struct):
 
     Attributes:
         loaded: ids of the agents that a host has started under this plan.
+        settled: with local recovery, the agents whose histories at the start of the plan are known.
     """
 
     plan: int
     histories: dict[str, AgentHistory]
     channels: dict[tuple[str, str], ChannelTruth]
     loaded: dict[str, None]
+    settled: dict[str, None] = {}
 
 
 class CutPlace(msgspec.Struct, frozen=True):

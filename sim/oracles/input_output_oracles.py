@@ -382,11 +382,11 @@ class OutputOracle:
         """Record that an epoch is complete."""
         self._plans[epoch] = plan
 
-    def on_called(self, t_ns: int, agent: str, key: str) -> None:
-        """Check that the request for an effect was released before the effect is called under this key. After the release, no failure can
-        revert the request (G12)."""
+    def on_called(self, t_ns: int, agent: str, key: str, *, is_committed: bool = False) -> None:
+        """Check that the request for an effect was released, or is in a durable commit, before the effect is called under this key. After
+        that, no failure can revert the request (G12)."""
         key_bytes = key.encode()
-        if not any(x[0] == agent and key_bytes in x[2] for each in self.had for x in each.outputs):
+        if not is_committed and not any(x[0] == agent and key_bytes in x[2] for each in self.had for x in each.outputs):
             self._report("effects", "G12", t_ns, f"{agent} calls an effect before its intent is released: {key}")
 
     def on_left(self, t_ns: int, history: AgentHistory) -> None:

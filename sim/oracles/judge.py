@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.fleet import LOCAL, Fleet
 from snapline.agent_runtime.host.host_events import Control
 from snapline.agent_runtime.snapshots.snapshot_cut import Cut
 from snapline.coordinator.state import fleet_records
@@ -46,7 +46,14 @@ from snapline.protocols.names import is_autonomous
 from snapline.sim.oracles import cut_oracles
 from snapline.sim.oracles.cut_oracles import StopOracle
 from snapline.sim.oracles.ground_truth import GroundTruth
-from snapline.sim.oracles.ground_truth_records import NOWHERE, AgentHistory, CutRecord, Finding, digest_of
+from snapline.sim.oracles.ground_truth_records import (
+    NOWHERE,
+    AgentHistory,
+    CutPlace,
+    CutRecord,
+    Finding,
+    digest_of,
+)
 from snapline.sim.oracles.input_output_oracles import check_dead_letters
 from snapline.sim.oracles.line_oracles import (
     ExpectedRetention,
@@ -93,6 +100,19 @@ class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
     wanted: ExpectedRetention | None = None
 
 
+class LocalPlans:
+    """A judge's knowledge of the plans of a fleet with local recovery.
+
+    Attributes:
+        era: the plan of the newest restore. Commits under earlier plans are void.
+        points: for each plan, the digests of the commits from which agents start, by agent.
+    """
+
+    def __init__(self) -> None:
+        self.era = 0
+        self.points: dict[int, dict[str, bytes]] = {}
+
+
 class Judge:
     """The ground truth and the oracles of one run.
 
@@ -114,7 +134,6 @@ class Judge:
         self.on_unroutable = self.ground_truth.on_unroutable
         self.on_left = self.ground_truth.on_left
         self._terms = terms
-        self._is_autonomous = is_autonomous(terms.protocol)
         self._fleet = fleet
         self._outcomes = Outcomes()
         self._log = LogHistory()
@@ -125,6 +144,7 @@ class Judge:
         self.on_frozen = self._live.on_frozen
         self.on_unsaved = self._live.on_unsaved
         self._cuts: dict[int, CutRecord] = {}
+        self._local = LocalPlans()
         self._damaged: dict[int, None] = {}
 
     # ---- agents ---------------------------------------------------------------------------------------------------
@@ -163,17 +183,73 @@ class Judge:
         cut = self._cuts.get(line_epoch)
         if plan not in self.ground_truth.branches:
             self._start_branch(t_ns, plan, line_epoch, cut)
+        point = self._local.points.get(plan, {}).get(agent)
+        if point is not None:
+            self._check_point(t_ns, plan, agent, checkpoint, point)
+            return
         if checkpoint is None:
             if line_epoch:
                 text = f"{agent} began anew, and plan {plan} starts from epoch {line_epoch}"
                 self.report("restored", "G3", t_ns, text)
             return
-        if cut is not None and cut.checkpoints.get(agent) != digest_of(encode_checkpoint(checkpoint)):
+        is_new = plan in self._local.points and checkpoint.is_unborn
+        if cut is not None and not is_new and cut.checkpoints.get(agent) != digest_of(encode_checkpoint(checkpoint)):
             text = f"the checkpoint of {agent} is not the one that epoch {line_epoch} held when it was complete"
             self.report("restored", "G11", t_ns, f"plan {plan}: {text}")
         if not checkpoint.is_unborn:
             self._check_captured(t_ns, f"plan {plan} has restored", checkpoint)
         self.probes.sometimes(any(checkpoint.in_transit.values()), "messages delivered again")
+
+    def on_kept(self, plan: int, agents: Iterable[str]) -> None:
+        """Record that a host's agents go on under a new plan without a restart."""
+        self.probes.hit("agents went on")
+        self._continue_branch(plan)
+        self.ground_truth.keep(plan, agents)
+
+    def _continue_branch(self, plan: int) -> None:
+        """Start the branch of a plan with local recovery. Agents that start again are taken back to their points when they are loaded."""
+        if plan not in self.ground_truth.branches:
+            self._check_plan(0, plan)
+            self.ground_truth.continue_branch(plan)
+
+    def on_points(
+        self,
+        t_ns: int,
+        plan: int,
+        line_epoch: int,
+        agents: Iterable[str],
+        read_commits: Callable[[int, int], Mapping[str, AgentCheckpoint]],
+    ) -> None:
+        """Take the agents that a host is about to load back to their points: their newest commits or, if that is newer, the line. The host
+        has sealed the logs of all earlier plans. The world reads the commits under plans from the first number and below the second.
+
+        No agent may have consumed a message that its sender's point does not contain.
+        """
+        if plan in (1, self._local.era):
+            return
+        self._continue_branch(plan)
+        base, commits = self._cuts.get(line_epoch), read_commits(self._local.era, plan)
+        points = self._local.points.setdefault(plan, {})
+        for agent in agents:
+            place, checkpoint = base.places.get(agent, NOWHERE) if base is not None else NOWHERE, commits.get(agent)
+            captured = self.ground_truth.find(checkpoint) if checkpoint is not None else None
+            if checkpoint is not None and captured is None:
+                self.report("restored", "G11", t_ns, f"a commit holds a checkpoint of {agent} that was never captured")
+            elif checkpoint is None or captured is None:
+                pass
+            elif place.captured is None or captured.number > place.captured.number:
+                place = CutPlace(captured.turns, captured.voids, {}, captured)
+                points[agent] = _digest_of_point(checkpoint)
+            self.ground_truth.take_back(plan, agent, place)
+        self._report_all(t_ns, cut_oracles.check_consumed(self.ground_truth, plan))
+        self.probes.sometimes(bool(points), "recovery to commits")
+
+    def _check_point(self, t_ns: int, plan: int, agent: str, checkpoint: AgentCheckpoint | None, point: bytes) -> None:
+        if checkpoint is None or _digest_of_point(checkpoint) != point:
+            text = f"plan {plan}: {agent} has not started from its newest commit"
+            self.report("restored", "G11", t_ns, text)
+        else:
+            self._check_captured(t_ns, f"plan {plan} has restored", checkpoint)
 
     def _check_captured(self, t_ns: int, what: str, checkpoint: AgentCheckpoint) -> None:
         difference = self.ground_truth.difference(checkpoint)
@@ -182,15 +258,18 @@ class Judge:
             self.report("restored", "G11", t_ns, f"{what} {name}, which {difference}")
 
     def _start_branch(self, t_ns: int, plan: int, line_epoch: int, cut: CutRecord | None) -> None:
-        if self._outcomes.is_used and plan > self._outcomes.plan:
-            self.report("incarnation", "G9", t_ns, f"a host works under plan {plan}, which is not in the log")
+        self._check_plan(t_ns, plan)
         if line_epoch and cut is None and self._is_within:
             text = f"plan {plan} starts from epoch {line_epoch}, which was never seen complete"
             self.report("outcome", "G4", t_ns, text)
+        self.probes.sometimes(plan > 1 and line_epoch == 0, "recovery to the initial states")
+        self.ground_truth.start_branch(plan, cut)
+
+    def _check_plan(self, t_ns: int, plan: int) -> None:
+        if self._outcomes.is_used and plan > self._outcomes.plan:
+            self.report("incarnation", "G9", t_ns, f"a host works under plan {plan}, which is not in the log")
         if plan > 1:
             self.probes.hit("recovery")
-            self.probes.sometimes(line_epoch == 0, "recovery to the initial states")
-        self.ground_truth.start_branch(plan, cut)
 
     # ---- the log --------------------------------------------------------------------------------------------------
 
@@ -227,9 +306,12 @@ class Judge:
             case op.RemoveAgent() as kind:
                 self.ground_truth.outputs.on_left(t_ns, self.ground_truth.history_of(kind.plan, kind.agent))
             case op.CommitPlan() as kind:
+                if state.image.era == state.plan_number:
+                    self._local.era = state.plan_number
                 self._note_plan(t_ns, state.plan_number, kind.line_epoch)
                 self._probe_plan(kind, state)
             case op.Restore() as kind:
+                self._local.era = state.plan_number
                 self.ground_truth.on_restored(t_ns, kind, state.plan_number)
                 self._note_plan(t_ns, state.plan_number, kind.line_epoch, is_dropping=kind.drop_inputs)
             case op.EndFleet() as kind:
@@ -249,7 +331,10 @@ class Judge:
         self.probes.sometimes(len(plans) > 1 and not plans[-2].done_ns, "recovery killed")
         if any(epoch > kind.line_epoch for epoch in plans[-1].condemned):
             self.probes.hit("damaged epoch skipped")
-            self.ground_truth.inputs.on_bytes_lost()
+            if (
+                self._fleet.recovery != LOCAL or self._local.era == state.plan_number
+            ):  # otherwise commits replace the epoch
+                self.ground_truth.inputs.on_bytes_lost()
         if self._is_autonomous and kind.line_epoch == 0 and kind.expected_plan:
             durable = self._lines.durable_of(kind.expected_plan)
             self.probes.sometimes(any(durable.values()), "domino to the initial states")
@@ -452,6 +537,19 @@ class Judge:
         the cut does not contain the agent, return True."""
         return self._holds(epoch, agent, payload, lambda history: {**history.inputs, **history.answered})
 
+    def has_committed_answer(
+        self, agent: str, payload: bytes, read_commits: Callable[[int, int], Mapping[str, AgentCheckpoint]]
+    ) -> bool:
+        """Return whether the agent's newest commit contains the turn that answered the input."""
+        plan = max(self.ground_truth.branches, default=0)
+        commit = read_commits(self._local.era, plan + 1).get(agent)
+        captured = self.ground_truth.find(commit) if commit is not None else None
+        history = self.ground_truth.branch_of(plan).histories.get(agent)
+        if captured is None or history is None:
+            return False
+        turn = {**history.inputs, **history.answered}.get(payload)
+        return turn is not None and turn <= captured.turns
+
     def _holds(
         self, epoch: int, agent: str, payload: bytes, turns: Callable[[AgentHistory], Mapping[bytes, int]]
     ) -> bool:
@@ -463,6 +561,14 @@ class Judge:
         history = self.ground_truth.branch_of(cut.plan).histories.get(agent)
         turn = turns(history).get(payload) if history is not None else None
         return turn is not None and turn <= cut.places[agent].turns
+
+    def checkpoint_numbers(self, epoch: int) -> dict[str, int] | None:
+        """Return the number of each agent's checkpoint in an epoch's cut, or None if the cut is unknown. Epoch 0 contains no checkpoint."""
+        cut = self._cuts.get(epoch)
+        if cut is None:
+            return None if epoch else {}
+        captured = {agent: place.captured for agent, place in cut.places.items()}
+        return {agent: image.number for agent, image in captured.items() if image is not None}
 
     def beyond_line(self) -> list[str]:
         """Return the ids of the agents that have finished turns after the cut of the newest complete epoch."""
@@ -535,6 +641,10 @@ class Judge:
     def _is_within(self) -> bool:
         return self._terms.budget == "within"
 
+    @property
+    def _is_autonomous(self) -> bool:
+        return is_autonomous(self._terms.protocol)
+
     # ---- reporting ------------------------------------------------------------------------------------------------
 
     def report(self, oracle: str, guarantee: str, t_ns: int, text: str) -> None:
@@ -545,3 +655,8 @@ class Judge:
     def _report_all(self, t_ns: int, findings: Iterable[Finding]) -> None:
         for oracle, guarantee, text in findings:
             self.report(oracle, guarantee, t_ns, text)
+
+
+def _digest_of_point(checkpoint: AgentCheckpoint) -> bytes:
+    """Return the digest of a commit's checkpoint, without its messages in transit, to which a host adds those of the recovery line."""
+    return digest_of(encode_checkpoint(msgspec.structs.replace(checkpoint, in_transit={})))

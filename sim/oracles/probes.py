@@ -97,6 +97,8 @@ CATALOGUE: dict[str, Probe] = {
     # failures and recoveries
     "recovery": Probe("a plan started the fleet again"),
     "recovery to the initial states": Probe("a plan started the fleet again from its initial states"),
+    "recovery to commits": Probe("a plan started an agent again from a commit of its host"),
+    "agents went on": Probe("agents of a host went on under a new plan without a restart"),
     "survivors judged": Probe("a plan's line was compared with what agents on live hosts had done"),
     "recovery killed": Probe("a second plan was committed before the first was done"),
     "crash while recording": Probe("a host was lost while an epoch was open"),

@@ -363,7 +363,7 @@ def scenario_of(template: Scenario, setting: Setting, seed: int) -> Scenario:
         fleet = replace(scenario.fleet, protocol=setting.protocol, trigger=trigger, is_varied=True)
     else:
         pattern = replace(scenario.fleet.pattern, name=setting.pattern)
-        fleet = replace(scenario.fleet, protocol=setting.protocol, pattern=pattern, trigger=trigger)
+        fleet = replace(scenario.fleet, protocol=setting.protocol, recovery="global", pattern=pattern, trigger=trigger)
     faults = [] if not setting.interval_s else [*scenario.fault, *failures(scenario, setting.failure_rate_per_s, seed)]
     return replace(scenario, fleet=fleet, fault=faults, swarm=None)
 

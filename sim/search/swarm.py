@@ -130,6 +130,10 @@ class ScenarioDraw:
         """Draw an integer below `n` from the stream for steps."""
         return self._choices.pick("swarm, steps", key, n)
 
+    def below_for_recovery(self, n: int, *key: str | int) -> int:
+        """Draw an integer below `n` from the stream for the kind of recovery."""
+        return self._choices.pick("swarm, recovery", key, n)
+
     def ns(self, least_ns: int, most_ns: int, *key: str | int) -> int:
         """Draw a duration in nanoseconds, such that each order of magnitude is about equally likely. Double `least_ns` a random number of
         times, draw a value up to the next doubling, and round it to two or three digits."""
@@ -371,6 +375,10 @@ MANUAL_ONLY_ONE_IN = 16
 ROUND_WAYS, ROUND_CALLS = 3, 4
 """Number of sequential messages (request, answer, outcome) and store calls (pack, recovery line, manifest, ref) in a koo-toueg round."""
 
+COMMITS_AWAITED = 4
+"""Number of sequential commits for which a message and its acknowledgement wait. Each of the two may have to wait for an older commit first.
+"""
+
 EPOCH_EXCHANGES = 6
 """Number of sequential exchanges in an epoch: the begin is logged, the begin is sent, markers are sent, checkpoints are
 stored, reports are sent, and the completion is logged. A koo-toueg round has twice as many."""
@@ -461,13 +469,16 @@ def draw(template: Scenario, seed: int) -> Scenario:
             restores, moves = RestoresPart(times=times), template.run.moves or moves
         run = msgspec.structs.replace(changed.run, moves=moves)
         changed = msgspec.structs.replace(changed, restores=restores, run=run)
+    if swarm.fleet and is_paying and changed.restores.times:
+        # With local recovery, a restore may undo effects that were called since the snapshot (docs/local-recovery.md).
+        changed = msgspec.structs.replace(changed, fleet=msgspec.structs.replace(changed.fleet, recovery="global"))
     changed = _with_faults(dice, changed, swarm)
     if is_of_all and (not template.fleet.module or changed.clients.count):
         changed = _with_pattern_specific_faults(dice, changed)
     if swarm.network:
         changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
     if swarm.limits and (is_of_all or not template.fleet.module):
-        limits = _draw_limits(dice)
+        limits = _draw_limits(dice) | _draw_local_limits(dice, changed.fleet)
         if changed.restores.times and dice.one_in_separate(2, "swept"):
             limits |= {"sweep_ms": LIMITS["sweep_ms"].drawn[0]}  # restores need old epochs, so sweep often
         changed = msgspec.structs.replace(changed, limits=limits | template.limits)
@@ -492,8 +503,14 @@ def small_limits(seed: int) -> dict[str, int]:
     """Draw small values for some of the product's limits, so that a run reaches them."""
     dice = ScenarioDraw(RandomChoices(seed))
     return {
-        name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in LIMITS if dice.one_in(4, "limit", name)
+        name: dice.of(LIMITS[name].drawn, "limit", name, "value")
+        for name in _GENERAL_LIMITS
+        if dice.one_in(4, "limit", name)
     }
+
+
+_GENERAL_LIMITS = [name for name in LIMITS if not LIMITS[name].is_local]
+_LOCAL_LIMITS = [name for name in LIMITS if LIMITS[name].is_local]
 
 
 def _feasible_epoch_timeout(scenario: Scenario) -> str:
@@ -519,13 +536,16 @@ def _with_enough_time(scenario: Scenario) -> LivenessPart:
 
     If agents pass a counter from one to the next, the work takes as long as all its round trips together. If the window is one frame or the
     credit is one message, each message waits for the acknowledgement of the previous message. Rounds of koo-toueg may follow each other
-    without a pause, so a message may wait for one round at its sender and for another round at its receiver.
+    without a pause, so a message may wait for one round at its sender and for another round at its receiver. With local recovery, a message
+    waits for a commit at its sender, and its acknowledgement for another one at its receiver.
     """
     network, store = scenario.network, scenario.store.delay
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
     each_ns = _exchange_ns(scenario)
     if scenario.fleet.protocol == KOO_TOUEG:
         each_ns += 2 * (ROUND_WAYS * way_ns + ROUND_CALLS * (store.least_ns + store.jitter_ns))
+    if scenario.fleet.recovery == "local":
+        each_ns += COMMITS_AWAITED * (store.least_ns + store.jitter_ns)
     within_ns = scenario.liveness.within_ns + scenario.fleet.pattern.messages * each_ns
     within_ns += PAYING_NS if scenario.fleet.pattern.name in _PAYING else 0
     return msgspec.structs.replace(scenario.liveness, within=format_duration(within_ns))
@@ -562,9 +582,17 @@ def _draw_fleet(dice: ScenarioDraw, template: Scenario, run: RunPart, seed: int)
         hosts=fleet.hosts if template.fault else dice.between(1, swarm.hosts_max, "hosts"),
         coordinators=fleet.coordinators if template.fault else coordinators,
         protocol=protocol,
+        recovery=_draw_recovery(dice, fleet, protocol),
         pattern=_draw_pattern(dice, fleet.pattern, name, run),
         trigger=_rare_requests(_draw_trigger(dice, protocol)) if name in _PAYING else _draw_trigger(dice, protocol),
     )
+
+
+def _draw_recovery(dice: ScenarioDraw, fleet: FleetPart, protocol: str) -> Literal["global", "local"]:
+    """Draw what starts again after a failure. Half of the fleets whose protocol supports local recovery have it, or all of them if the
+    template's fleet has it."""
+    is_drawn = dice.below_for_recovery(2, "recovery") == 1
+    return "local" if protocol == CHANDY_LAMPORT and (is_drawn or fleet.recovery == "local") else "global"
 
 
 def _rare_requests(trigger: TriggerPart) -> TriggerPart:
@@ -688,8 +716,17 @@ def _draw_limits(dice: ScenarioDraw) -> dict[str, int]:
     if not dice.one_in(2, "limits"):
         return {}
     one_in = dice.of((2, 4, 16), "limits", "how many")
-    chosen = [name for name in LIMITS if dice.one_in(one_in, "limit", name)]
+    chosen = [name for name in _GENERAL_LIMITS if dice.one_in(one_in, "limit", name)]
     return {name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in chosen}
+
+
+def _draw_local_limits(dice: ScenarioDraw, fleet: FleetPart) -> dict[str, int]:
+    """Draw the limits of commits, each in a quarter of the fleets with local recovery."""
+    if fleet.recovery != "local":
+        return {}
+    chosen = [name for name in _LOCAL_LIMITS if dice.below_for_recovery(4, "limit", name) == 3]
+    values = {name: LIMITS[name].drawn for name in chosen}
+    return {name: drawn[dice.below_for_recovery(len(drawn), "limit", name, "value")] for name, drawn in values.items()}
 
 
 def _draw_bounds(dice: ScenarioDraw, fleet: FleetPart) -> FleetPart:

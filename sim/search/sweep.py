@@ -72,6 +72,7 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
         "watched outputs",
         "taken back",
         "taken back without inputs",
+        "local recovery",
     ),
     "faults": tuple(word for _, word, _ in DESCRIPTIONS if word != BEYOND_BUDGET),
     "paths": ("delay of one pair", "delay one way", "loss of one pair", "loss one way", "uneven for good"),
@@ -124,6 +125,7 @@ def _of_fleet(scenario: Scenario) -> Iterator[tuple[str, list[str]]]:
         "agents moved": scenario.run.moves > 0,
         "taken back": scenario.restores.times > 0,
         "taken back without inputs": scenario.restores.times > 0 and scenario.restores.drops_one_in > 0,
+        "local recovery": fleet.recovery == "local",
     }
     yield "bounds", [name for name, is_present in has.items() if is_present]
     yield "paths", ["uneven for good"] if scenario.network.paths else []

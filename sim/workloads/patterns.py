@@ -95,6 +95,7 @@ def make_workload(fleet: FleetPart) -> Workload:
     if fleet.pattern.name not in _PATTERNS:
         raise UsageError(f"fleet.pattern.name is {fleet.pattern.name!r}: use one of {', '.join(PATTERNS)}")
     workload = _maker_of(fleet.pattern.name)(fleet)
+    workload.fleet.recovery = fleet.recovery
     workload.fleet.log_bytes_max = fleet.log_bytes_max or workload.fleet.log_bytes_max
     if fleet.epoch_timeout:
         workload.fleet.epoch_timeout_s = duration_ns(fleet.epoch_timeout) / SECOND_NS

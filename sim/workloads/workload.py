@@ -275,6 +275,7 @@ def with_protocol(fleet: Fleet, part: FleetPart) -> Fleet:
         epoch_timeout_s=fleet.epoch_timeout_s,
         log_bytes_max=fleet.log_bytes_max,
         simulate=fleet.simulate,
+        recovery=part.recovery,
     )
 
 

@@ -342,10 +342,11 @@ class VirtualDisk:
 
     def durable_files(self, prefix: str) -> dict[str, bytes]:
         """Return the contents of all files whose paths begin with a prefix and that no power cut can lose, by path."""
-        return {path: data for path, data in self.files_below(prefix).items() if self._is_durable(path)}
+        return {path: data for path, data in self.files_below(prefix).items() if self.is_durable(path)}
 
-    def _is_durable(self, path: str) -> bool:
-        file = self.nodes[path]
+    def is_durable(self, path: str) -> bool:
+        """Return whether a file exists and no power cut can lose it."""
+        file = self.nodes.get(path)
         if not isinstance(file, _File) or file.lost or file.synced < len(file.data):
             return False
         while path:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import AgentType, agent_type
-from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.fleet import LOCAL, encode_state
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.driver_interfaces import Execute, HostObserver, ObservedDriver, RunTurn
@@ -117,6 +117,7 @@ class JudgeObserver(HostObserver):
         self._shared = shared
         self.outside = outside
         self._judge = shared.judge
+        self._is_local = shared.workload.fleet.recovery == LOCAL
         self._passed = shared.points.passed
         self._add = shared.journal.add
         self._begun_as: dict[str, str] = {}
@@ -140,6 +141,9 @@ class JudgeObserver(HostObserver):
             ev.CaptureState: self._capture,
             ev.TakeCheckpoint: self._take_checkpoint,
             ev.LoadAgents: self._load_agents,
+            ev.AgentsKept: self._agents_kept,
+            ev.CaptureCommit: self._capture_commit,
+            ev.AppendBatch: self._append_batch,
         }
 
     # ---- reports of the core on messages and freezes ----------------------------------------------------------------
@@ -163,6 +167,8 @@ class JudgeObserver(HostObserver):
         self._judge.ground_truth.on_taken(
             now_ns, self.core.plan, taken.agent, taken.what, taken.sender, taken.payload, is_stashed=taken.is_stashed
         )
+        if taken.what == "message":
+            self._message_consumed(self.core.plan, taken.sender, taken.agent)
         self._judge.probes.sometimes(taken.is_stashed, "message put off")
 
     def _command_consumed(self, taken: ev.OperatorCommandConsumed, _: Execute) -> None:
@@ -182,7 +188,8 @@ class JudgeObserver(HostObserver):
 
     def _run_effect(self, command: ev.RunEffect, execute: Execute) -> None:
         now_ns, ground_truth = self._shared.kernel.now_ns, self._judge.ground_truth
-        ground_truth.outputs.on_called(now_ns, command.agent, command.key)
+        is_committed = self._is_local and self.sim.notes.store.is_committed(command.key.encode())
+        ground_truth.outputs.on_called(now_ns, command.agent, command.key, is_committed=is_committed)
         is_present = self.core.plan >= ground_truth.newest_plan
         ground_truth.effects.on_called(now_ns, command.agent, command.incarnation, command.key, is_present=is_present)
         self._judge.probes.sometimes(command.is_in_doubt, "effect in doubt")
@@ -263,19 +270,22 @@ class JudgeObserver(HostObserver):
             if turn.turn is not None:
                 self._judge.probes.hit("durable turn run again")
             is_plain = ended.pause is None and not ended.is_durable and turn.what != "segment"
+            plan = self._plan_of(turn)
             self._judge.on_turn(
-                now_ns, turn.incarnation, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
+                now_ns, plan, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
                 draws=tuple(draws) if is_plain else None,
             )  # fmt: skip
+            if turn.what == "message" or turn.what == "create":
+                self._message_consumed(plan, turn.sender, turn.agent)
             for topic, payload, _ in ended.outputs:
-                self._judge.ground_truth.on_emitted(turn.incarnation, turn.agent, topic.encode() + b" " + payload)
+                self._judge.ground_truth.on_emitted(plan, turn.agent, topic.encode() + b" " + payload)
             if ended.reply:
                 is_dead_letter = self._begun_as[turn.agent] == "letter"
                 self._judge.ground_truth.on_replied(
-                    turn.incarnation, turn.agent, turn.payload, ended.reply, is_dead_letter=is_dead_letter
+                    plan, turn.agent, turn.payload, ended.reply, is_dead_letter=is_dead_letter
                 )
             if ended.stops:
-                self._judge.on_stopping(turn.incarnation, turn.agent)
+                self._judge.on_stopping(plan, turn.agent)
             self._shared.figures.on_turn(now_ns, turn.what)
         elif type(ended) is ev.TurnFailed:
             self._judge.ground_truth.steps.on_ended(ended)
@@ -284,6 +294,14 @@ class JudgeObserver(HostObserver):
             if ended.rollback is not None:
                 self._judge.ground_truth.rollbacks.on_rollback_requested(now_ns, turn.agent, turn.incarnation)
             check_handler_error(turn, ended)
+
+    def _plan_of(self, turn: ev.StartTurn) -> int:
+        """Return the plan under which a turn has ended. With commits, an agent may go on under later plans than that of its incarnation."""
+        agent = self.core.agents.get(turn.agent) if self._is_local else None
+        return self.core.plan if agent is not None and agent.incarnation == turn.incarnation else turn.incarnation
+
+    def _agents_kept(self, kept: ev.AgentsKept, _: Execute) -> None:
+        self._judge.on_kept(kept.plan, kept.agents)
 
     def directive_handled(self) -> None:
         self._passed(WHEN_RECEIVING)
@@ -314,6 +332,28 @@ class JudgeObserver(HostObserver):
         self._judge.ground_truth.steps.on_captured(agent, command.control.incarnation, command.control.number)
         self._judge.on_captured(now_ns, self.core.plan, agent, command.control, whole, basis, round_)
 
+    def committed(self, committed: ev.CommittedAgent, state: bytes) -> None:
+        """Report the state of an agent in a commit to the judge."""
+        costs, agent, control = self._shared.workload.costs, committed.agent, committed.control
+        self.sim.costs_ns += costs.capture_ns + costs.capture_byte_ns * len(state)
+        now_ns = self._shared.kernel.now_ns
+        self._add((now_ns, self.sim.name, agent, "commit", control.incarnation, control.number))
+        self._judge.ground_truth.steps.on_captured(agent, control.incarnation, control.number)
+        self._judge.on_captured(now_ns, self.core.plan, agent, control, state, "commit", 0)
+        self.sim.notes.commits.on_captured(now_ns, self.sim.instance, self.core.plan, committed, self.core.agents)
+
+    def _capture_commit(self, command: ev.CaptureCommit, execute: Execute) -> None:
+        self.sim.notes.commits.on_capturing(self.sim.instance, command.plan)
+        execute(command)
+
+    def _append_batch(self, command: ev.AppendBatch, execute: Execute) -> None:
+        self.sim.notes.commits.on_writing(self.sim.instance, command.log, command.number, command.commits)
+        execute(command)
+
+    def _message_consumed(self, plan: int, sender: str, receiver: str) -> None:
+        if self._is_local and sender not in self.core.agents:
+            self.sim.notes.commits.on_consumed(self._shared.kernel.now_ns, plan, sender, receiver)
+
     def _load_agents(self, command: ev.LoadAgents, execute: Execute) -> None:
         if command.drop_before:
             self._judge.ground_truth.steps.on_dropped()
@@ -324,6 +364,10 @@ class JudgeObserver(HostObserver):
     def line_loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         if command.plan == self.core.plan and not isinstance(outcome, ev.LoadFailed):
             now_ns = self._shared.kernel.now_ns
+            if self._is_local:
+                loaded = [restored.agent for restored in outcome.agents]
+                read = self.sim.notes.store.read_commits
+                self._judge.on_points(now_ns, command.plan, command.line_epoch, loaded, read)
             for restored in outcome.agents:
                 self._add((now_ns, self.sim.name, restored.agent, "load", command.plan, command.line_epoch))
                 checkpoint = restored.checkpoint
@@ -335,6 +379,8 @@ class JudgeObserver(HostObserver):
                     state = encode_state(restored.agent, agent_object, agent_type(type(agent_object)))
                     checkpoint = replace(checkpoint, state=state, parts=[])
                 self._judge.on_loaded(now_ns, command.plan, command.line_epoch, restored.agent, checkpoint)
+                if self._is_local and checkpoint is not None:
+                    self.sim.notes.commits.on_loaded(now_ns, command.plan, restored.agent, checkpoint)
             self._judge.probes.sometimes(bool(outcome.logged.entries), "step found in a log")
             self._judge.probes.sometimes(bool(outcome.logged.inputs), "input found in a log")
             self._judge.probes.sometimes(bool(outcome.logged.dropped), "input dropped")
@@ -621,11 +667,16 @@ class SimHost:
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         self._observer.captured(command, known, image)
 
+    def committed(self, agent: ev.CommittedAgent, state: bytes) -> None:
+        self._observer.committed(agent, state)
+
     def part_closed(self, epoch: int) -> None:
         """Do nothing, because the simulator does not measure when a host completes its part of an epoch."""
 
     def send(self, message: HostMessage) -> None:
         self.notes.store.on_reported(message)
+        if self.shared.workload.fleet.recovery == LOCAL:
+            self.notes.commits.on_sent(self.shared.kernel.now_ns, message)
         self.session.send(message)
 
     def directive_received(self, directive: Directive) -> None:

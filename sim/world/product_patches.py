@@ -55,12 +55,14 @@ class Limit(msgspec.Struct, frozen=True):
         drawn: values among which a swarm chooses the limit.
         scaled: function that converts the limit's unit to the unit of the constants. The function is None if both units are the same.
         with_it: other constants that must change together with the limit, each with a function that computes it from the limit's value.
+        is_local: whether the limit concerns only fleets with local recovery.
     """
 
     places: tuple[str, ...]
     drawn: tuple[int, ...]
     scaled: Callable[[int], float] | None = None
     with_it: tuple[tuple[str, Callable[[int], float]], ...] = ()
+    is_local: bool = False
 
 
 def _ms(value: int) -> int:
@@ -78,7 +80,13 @@ def _s(value_ms: int) -> float:
 LIMITS: Mapping[str, Limit] = {
     # links
     "channel_credit": Limit(
-        ("snapline.channels.channel.CHANNEL_CREDIT", "snapline.agent_runtime.host.channel_ends.CHANNEL_CREDIT"),
+        (
+            "snapline.channels.channel.CHANNEL_CREDIT",
+            "snapline.agent_runtime.host.channel_ends.CHANNEL_CREDIT",
+            "snapline.agent_runtime.host.commits.CHANNEL_CREDIT",
+            "snapline.agent_runtime.host.links.CHANNEL_CREDIT",
+            "snapline.agent_runtime.host.mailboxes.CHANNEL_CREDIT",
+        ),
         (2, 3, 4, 8, 32),
     ),
     "window_items": Limit(
@@ -207,6 +215,14 @@ LIMITS: Mapping[str, Limit] = {
     "hour_s": Limit(("snapline.storage.retention.epoch_retention.HOUR_NS",), (1, 2), _s_ns),
     "day_s": Limit(("snapline.storage.retention.epoch_retention.DAY_NS",), (3, 5), _s_ns),
     "deleted_at_once": Limit(("snapline.storage.retention.pins.DELETED_AT_ONCE",), (1, 2)),
+    # commits of hosts
+    "commit_part_bytes": Limit(
+        ("snapline.storage.log.commits.PART_BYTES",),
+        (300, 2000),
+        with_it=(("snapline.agent_runtime.host.host_log.BATCH_BYTES_MAX", lambda part: part),),
+        is_local=True,
+    ),
+    "commit_age_ms": Limit(("snapline.agent_runtime.host.commits.AGE_NS",), (1, 500), _ms, is_local=True),
 }
 
 

@@ -9,9 +9,11 @@ every input that may still be needed:
 
 - *Receipts.* A host may report an input as accepted only if the input is in a log batch that survives every power cut. There is one
   exception: the batch may have been deleted if the newest complete epoch contains the effect of the input.
-- *Final answers.* A host may report an answer as final only if the newest complete epoch contains the turn that produced the answer.
+- *Final answers.* A host may report an answer as final only if the newest complete epoch, or the agent's newest commit, contains the turn that
+  produced the answer.
 - *Deletions.* The fleet can be restored to any epoch that is kept. So a batch may be deleted only if the oldest kept epoch contains the
-  effects of all the batch's inputs.
+  effects of all the batch's inputs. A commit may be deleted only if each of its agents recovers from the same checkpoint as before, even if
+  the newest complete epoch is damaged.
 
 The oracle identifies an input by its bytes, which are unique. The oracle does not rely on the numbers, keys or file names that the product
 uses.
@@ -33,7 +35,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.fleet import encode_state, restored
+from snapline.agent_runtime.fleet import LOCAL, encode_state, restored
 from snapline.agent_runtime.host import host_events as ev
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.leader.events import AnswerMoves, AnswerRestore
@@ -45,6 +47,7 @@ from snapline.messages.client_requests import ACCEPTED, REPEATED, InputOutcome
 from snapline.messages.host_messages import CheckpointsStored, HostMessage, TurnDeath
 from snapline.messages.status import Standing
 from snapline.protocols.names import is_autonomous, is_logged
+from snapline.sim.oracles.commit_oracles import CommitOracle, CommitReader
 from snapline.sim.oracles.line_oracles import Frozen
 from snapline.sim.world.recording import EpochSpan
 from snapline.sim.world.replicated_log import SimulatedLog
@@ -64,10 +67,12 @@ class HostLogOracle:
     """Oracle that checks the host logs during a run. The oracle stops reporting once a fault has damaged a file or bytes of a complete
     epoch have been lost."""
 
-    def __init__(self, shared: WorldState, log: SimulatedLog, flipped: Mapping[str, int]) -> None:
+    def __init__(self, shared: WorldState, log: SimulatedLog, store: "StoreObserver", commits: CommitOracle) -> None:
         self._shared = shared
         self._log = log
-        self._flipped = flipped
+        self._flipped = store.flipped
+        self._store = store
+        self._commits = commits
         self._payloads: dict[tuple[str, str], bytes] = {}
         """Each input's payload, by (agent, key)."""
 
@@ -96,7 +101,11 @@ class HostLogOracle:
         oracle = self._shared.judge.ground_truth.inputs
         if answer.status != "replied" or payload is None or oracle.has_fallen_back or not self._is_judged():
             return
-        if not self._shared.judge.holds_answer(self._log.canonical.newest_complete(), agent, payload):
+        judge, epoch = self._shared.judge, self._log.canonical.newest_complete()
+        is_final = judge.holds_answer(epoch, agent, payload)
+        if not is_final and self._shared.workload.fleet.recovery == LOCAL:
+            is_final = judge.has_committed_answer(agent, payload, self._store.read_commits)
+        if not is_final:
             text = f"{host} tells the answer to input {key} of {agent} as final, and no complete epoch holds the turn that gave it"
             self._shared.say("receipts", "R2", text)
 
@@ -110,6 +119,7 @@ class HostLogOracle:
 
     def files(self) -> dict[str, bytes]:
         """Return the contents of all existing log files of hosts, by path."""
+        self._commits.look()
         return self._shared.stores.disk.files_below(f"{LOG}/")
 
     def on_swept(self, before: Mapping[str, bytes]) -> None:
@@ -118,6 +128,8 @@ class HostLogOracle:
         now = self.files()
         deleted = [data for path, data in before.items() if path not in now]
         epochs = self._log.canonical.complete_epochs()
+        if deleted and self._is_judged() and self._shared.workload.fleet.recovery == LOCAL:
+            self._check_points(before, now, epochs)
         if not deleted or not epochs or not self._is_judged():
             return
         oracle = self._shared.judge.ground_truth.inputs
@@ -131,6 +143,25 @@ class HostLogOracle:
                 text = f"the batch with an input of {offered.client} for {offered.agent} is deleted, and epoch {epochs[0]}, which is kept, does not hold its effect"
                 self._shared.say("garbage", "G7", text)
                 return
+
+    def _check_points(self, before: Mapping[str, bytes], now: Mapping[str, bytes], epochs: Sequence[int]) -> None:
+        """Check that the deletion of commits has made no agent's point older, neither with the newest complete epoch as recovery line nor
+        with the one before it, which becomes the line if the newest is damaged."""
+        view = self._log.canonical
+        era, plan = view.image.era, view.plan_number
+        kept = self._store.commits.newest(now, era, plan + 1)
+        had = self._store.commits.newest(before, era, plan + 1)
+        for line in [0, *epochs][-2:]:
+            numbers = self._shared.judge.checkpoint_numbers(line)
+            if numbers is None:
+                continue
+            for agent, commit in had.items():
+                record = view.image.agents.get(agent)
+                least = max(numbers.get(agent, -1), kept[agent].number if agent in kept else -1)
+                if record is not None and record.left_plan is None and least < commit.number:
+                    text = f"commit {commit.number} of {agent} is deleted, and epoch {line} or another commit holds only checkpoint {least}"
+                    self._shared.say("garbage", "G7", text)
+                    return
 
 
 # -- requested snapshots --------------------------------------------------------------------------------------------------
@@ -259,6 +290,7 @@ class StoreObserver:
 
     Attributes:
         flipped: the flipped bit of each file that a fault has damaged, by path.
+        commits: reader of the commits in host logs.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog) -> None:
@@ -271,6 +303,7 @@ class StoreObserver:
         self._unreported: dict[str, None] = {}
         self._published_ms: dict[int, int] = {}
         self._last_read: tuple[str, list[tuple[str, bytes | None]]] = "", []
+        self.commits = CommitReader()
 
     # ---- packs of checkpoints -------------------------------------------------------------------------------------
 
@@ -311,6 +344,17 @@ class StoreObserver:
         name = layout.parse_any_pack_path(path)
         for agent, number in self._packs.get(path, ()):
             self._shared.judge.on_checkpoints_known(0 if name is None else name.number, agent, number)
+
+    # ---- commits --------------------------------------------------------------------------------------------------
+
+    def read_commits(self, era: int, plan: int) -> dict[str, AgentCheckpoint]:
+        """Return the newest checkpoint of each agent in the durable commits of the logs of plans from `era` and below `plan`."""
+        return self.commits.newest(self._disk.durable_files(f"{LOG}/"), era, plan)
+
+    def is_committed(self, text: bytes) -> bool:
+        """Return whether a durable commit contains this text."""
+        plan = self._log.canonical.plan_number
+        return any(text in commit for commit in self.commits.commits(self._disk.durable_files(f"{LOG}/"), 0, plan + 1))
 
     # ---- publishing and deletion ----------------------------------------------------------------------------------
 
@@ -658,7 +702,13 @@ class WorldObserver:
 
     def __init__(self, shared: WorldState, log: SimulatedLog, frozen: Freezing) -> None:
         self.store = StoreObserver(shared, log)
-        self.host_logs = HostLogOracle(shared, log, self.store.flipped)
+        self.commits = CommitOracle(
+            shared.judge.report,
+            shared.judge.ground_truth,
+            is_durable=shared.stores.disk.is_durable,
+            era=lambda: log.canonical.image.era,
+        )
+        self.host_logs = HostLogOracle(shared, log, self.store, self.commits)
         self.log = LogObserver(shared, log, self.store, frozen)
         self.died: dict[str, tuple[str, tuple[TurnDeath, ...]]] = {}
         """For each host, the latest run that was killed by a message, and the marks that this run left."""

@@ -74,6 +74,11 @@ def fleet(name: Any = "f", agents: Any = None, **options: Any) -> snapline.Fleet
         (lambda: fleet(epoch_timeout_s="60"), "epoch_timeout_s"),
         (lambda: fleet(epoch_timeout_s=float("inf")), "epoch_timeout_s"),
         (lambda: fleet(stop_when=True), "stop_when"),
+        (lambda: fleet(recovery="locally"), 'recovery is "global" or "local", not \'locally\''),
+        (
+            lambda: fleet(recovery="local", protocol="bcs"),
+            "recovery=\"local\" needs the protocol 'chandy-lamport', not 'bcs'",
+        ),
         (lambda: fleet(rpo_s=0), "rpo_s is a time in seconds above 0, or None, not 0"),
         (lambda: fleet(rto_s=-1.0), "rto_s is a time"),
         (lambda: fleet(rto_s="1m"), "rto_s is a time"),

@@ -481,7 +481,7 @@ def test_what_the_coordinator_may_not_have_heard_is_said_again(drive: Drive) -> 
     stopped = stop(driver, "b")
     again = driver.feed(msg.Welcome(1, "c"))
     assert msg.PlanApplied(1, 1) in again
-    assert msg.ReserveAgents(spawned, 1, (msg.AgentKind("c", "k"),)) in again
+    assert msg.ReserveAgents(spawned, 1, (msg.AgentKind("c", "k"),), parent="a") in again
     assert msg.RetireAgent(stopped, 1, "b") in again
 
 

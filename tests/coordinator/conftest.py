@@ -15,6 +15,7 @@ class Agreed:
     def __init__(self) -> None:
         self.state = FleetState()
         self.protocol = "chandy-lamport"
+        self.recovery = "global"
         self.sequence = 0
         self.log: list[op.Operation] = []
 
@@ -48,7 +49,7 @@ class Agreed:
         return result.reason
 
     def define(self, agents: int = 4) -> None:
-        self.do(op.DefineFleet("c", "f", self.protocol, 0, 0, b"d", agents))
+        self.do(op.DefineFleet("c", "f", self.protocol, 0, 0, b"d", agents, recovery=self.recovery))
         names = tuple(f"a{n}" for n in range(agents))
         self.do(op.DefineAgents(0, names, ("m:A",) * agents))
 
@@ -83,9 +84,9 @@ class Agreed:
     def lose(self, host: str) -> OperationResult:
         return self.do(op.LoseHosts((op.LostHost(host, self.state.image.hosts[host].start),), "test"))
 
-    def create(self, agent: str, host: str = "h1") -> OperationResult:
+    def create(self, agent: str, host: str = "h1", parent: str = "") -> OperationResult:
         start = self.state.image.hosts[host].start
-        return self.try_(op.CreateAgents(host, start, self.state.plan_number, (agent,), ("m:N",)))
+        return self.try_(op.CreateAgents(host, start, self.state.plan_number, (agent,), ("m:N",), parent))
 
     def remove(self, agent: str) -> OperationResult:
         host = self.state.image.agents[agent].host

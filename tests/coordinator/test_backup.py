@@ -290,6 +290,24 @@ def test_a_second_loss_goes_on_above_the_first(fleet: Fleet) -> None:
     )
 
 
+def test_a_restored_fleet_with_local_recovery_goes_back_to_its_newest_epoch(fleet: Fleet) -> None:
+    """A creation, removal or restore after the backup may be unknown, so commits of before are void, and membership is that of the epoch."""
+    fleet.state.image.recovery = "local"
+    fleet.epoch()
+    fleet.spawn("after", "h1")
+    found = FleetState.restore(restored_state(fleet.backup(), fleet.store).state)
+    assert found.image.recovery == "local" and found.image.era == found.plan_number + 1
+    fleet.state, fleet.log = found, []
+    for host in ("h1", "h2"):
+        start = found.image.hosts[host].start
+        fleet.do(op.AdmitHost(host, f"{host}-2", "x:1", start))
+    fleet.plan("h1", "h2")
+    assert "after" not in found.image.agents and found.image.era == found.plan_number
+    fleet.spawn("next", "h1")
+    fleet.plan("h1", "h2")
+    assert "next" in found.image.agents
+
+
 def test_hosts_that_joined_later_are_known_from_the_store(fleet: Fleet) -> None:
     image = fleet.backup()
     fleet.do(op.AdmitHost("h3", "h3-1", "h3:1", 0))

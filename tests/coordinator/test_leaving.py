@@ -1,5 +1,7 @@
 """Agents of logged fleets that have stopped: what an epoch holds of one that leaves while it is open."""
 
+import msgspec
+
 from snapline.coordinator.leader.events import StoredCheckpoint
 from snapline.coordinator.leader.modes.checkpoint_ledger import ADDED, VOID, Ledger
 from snapline.coordinator.state.fleet_records import AgentRecord
@@ -15,7 +17,7 @@ def checkpoint(agent: str, number: int, path: str = "", **numbers: dict[str, int
 
 
 def record(**fields: int) -> AgentRecord:
-    return AgentRecord("k", "h1", 1, False, **fields)
+    return msgspec.structs.replace(AgentRecord("k", "h1", 1, False), **fields)
 
 
 def ledger() -> Ledger:

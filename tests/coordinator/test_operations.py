@@ -22,7 +22,7 @@ KINDS: list[op.Kind] = [
     op.AbortEpoch(8, "late", EpochAccount(1, 7, PartTimes("h2", "b", 9, 1, 2, 3, 4))),
     op.CondemnEpoch(8, "packs/x", "flipped"),
     op.ForgetEpochs((1, 2)),
-    op.CreateAgents("h1", 1, 2, ("x",), ("m:X",)),
+    op.CreateAgents("h1", 1, 2, ("x",), ("m:X",), "a"),
     op.RemoveAgent("h1", 1, 2, "x"),
     op.EndFleet(9, "stopped", "done"),
     op.ForgetHosts(("h1", "h2")),

@@ -97,6 +97,7 @@ def test_shapes_errors_and_records_are_no_ladders() -> None:
 
 LARGE = {
     "agent_runtime/host/host_state.py:LocalAgent": "a record, with slots: what a host keeps of one agent, each field documented",
+    "agent_runtime/host/host_state.py:HostState": "a record: what the components of a host core share, each field documented",
     "agent_runtime/host/driver.py:HostDriver": "an adapter: what it carries commands out with",
     "agent_runtime/host/checkpoint_writer.py:CheckpointWriter": "an adapter: a queue, a worker, a timer",
     "agent_runtime/host/process.py:Host": "an adapter: what surrounds a host in production",

@@ -102,14 +102,18 @@ class Customers:
             assert found.status_code in (503, 504), found.text
 
 
-async def order_run(data_dir: Path, chosen: random.Random, *, protocol: str, kills: int) -> Outcome:
+async def order_run(
+    data_dir: Path, chosen: random.Random, *, protocol: str, kills: int, recovery: str = "global"
+) -> Outcome:
     """So many kills of a host, the coordinator, the gateway, the payment service, or of all, a second after each time all is up."""
     data_dir.parent.mkdir(exist_ok=True)
     ledger = data_dir.with_name("payments.jsonl")
     service = Program("snapline.examples.payment_service", ledger, "--delay-s", str(DELAY_S), serves="--port")
     gateway = Program("snapline", "gateway", "run", "--data-dir", data_dir, serves="--listen")
     await service.start()
-    arguments = {"service": service.address, "protocol": protocol, "stocked": str(STOCKED + kills * 5)}
+    arguments = {
+        "service": service.address, "protocol": protocol, "recovery": recovery, "stocked": str(STOCKED + kills * 5),
+    }  # fmt: skip
     cuts: set[int] = set()
     try:
         async with running(data_dir, "snapline.examples.order_desk:fleet", arguments) as fleet:

@@ -518,6 +518,65 @@ def frozen(agents: int, protocol: str, pattern: str) -> str:
     return toml.replace("PATTERN", pattern)
 
 
+SPAWNED_BEFORE_ITS_COMMIT = "an agent was restored with a request for a creation, and asked for the next one when a commit with the first was durable"
+
+SPAWNS_AFTER_A_RECOVERY = """
+name = "spawned before its commit"
+[fleet]
+agents = 4
+hosts = 3
+recovery = "local"
+pattern = { name = "orders", messages = 200 }
+trigger = { kind = "period", every = "190ms", jitter = 0.1 }
+[network]
+delay = { least = "30ms", jitter = "40ms" }
+[store]
+delay = { least = "550us", jitter = "1250us" }
+[[fault]]
+crash = { at = "500ms", restart_after = "200ms" }
+[[fault]]
+crash = { at = "900ms", restart_after = "200ms" }
+[[fault]]
+crash = { at = "1.3s", restart_after = "200ms" }
+[[fault]]
+delay = { at = "0s", for = "4s", between = ["c1", "h1"], least = "60ms", jitter = "0s" }
+[liveness]
+within = "40s"
+[run]
+until = "7s"
+keep_epochs = 2
+rejoin_grace = "1s"
+"""
+
+CONSUMED_TWICE = "an agent consumed a message again that its departed sender had sent: a later commit no longer said that it was consumed"
+
+SENDER_DEPARTED = """
+name = "consumed twice"
+[fleet]
+agents = 3
+hosts = 3
+recovery = "local"
+pattern = { name = "spawning", messages = 100 }
+trigger = { kind = "period", every = "260ms", jitter = 0.0 }
+[network]
+delay = { least = "7500us", jitter = "18ms" }
+[store]
+delay = { least = "10ms", jitter = "650us" }
+[[fault]]
+crash = { at = "500ms", restart_after = "200ms" }
+[[fault]]
+crash = { at = "900ms", restart_after = "200ms" }
+[[fault]]
+crash = { at = "1.3s", restart_after = "200ms" }
+[[fault]]
+delay = { at = "0s", for = "4s", between = ["c1", "h1"], least = "60ms", jitter = "0s" }
+[liveness]
+within = "40s"
+[run]
+until = "4s"
+keep_epochs = 3
+"""
+
 FOUND = [
     FoundBug("left-after-begin", 22, GONE_FROM_A_LINE, LEFT_AFTER_BEGIN),
     FoundBug("koo-toueg-created-in-a-round-2", 2, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
@@ -536,6 +595,8 @@ FOUND = [
     FoundBug("no-base-any-more", 30825, NO_BASE_ANY_MORE, TAKEN_BACK_TWICE),
     FoundBug("forgotten-twice", 503333, FORGOTTEN_TWICE, TAKEN_BACK_WHILE_SEALS_FAIL),
     FoundBug("frozen-for-a-move", 100294, FROZEN_FOR_A_MOVE, MOVED_ALONE),
+    FoundBug("spawned-before-its-commit", 58, SPAWNED_BEFORE_ITS_COMMIT, SPAWNS_AFTER_A_RECOVERY),
+    FoundBug("consumed-twice", 48, CONSUMED_TWICE, SENDER_DEPARTED),
 ]
 
 

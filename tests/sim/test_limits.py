@@ -110,8 +110,17 @@ def test_a_fleet_lives_at_each_limit_alone(index: int) -> None:
     fleet = msgspec.structs.replace(
         SMALL, protocol=PROTOCOLS[index % len(PROTOCOLS)], trigger=TriggerPart(every="100ms"), log_bytes_max=4000
     )
+    if LIMITS[name].is_local:
+        fleet = msgspec.structs.replace(fleet, protocol=PROTOCOLS[0], recovery="local")
     limits = {name: min(LIMITS[name].drawn)}
     result = run(Scenario(fleet=fleet, fault=[CRASH], run=RunPart(until="2s"), limits=limits), index)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+
+
+def test_a_fleet_with_local_recovery_lives_at_the_smallest_credit() -> None:
+    fleet = msgspec.structs.replace(SMALL, recovery="local", trigger=TriggerPart(every="100ms"))
+    limits = {"channel_credit": min(LIMITS["channel_credit"].drawn)}
+    result = run(Scenario(fleet=fleet, fault=[CRASH], run=RunPart(until="2s"), limits=limits), 1)
     assert result.verdict == "pass", (result.violations, result.pending, result.error)
 
 

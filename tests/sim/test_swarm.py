@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.protocols.names import PROTOCOLS
+from snapline.protocols.names import CHANDY_LAMPORT, PROTOCOLS
 from snapline.sim.faults.fault_kinds import FAILPOINTS, CrashFault, PauseFault
 from snapline.sim.faults.faults import check_budget
 from snapline.sim.run import run
@@ -113,6 +113,10 @@ def test_everything_is_drawn_sometimes(many: list[Scenario]) -> None:
     assert {scenario.fleet.pattern.name for scenario in many} == {*PATTERN_NAMES}
     assert {scenario.fleet.trigger.kind for scenario in many} == {"period", "messages", "adaptive", "none"}
     assert {fault.kind for scenario in many for fault in scenario.fault} == {*FAULT_KINDS}
+    assert {(x.fleet.protocol, x.fleet.recovery) for x in many} == {
+        *[(protocol, "global") for protocol in PROTOCOLS],
+        (CHANDY_LAMPORT, "local"),
+    }
     points = {fault.crash.failpoint for scenario in many for fault in scenario.fault if fault.crash}
     assert points - {""} == {*FAILPOINTS}
 
@@ -130,6 +134,17 @@ def test_failpoints_are_active_in_a_part_of_the_runs(many: list[Scenario]) -> No
     active = [count for count in counts if count]
     assert MANY // 10 < len(active) < MANY // 2
     assert 0.15 < sum(active) / len(active) / len(FAILPOINTS) < 0.35
+
+
+def test_half_of_the_fleets_that_can_recover_locally_do(many: list[Scenario]) -> None:
+    kinds = Counter(scenario.fleet.recovery for scenario in many if scenario.fleet.protocol == CHANDY_LAMPORT)
+    assert 0.4 < kinds["local"] / kinds.total() < 0.6
+
+
+def test_a_template_with_local_recovery_keeps_it() -> None:
+    local = msgspec.structs.replace(STANDARD, fleet=FleetPart(recovery="local"))
+    fleets = [draw(local, seed).fleet for seed in range(50)]
+    assert all((fleet.recovery == "local") == (fleet.protocol == CHANDY_LAMPORT) for fleet in fleets)
 
 
 def test_quiet_is_quiet() -> None:
@@ -297,6 +312,7 @@ def test_rounds_without_a_pause_leave_the_work_its_time() -> None:
 def test_a_fleet_whose_first_plan_nobody_finished_has_its_operator_too() -> None:
     """A host dies before it has applied plan 1, so the fleet begins to work under plan 2; then two agents stand, and wait for people."""
     scenario = draw(STANDARD, 221)
+    scenario = msgspec.structs.replace(scenario, fleet=msgspec.structs.replace(scenario.fleet, recovery="global"))
     assert scenario.fleet.pattern.name == "returning", "the seed draws something else now"
     result = run(scenario, 221)
     assert result.verdict == "pass", result.pending

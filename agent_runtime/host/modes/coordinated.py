@@ -9,7 +9,13 @@ from collections.abc import Iterable, Sequence
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.entries import Entry, Mark, MessageEntry
-from snapline.agent_runtime.host.host_state import AgentInlet, AgentOutlet, HostEpoch, LocalAgent, Peer
+from snapline.agent_runtime.host.host_state import (
+    AgentInlet,
+    AgentOutlet,
+    HostEpoch,
+    LocalAgent,
+    Peer,
+)
 from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers
 from snapline.agent_runtime.host.plans import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker, MarkerSent
@@ -53,6 +59,7 @@ class CoordinatedMode:
         self._ends = parts.ends
         self._mailboxes = parts.mailboxes
         self._membership = parts.membership
+        self._log = parts.log
         self.epochs: dict[int, HostEpoch] = {}
         self.departed: dict[str, tuple[int, LocalAgent]] = {}
         self.unasked: dict[str, None] = {}
@@ -104,14 +111,15 @@ class CoordinatedMode:
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def before_turn(self, agent: LocalAgent) -> None:
-        if agent.owes and agent.retired_in is None:
+        if agent.owes and agent.retired_in is None and not agent.is_repeating:
             self._record(agent)
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
         """Do nothing, since only the coordinator begins epochs."""
 
     def moved(self, agent: LocalAgent) -> None:
-        """Do nothing, since an epoch records all agents, whether they have changed or not."""
+        """Note the change for the host's next commit. An epoch records all agents, whether they have changed or not."""
+        self._shared.note_change(agent.id)
 
     def tried(self, agent: LocalAgent) -> None:
         """Do nothing, because this mode keeps no data about a turn that would have to be undone."""
@@ -215,7 +223,9 @@ class CoordinatedMode:
                 if agent.protocol.recorded < number and agent.retired_in is None
             }
             awaited = {host: None for host, peer in shared.peers.items() if _is_marked(peer, number)}
-            self.epochs[number] = HostEpoch(number, unrecorded, awaited, shared.now)
+            self.epochs[number] = HostEpoch(number, unrecorded, awaited, shared.now, shared.commits.captured)
+            if any(agent.is_repeating for agent in shared.agents.values()):
+                self._refuse(number, f"host {shared.host} still repeats messages from before the recovery")
         shared.begun_epoch = epoch
         announced = EpochAnnounced(epoch)
         for agent in shared.agents.values():
@@ -246,7 +256,9 @@ class CoordinatedMode:
         for command in _tell(agent, shared.now, boundary):
             match command:
                 case RecordState():
-                    shared.out.append(ev.CaptureState(agent.id, command.epochs, agent.control(shared.now)))
+                    released = agent.released() if shared.commits.is_on else b""
+                    control = agent.control(shared.now, protocol_state=released)
+                    shared.out.append(ev.CaptureState(agent.id, command.epochs, control))
                     agent.checkpoints += 1
                 case SendMarkers():
                     epoch = self.epochs.get(command.epoch)
@@ -341,6 +353,7 @@ class CoordinatedMode:
         by_receiver: dict[str, dict[str, int]] = {}
         for channel, last in zip(marker.channels, marker.last_numbers, strict=True):
             inlet = peer.inlets[channel]
+            inlet = inlet.next or inlet
             if inlet.owner is not None:
                 by_receiver.setdefault(inlet.receiver, {})[inlet.sender] = last
         self._show_markers(epoch, by_receiver)
@@ -373,7 +386,10 @@ class CoordinatedMode:
         departed = {
             agent_id: sent for agent_id, (_, departed_agent) in self.departed.items() if (sent := departed_agent.sent())
         }
-        self._shared.out.append(ev.StoreEpoch(epoch.number, self._shared.plan, records, departed, epoch.heard_ns))
+        floor = self._log.batch_of_commit(epoch.commits_before)
+        self._shared.out.append(
+            ev.StoreEpoch(epoch.number, self._shared.plan, records, departed, epoch.heard_ns, floor)
+        )
 
     # ---- epochs: ending -------------------------------------------------------------------------------------------
 
@@ -422,6 +438,8 @@ class CoordinatedMode:
                 del self.departed[agent_id]
                 self._ends.close_all(departed_agent)
         self._release()
+        for agent in [agent for agent in self._shared.agents.values() if agent.is_repeating and not agent.owes]:
+            self._mailboxes.next_turn(agent)  # it waited to record its state
 
     # ---- the rest -------------------------------------------------------------------------------------------------
 

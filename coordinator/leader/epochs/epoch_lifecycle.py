@@ -421,9 +421,11 @@ class Retention:
         self._sweep_logs()
 
     def _sweep_logs(self) -> None:
-        """Request the deletion of host log entries that no kept epoch needs: inputs consumed and turns ended in all of these epochs."""
+        """Request the deletion of host log entries that no recovery needs: inputs consumed and turns ended in all kept epochs, and
+        commits that the second newest epoch covers."""
         state = self._shared.state
         epochs = {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
         plan = state.plan
         settled_epoch = plan.begun_epoch + SETTLED_EPOCHS if plan is not None else 0
-        self._shared.out.append(SweepLogs(state.plan_number, epochs, state.left_before(), settled_epoch))
+        sweep = SweepLogs(state.plan_number, epochs, state.left_before(), settled_epoch, state.image.era)
+        self._shared.out.append(sweep)

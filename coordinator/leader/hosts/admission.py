@@ -29,15 +29,16 @@ from snapline.coordinator.state.fleet_records import (
     OperationResult,
     agents_max,
     problem_of_agent_size,
+    problem_of_recovery,
 )
 from snapline.errors import UsageError
 from snapline.ids import check_id
-from snapline.messages.host_messages import FleetDefinition, Join, ProbeRead, ReadProbe
+from snapline.messages.host_messages import GLOBAL, FleetDefinition, Join, ProbeRead, ReadProbe
 
 PROBE_NS = 10 * SECOND_NS
 """Time limit, in nanoseconds, to write or read a probe. A coordinator or host that exceeds the limit counts as unable to use its store."""
 
-DEFINITION_MUST_MATCH = "What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, and whether there is a stop_when"
+DEFINITION_MUST_MATCH = "What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, recovery, and whether there is a stop_when"
 """Error text for definitions whose difference is unknown."""
 
 FORK_ADVICE = "To go on from a snapshot with a changed one: `snapline snapshot fork ID --fleet MODULE:FLEET …`"
@@ -288,6 +289,7 @@ class Definition:
                     definition.rpo_ns,
                     definition.rto_ns,
                     tuple([part[:PART_CHARACTERS_MAX] for part in self._join.definition_parts[:PARTS_MAX]]),
+                    definition.recovery or GLOBAL,
                 ),
             )
         else:
@@ -308,6 +310,9 @@ def _problem_of(definition: FleetDefinition) -> str:
     count_max = agents_max(definition.protocol)
     if not 0 < len(definition.agents) <= count_max:
         return f"it has {len(definition.agents)} agents, 1 to {count_max} are possible"
+    # Hosts of earlier releases leave the field empty.
+    if problem := problem_of_recovery(definition.recovery or GLOBAL, definition.protocol):
+        return problem
     try:
         check_id(definition.name, "fleet")
         for number, entry in enumerate(definition.agents):

@@ -412,11 +412,12 @@ def _manifest(
     lines: Mapping[str, ManifestAgent],
     channels: list[tuple[str, str]],
 ) -> WriteManifest:
+    starts = {host: state.image.hosts[host].start for host in reports}
     return WriteManifest(
         epoch=epoch,
         plan=plan.number,
         trigger=state.image.epochs[epoch].trigger,
-        hosts={host: state.image.hosts[host].start for host in reports},
+        hosts=starts,
         packs=tuple(packs),
         agents=tuple(lines.values()),
         channels=tuple(channels),
@@ -426,6 +427,7 @@ def _manifest(
         inputs=_numbers([(x.names, x.input_of, x.input_number) for x in reports.values()], lines),
         outputs=_numbers([(x.names, x.output_of, x.output_number) for x in reports.values()], lines),
         durable_turns=_numbers([(x.names, x.durable_of, x.durable_number) for x in reports.values()], lines),
+        log_floors={f"{host}-{starts[host]}": x.log_floor for host, x in reports.items() if x.log_floor},
     )
 
 

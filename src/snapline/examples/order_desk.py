@@ -234,11 +234,20 @@ def imbalances(cut: snapline.Cut, stocked: int) -> Iterator[str]:
 
 
 def fleet(
-    service: str = "", stocked: str = "1000", period: str = "0.2", protocol: str = "chandy-lamport"
+    service: str = "",
+    stocked: str = "1000",
+    period: str = "0.2",
+    protocol: str = "chandy-lamport",
+    recovery: str = "global",
 ) -> snapline.Fleet:
-    """Return the fleet. `service` is the URL of the payment service, and `stocked` is the initial number of items of each article."""
+    """Return the fleet. `service` is the URL of the payment service, and `stocked` is the initial number of items of each article.
+    `protocol` and `recovery` are those of `snapline.Fleet`."""
     agents: dict[str, snapline.Agent] = {f"desk-{number}": Desk(Requests(service)) for number in range(DESKS)}
     agents |= {"stock": Stock(Shelves(dict.fromkeys(PRICES, int(stocked)))), "ledger": Ledger(Accounts())}
     return snapline.Fleet(
-        "order-desk", agents=agents, protocol=protocol, triggers=[snapline.Every(seconds=float(period))]
+        "order-desk",
+        agents=agents,
+        protocol=protocol,
+        triggers=[snapline.Every(seconds=float(period))],
+        recovery=recovery,
     )

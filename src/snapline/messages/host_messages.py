@@ -16,6 +16,11 @@ class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
     is_waited: bool
 
 
+GLOBAL, LOCAL = "global", "local"
+"""Kinds of recovery. After a failure, a fleet with global recovery goes back to an epoch. With local recovery, hosts regularly append
+commits (states of agents) to their logs, and each agent goes back to its newest commit or checkpoint."""
+
+
 CAPTURE, STOP_WHEN = "capture", "stop_when"
 """Names of two special turns. The first captures an agent's state. The second evaluates the fleet's `stop_when` predicate, and belongs to
 no agent."""
@@ -129,6 +134,7 @@ class FleetDefinition(HostMessage, frozen=True, gc=False):
     places: tuple[PlaceRule, ...] = ()
     rpo_ns: int = 0
     rto_ns: int = 0
+    recovery: str = GLOBAL
 
 
 class ProbeRead(HostMessage, frozen=True, gc=False):
@@ -174,6 +180,9 @@ class EpochReport(HostMessage, frozen=True, gc=False):
     `slowest` is the agent on this host that recorded its state last. The fields from `start_delay_ns` to `store_ns` are the durations of
     the agent's phases, as in `PartTimes`. `new_bytes` is the number of bytes written. If `since` is not 0, channels that have not changed
     since this host's report of epoch `since` are omitted. If `since` is 0, no channel is omitted.
+
+    `log_floor` is the number of the newest batch, in this host's log of the epoch's plan, up to which this part of the epoch covers all
+    commits. The number is 0 if there is no such batch.
     """
 
     epoch: int
@@ -207,6 +216,7 @@ class EpochReport(HostMessage, frozen=True, gc=False):
     store_ns: int = 0
     new_bytes: int = 0
     since: int = 0
+    log_floor: int = 0
 
 
 class EpochRefused(HostMessage, frozen=True, gc=False):
@@ -230,9 +240,13 @@ class PlanRefused(HostMessage, frozen=True, gc=False):
 
 
 class ReserveAgents(HostMessage, frozen=True, gc=False):
+    """Request to create agents. If recovery is local, `parent` is the agent that creates them, and may repeat the request after it was
+    restarted."""
+
     request: int
     plan: int
     agents: tuple[AgentKind, ...]
+    parent: str = ""
 
 
 class RetireAgent(HostMessage, frozen=True, gc=False):
@@ -436,7 +450,8 @@ class HostLog(msgspec.Struct, frozen=True, gc=False):
 class Plan(Directive, frozen=True, gc=False):
     """A recovery plan. `logs` contains logs of earlier plans, if hosts may still write to them or they contain a known batch.
 
-    Inputs beyond the recovery line are dropped if they are in the log of a plan whose number is below `drop_before`.
+    Inputs beyond the recovery line are dropped if they are in the log of a plan whose number is below `drop_before`. Commits in logs of
+    plans whose number is below `era` are void.
     """
 
     number: int
@@ -448,6 +463,7 @@ class Plan(Directive, frozen=True, gc=False):
     logs: tuple[HostLog, ...] = ()
     drop_before: int = 0
     deaths: tuple[TurnDeath, ...] = ()
+    era: int = 0
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 from tests.sim.mutants import client_mutants, host_mutants, recovery_mutants
 from tests.sim.mutants.client_mutants import CLIENT_MUTANTS, LOG_MUTANTS
+from tests.sim.mutants.commit_mutants import COMMIT_MUTANTS
 from tests.sim.mutants.recovery_mutants import LETTER_MUTANTS, ROLLBACK_MUTANTS
 from tests.sim.mutants.registry import (
     BUSY,
@@ -146,7 +147,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=host_mutants.outbox_lost,
         scenario=template(CHANDY, patterns=("spawning",), faults=crash_at(*CRASHES)),
         oracle="channel-state",
-        seed=13,
+        seed=0,
     ),
     "in-transit-lost": Mutant(
         text="a restore counts messages in transit as received",
@@ -268,7 +269,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=recovery_mutants.members_never_unborn,
         scenario=template(CHANDY, patterns=("spawning", "orders"), faults=[*crash_at(*CRASHES), SLOW_ANSWERS]),
         oracle="refused",
-        seed=48,
+        seed=76,
     ),
     "stops-too-early": Mutant(
         text="a fleet ends at its first complete cut, whatever its stop_when says",
@@ -476,6 +477,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     **LETTER_MUTANTS,
     **ROLLBACK_MUTANTS,
+    **COMMIT_MUTANTS,
 }
 
 

@@ -275,11 +275,11 @@ def all_batches_deleted() -> list[Patch]:
 def deleted_at_the_newest_epoch() -> list[Patch]:
     """Delete a batch when the newest epoch covers it, although that epoch may later turn out to be damaged."""
 
-    def at_the_newest(batches: Any, epochs: Any, left: Any, turns: Any, settled: Any) -> Any:
+    def at_the_newest(batches: Any, epochs: Any, left: Any, turns: Any, settled: Any, base: Any) -> Any:
         newest = max(epochs, default=0)
         kept = {epoch: numbers for epoch, numbers in epochs.items() if epoch == newest}
         ended = {epoch: numbers for epoch, numbers in turns.items() if epoch == newest}
-        return find_garbage(batches, kept, left, ended, settled)
+        return find_garbage(batches, kept, left, ended, settled, base)
 
     return [(store_keeper, "find_garbage", at_the_newest), *_input_gaps_unnoticed()]
 

@@ -121,7 +121,7 @@ class TurnSurvived(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class FleetDefinition(_message.Message):
-    __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents", "never_stops", "policy", "log_bytes_max", "places", "rpo_ns", "rto_ns")
+    __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents", "never_stops", "policy", "log_bytes_max", "places", "rpo_ns", "rto_ns", "recovery")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class FleetDefinition(_message.Message):
     PLACES_FIELD_NUMBER: _ClassVar[int]
     RPO_NS_FIELD_NUMBER: _ClassVar[int]
     RTO_NS_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_FIELD_NUMBER: _ClassVar[int]
     name: str
     protocol: str
     period_ns: int
@@ -144,7 +145,8 @@ class FleetDefinition(_message.Message):
     places: _containers.RepeatedCompositeFieldContainer[PlaceRule]
     rpo_ns: int
     rto_ns: int
-    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ..., places: _Optional[_Iterable[_Union[PlaceRule, _Mapping]]] = ..., rpo_ns: _Optional[int] = ..., rto_ns: _Optional[int] = ...) -> None: ...
+    recovery: str
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ..., places: _Optional[_Iterable[_Union[PlaceRule, _Mapping]]] = ..., rpo_ns: _Optional[int] = ..., rto_ns: _Optional[int] = ..., recovery: _Optional[str] = ...) -> None: ...
 
 class PlaceRule(_message.Message):
     __slots__ = ("agents", "hosts")
@@ -273,7 +275,7 @@ class ReportedPack(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., index_digest: _Optional[bytes] = ...) -> None: ...
 
 class EpochReport(_message.Message):
-    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages", "input_of", "input_number", "output_of", "output_number", "durable_of", "durable_number", "captures_ns", "slowest", "start_delay_ns", "slowest_capture_ns", "alignment_ns", "store_ns", "new_bytes", "since")
+    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages", "input_of", "input_number", "output_of", "output_number", "durable_of", "durable_number", "captures_ns", "slowest", "start_delay_ns", "slowest_capture_ns", "alignment_ns", "store_ns", "new_bytes", "since", "log_floor")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     PACK_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +307,7 @@ class EpochReport(_message.Message):
     STORE_NS_FIELD_NUMBER: _ClassVar[int]
     NEW_BYTES_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
+    LOG_FLOOR_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     host_start: int
     pack: ReportedPack
@@ -336,7 +339,8 @@ class EpochReport(_message.Message):
     store_ns: int
     new_bytes: int
     since: int
-    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., input_of: _Optional[_Iterable[int]] = ..., input_number: _Optional[_Iterable[int]] = ..., output_of: _Optional[_Iterable[int]] = ..., output_number: _Optional[_Iterable[int]] = ..., durable_of: _Optional[_Iterable[int]] = ..., durable_number: _Optional[_Iterable[int]] = ..., captures_ns: _Optional[int] = ..., slowest: _Optional[str] = ..., start_delay_ns: _Optional[int] = ..., slowest_capture_ns: _Optional[int] = ..., alignment_ns: _Optional[int] = ..., store_ns: _Optional[int] = ..., new_bytes: _Optional[int] = ..., since: _Optional[int] = ...) -> None: ...
+    log_floor: int
+    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., input_of: _Optional[_Iterable[int]] = ..., input_number: _Optional[_Iterable[int]] = ..., output_of: _Optional[_Iterable[int]] = ..., output_number: _Optional[_Iterable[int]] = ..., durable_of: _Optional[_Iterable[int]] = ..., durable_number: _Optional[_Iterable[int]] = ..., captures_ns: _Optional[int] = ..., slowest: _Optional[str] = ..., start_delay_ns: _Optional[int] = ..., slowest_capture_ns: _Optional[int] = ..., alignment_ns: _Optional[int] = ..., store_ns: _Optional[int] = ..., new_bytes: _Optional[int] = ..., since: _Optional[int] = ..., log_floor: _Optional[int] = ...) -> None: ...
 
 class EpochRefused(_message.Message):
     __slots__ = ("epoch", "reason", "is_final")
@@ -373,14 +377,16 @@ class PlanRefused(_message.Message):
     def __init__(self, plan: _Optional[int] = ..., host_start: _Optional[int] = ..., damaged_epoch: _Optional[int] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ..., may_pass: bool = ...) -> None: ...
 
 class ReserveAgents(_message.Message):
-    __slots__ = ("request", "plan", "agents")
+    __slots__ = ("request", "plan", "agents", "parent")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     request: int
     plan: int
     agents: _containers.RepeatedCompositeFieldContainer[AgentKind]
-    def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ...) -> None: ...
+    parent: str
+    def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ..., parent: _Optional[str] = ...) -> None: ...
 
 class RetireAgent(_message.Message):
     __slots__ = ("request", "plan", "agent")
@@ -685,7 +691,7 @@ class PlacedAgent(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[int] = ..., incarnation: _Optional[int] = ..., is_unborn: bool = ..., ordinal: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents", "logs", "drop_before", "deaths")
+    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents", "logs", "drop_before", "deaths", "era")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LINE_ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -695,6 +701,7 @@ class Plan(_message.Message):
     LOGS_FIELD_NUMBER: _ClassVar[int]
     DROP_BEFORE_FIELD_NUMBER: _ClassVar[int]
     DEATHS_FIELD_NUMBER: _ClassVar[int]
+    ERA_FIELD_NUMBER: _ClassVar[int]
     number: int
     line_epoch: int
     line_root: str
@@ -704,7 +711,8 @@ class Plan(_message.Message):
     logs: _containers.RepeatedCompositeFieldContainer[HostLog]
     drop_before: int
     deaths: _containers.RepeatedCompositeFieldContainer[TurnDeath]
-    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ..., drop_before: _Optional[int] = ..., deaths: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ...) -> None: ...
+    era: int
+    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ..., drop_before: _Optional[int] = ..., deaths: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ..., era: _Optional[int] = ...) -> None: ...
 
 class HostLog(_message.Message):
     __slots__ = ("plan", "host", "host_start", "newest")

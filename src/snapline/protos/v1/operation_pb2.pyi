@@ -63,7 +63,7 @@ class Operation(_message.Message):
     def __init__(self, version: _Optional[int] = ..., now_ns: _Optional[int] = ..., client: _Optional[str] = ..., sequence: _Optional[int] = ..., define_fleet: _Optional[_Union[DefineFleet, _Mapping]] = ..., define_agents: _Optional[_Union[DefineAgents, _Mapping]] = ..., admit_host: _Optional[_Union[AdmitHost, _Mapping]] = ..., lose_hosts: _Optional[_Union[LoseHosts, _Mapping]] = ..., commit_plan: _Optional[_Union[CommitPlan, _Mapping]] = ..., confirm_plan: _Optional[_Union[ConfirmPlan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpochOperation, _Mapping]] = ..., complete_epoch: _Optional[_Union[CompleteEpoch, _Mapping]] = ..., abort_epoch: _Optional[_Union[AbortEpoch, _Mapping]] = ..., condemn_epoch: _Optional[_Union[CondemnEpoch, _Mapping]] = ..., forget_epochs: _Optional[_Union[ForgetEpochs, _Mapping]] = ..., create_agents: _Optional[_Union[CreateAgents, _Mapping]] = ..., remove_agent: _Optional[_Union[RemoveAgent, _Mapping]] = ..., end_fleet: _Optional[_Union[EndFleet, _Mapping]] = ..., forget_hosts: _Optional[_Union[ForgetHosts, _Mapping]] = ..., open_host_log: _Optional[_Union[OpenHostLog, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., make_token: _Optional[_Union[MakeToken, _Mapping]] = ..., revoke_token: _Optional[_Union[RevokeToken, _Mapping]] = ..., record_call: _Optional[_Union[RecordCall, _Mapping]] = ..., drain_hosts: _Optional[_Union[DrainHosts, _Mapping]] = ..., forgive_turn: _Optional[_Union[ForgiveTurn, _Mapping]] = ...) -> None: ...
 
 class DefineFleet(_message.Message):
-    __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents", "never_stops", "policy", "log_bytes_max", "places", "rpo_ns", "rto_ns", "parts")
+    __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents", "never_stops", "policy", "log_bytes_max", "places", "rpo_ns", "rto_ns", "parts", "recovery")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class DefineFleet(_message.Message):
     RPO_NS_FIELD_NUMBER: _ClassVar[int]
     RTO_NS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     name: str
     protocol: str
@@ -92,7 +93,8 @@ class DefineFleet(_message.Message):
     rpo_ns: int
     rto_ns: int
     parts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cluster: _Optional[str] = ..., name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., definition_digest: _Optional[bytes] = ..., agents: _Optional[int] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ..., places: _Optional[_Iterable[_Union[PlaceRuleOperation, _Mapping]]] = ..., rpo_ns: _Optional[int] = ..., rto_ns: _Optional[int] = ..., parts: _Optional[_Iterable[str]] = ...) -> None: ...
+    recovery: str
+    def __init__(self, cluster: _Optional[str] = ..., name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., definition_digest: _Optional[bytes] = ..., agents: _Optional[int] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ..., places: _Optional[_Iterable[_Union[PlaceRuleOperation, _Mapping]]] = ..., rpo_ns: _Optional[int] = ..., rto_ns: _Optional[int] = ..., parts: _Optional[_Iterable[str]] = ..., recovery: _Optional[str] = ...) -> None: ...
 
 class PlaceRuleOperation(_message.Message):
     __slots__ = ("agents", "hosts")
@@ -197,7 +199,7 @@ class ForgiveTurn(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class CommitPlan(_message.Message):
-    __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "is_even", "is_move", "weights")
+    __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "is_even", "is_move", "weights", "restarted")
     EXPECTED_PLAN_FIELD_NUMBER: _ClassVar[int]
     LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +209,7 @@ class CommitPlan(_message.Message):
     IS_EVEN_FIELD_NUMBER: _ClassVar[int]
     IS_MOVE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    RESTARTED_FIELD_NUMBER: _ClassVar[int]
     expected_plan: int
     line_epoch: int
     hosts: _containers.RepeatedScalarFieldContainer[str]
@@ -216,7 +219,8 @@ class CommitPlan(_message.Message):
     is_even: bool
     is_move: bool
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., is_even: bool = ..., is_move: bool = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    restarted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., is_even: bool = ..., is_move: bool = ..., weights: _Optional[_Iterable[int]] = ..., restarted: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Restore(_message.Message):
     __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "request", "drop_inputs", "agent", "place")
@@ -335,18 +339,20 @@ class ForgetEpochs(_message.Message):
     def __init__(self, epochs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CreateAgents(_message.Message):
-    __slots__ = ("host", "host_start", "plan", "agents", "kinds")
+    __slots__ = ("host", "host_start", "plan", "agents", "kinds", "parent")
     HOST_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     host: str
     host_start: int
     plan: int
     agents: _containers.RepeatedScalarFieldContainer[str]
     kinds: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ..., plan: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., kinds: _Optional[_Iterable[str]] = ...) -> None: ...
+    parent: str
+    def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ..., plan: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., kinds: _Optional[_Iterable[str]] = ..., parent: _Optional[str] = ...) -> None: ...
 
 class RemoveAgent(_message.Message):
     __slots__ = ("host", "host_start", "plan", "agent")

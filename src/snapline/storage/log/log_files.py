@@ -84,6 +84,19 @@ entries. If an undone turn runs again, it does so soon after the recovery. So jo
 epochs are *settled*, which means that they were taken well after the current plan began. An undone turn that is repeated even later
 executes its steps again. Inputs have no comparable time limit.
 
+Commits (`commits.py`) exist only in fleets with local recovery. After a failure, each agent starts from its newest commit, or from its
+checkpoint in the newest complete epoch if that is newer. So a commit may be deleted once every epoch that may become the recovery line
+covers it. These epochs are the newest complete epoch, and the one before it in case the newest is damaged. The older of the two is called
+the *base*. The base covers:
+
+- all logs of plans below its own plan, because its agents were loaded from them;
+- of each log of its own plan, the batches up to the log's floor in `Metadata.log_floors`. A host reports as floor the last batch whose
+  commits its part of the epoch covers.
+
+With fewer than two complete epochs there is no base, and no commit is covered. Older kept epochs need no commits: a restore to one of them
+makes all commits in logs of earlier plans void, and begins an *era*. Commits in logs of plans below the era are void, and need no cover. A
+batch with a commit may be deleted only if both its commits and its inputs and journal entries are no longer needed.
+
 The caller's duties:
 
 1. `epochs` must contain every epoch to which a recovery may go back: epochs kept in the coordinator's log, pinned epochs, and the recovery
@@ -91,7 +104,8 @@ The caller's duties:
 2. `left` must name only agents that do not currently exist. `left` must not name an agent that was created again under the same id, because
    an epoch between the two incarnations needs the inputs of the second.
 3. A former leader may delete batches late, which is safe. A covered batch stays covered, because kept epochs are only removed, or added
-   with higher numbers.
+   with higher numbers, and the era only increases.
+4. The epochs given to `base_of` must be complete, and neither condemned nor void: a recovery never starts from such an epoch.
 
 Keeping these batches supports R1 of inputs (an acknowledged input takes effect after any rollback), as G7 does for checkpoints.
 """
@@ -131,6 +145,7 @@ from snapline.storage.log.log_record import (
     parse_directory,
     parse_path,
 )
+from snapline.storage.packs.manifest import Metadata
 
 DELETIONS_KIND = b"LDEL"
 
@@ -276,12 +291,14 @@ class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
         log, number: log and number of the batch.
         highest: map from each agent to its highest input number in the batch.
         turns: map from each agent to its highest durable turn number in the batch.
+        has_commit: whether the batch contains parts of commits.
     """
 
     log: LogName
     number: int
     highest: dict[str, int]
     turns: dict[str, int] = {}
+    has_commit: bool = False
 
 
 class SettledEpoch(msgspec.Struct, frozen=True, gc=False):
@@ -294,6 +311,37 @@ class SettledEpoch(msgspec.Struct, frozen=True, gc=False):
 NEVER_SETTLED = SettledEpoch(0, 0)
 
 
+class CommitBase(msgspec.Struct, frozen=True, gc=False):
+    """The base, which decides which commits are no longer needed.
+
+    Attributes:
+        plan: plan of the base; 0 if there is no base.
+        floors: `Metadata.log_floors` of the base.
+        era: commits in logs of plans with lower numbers are void.
+    """
+
+    plan: int = 0
+    floors: dict[str, int] = {}
+    era: int = 0
+
+    def covers(self, log: LogName, number: int) -> bool:
+        """Return whether the commits in this batch are void or covered by the base."""
+        if log.plan < max(self.plan, self.era):
+            return True
+        return log.plan == self.plan and number <= self.floors.get(f"{log.host}-{log.start}", 0)
+
+
+NO_BASE = CommitBase()
+
+
+def base_of(epochs: Mapping[int, Metadata], era: int) -> CommitBase:
+    """Return the base, which is the second newest of these complete epochs."""
+    if len(epochs) < 2:
+        return CommitBase(era=era)
+    about = epochs[sorted(epochs)[-2]]
+    return CommitBase(about.plan, about.log_floors, era)
+
+
 def batch_numbers(log: LogName, number: int, batch: LogBatch) -> BatchNumbers:
     """Summarize a batch for garbage collection. The summary is small enough to keep one in memory for every batch."""
     highest: dict[str, int] = {}
@@ -302,7 +350,7 @@ def batch_numbers(log: LogName, number: int, batch: LogBatch) -> BatchNumbers:
     turns: dict[str, int] = {}
     for entry in batch.entries:
         turns[entry.agent] = max(entry.turn, turns.get(entry.agent, 0))
-    return BatchNumbers(log, number, highest, turns)
+    return BatchNumbers(log, number, highest, turns, bool(batch.commits))
 
 
 def find_garbage(
@@ -311,6 +359,7 @@ def find_garbage(
     left: Mapping[str, int],
     turns: Mapping[int, Mapping[str, int]] | None = None,
     settled: SettledEpoch = NEVER_SETTLED,
+    base: CommitBase = NO_BASE,
 ) -> list[tuple[LogName, int]]:
     """Return the batches that may be deleted, in the given order. The module docstring lists the caller's duties.
 
@@ -327,6 +376,8 @@ def find_garbage(
     is_settled = min(epochs) >= settled.epoch
 
     def is_deletable(batch: BatchNumbers) -> bool:
+        if batch.has_commit and not base.covers(batch.log, batch.number):
+            return False
         are_old = is_settled and batch.log.plan < settled.plan
         return inputs.cover(batch.highest) and (are_old or ended.cover(batch.turns))
 

@@ -185,16 +185,39 @@ class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     entry: JournalEntry
 
 
+class CommitPart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A part of a host's commit. A commit that does not fit into one batch has several parts, in consecutive batches (`commits.py`).
+
+    Attributes:
+        commit: number of the commit, counted from 1 for each log.
+        part: index of the part, from 0.
+        is_last: whether the commit has no further part.
+        data: the part's bytes.
+    """
+
+    commit: int
+    part: int
+    is_last: bool
+    data: bytes
+
+
 class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Contents of a batch. `saved_entries` contains `entries` in the form stored in the file, which omits an empty list."""
+    """Contents of a batch. `saved_entries` and `saved_commits` contain `entries` and `commits` in the form stored in the file, which omits
+    empty lists."""
 
     inputs: list[LoggedInput] = []
     saved_entries: list[LoggedEntry] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="entries")
+    saved_commits: list[CommitPart] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="commits")
 
     @property
     def entries(self) -> list[LoggedEntry]:
         """Journal entries of durable turns in this batch."""
         return self.saved_entries or []
+
+    @property
+    def commits(self) -> list[CommitPart]:
+        """Parts of commits in this batch."""
+        return self.saved_commits or []
 
 
 class PreparedBatch(msgspec.Struct, frozen=True):
@@ -395,6 +418,8 @@ def _contradiction(batch: LogBatch) -> str:
     """Return why `batch` is invalid, or "" if it is valid. Batches are checked before writing and after reading."""
     numbered = [(logged.agent, logged.number, "an input") for logged in batch.inputs]
     numbered += [(logged.agent, logged.turn, "a durable turn") for logged in batch.entries]
+    if any(part.commit < 1 or part.part < 0 for part in batch.commits):
+        return "commits are numbered from 1, and their parts from 0"
     for agent, number, kind in numbered:
         if not 1 <= number <= NUMBER_MAX:
             return f"{number} is no number of {kind}: they count from 1"

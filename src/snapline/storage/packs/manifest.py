@@ -20,6 +20,7 @@ The ref `refs/epochs/<epoch>` is a record (kind `EREF`) that names the root of a
 """
 
 import contextlib
+import re
 from bisect import bisect_left
 from operator import attrgetter
 
@@ -64,6 +65,7 @@ PACK_BYTES_MAX = 2**60
 
 _KIND = b"MANI"
 _ROOT_CONTEXT = b"snapline root 1\0"
+_LOG = re.compile(rf"[A-Za-z0-9_.-]{{1,128}}-{layout.NUMBER_PATTERN}")
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +91,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             map.
         durable_turns: map from each agent with finished durable turns to the number of the last durable turn that has ended in the cut.
             Files omit an empty map.
+        log_floors: map from `<host>-<start>`, the name of a host's log of the plan, to the number of the newest batch up to which the
+            epoch covers all commits in the log. Files omit an empty map.
         ordinals: map from each agent to its index in the vectors of its protocol. Only agents that take checkpoints independently have an
             ordinal. Files omit an empty map.
         next_ordinal: lowest index that is above every index ever used by an agent of the fleet. Files omit 0.
@@ -114,6 +118,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inputs: dict[str, int] = {}
     outputs: dict[str, int] = {}
     durable_turns: dict[str, int] = {}
+    log_floors: dict[str, int] = {}
     ordinals: dict[str, int] = {}
     next_ordinal: int = 0
     validity: str = ""
@@ -275,7 +280,7 @@ def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
 
 def _encode_metadata(metadata: Metadata) -> bytes:
     fields = msgspec.structs.asdict(metadata)
-    for name in ("inputs", "outputs", "durable_turns", "ordinals", "next_ordinal"):
+    for name in ("inputs", "outputs", "durable_turns", "log_floors", "ordinals", "next_ordinal"):
         if not fields[name]:
             del fields[name]
     return canonical.encode(fields)
@@ -359,6 +364,7 @@ def _contradiction(manifest: Manifest) -> str:
         _contradiction_in_numbers(manifest.metadata.inputs, "an input")
         or _contradiction_in_numbers(manifest.metadata.outputs, "an output")
         or _contradiction_in_numbers(manifest.metadata.durable_turns, "a durable turn")
+        or _contradiction_in_floors(manifest.metadata.log_floors)
         or _contradiction_in_ordinals(manifest.metadata)
         or _contradiction_in_lines(manifest)
         or _contradiction_in_chunks(manifest)
@@ -373,6 +379,13 @@ def _contradiction_in_numbers(numbers: dict[str, int], what: str) -> str:
             return str(error)
         if not 1 <= number <= layout.EPOCH_MAX:
             return f"{number} is no number of {what} of agent {agent!r}: they count from 1"
+    return ""
+
+
+def _contradiction_in_floors(floors: dict[str, int]) -> str:
+    for name, number in floors.items():
+        if _LOG.fullmatch(name) is None or not 1 <= number <= layout.EPOCH_MAX:
+            return f"{number} is no number of a batch in the log {name!r}: they count from 1"
     return ""
 
 

@@ -1,0 +1,69 @@
+"""Local recovery on real processes: a host is killed, and the agents of all others go on; nothing that they did is undone."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from tests.integration.cuts import store_of
+from tests.integration.fleets import passers
+from tests.integration.running import Running, running
+
+from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
+
+HOSTS = 8
+HOPS = 60
+RUNS = 50
+
+
+def turns_in(folder: Path) -> dict[str, list[int]]:
+    """Each agent's turns, in the order in which they were taken."""
+    return {book.name: [int(line) for line in book.read_text().splitlines()] for book in sorted(folder.iterdir())}
+
+
+def agents_of(host: str) -> set[str]:
+    first = (int(host[1:]) - 1) * passers.AGENTS_A_HOST
+    return {passers.name_of(first + number) for number in range(passers.AGENTS_A_HOST)}
+
+
+async def kill_and_end(data_dir: Path, chosen: random.Random, *, kills: int, recovery: str = "local") -> str:
+    """Kill hosts one after the other while tokens are passed; returns what was measured."""
+    books = data_dir.with_name("books")
+    books.mkdir()
+    arguments = {"folder": str(books), "hosts": str(HOSTS), "hops": str(HOPS), "recovery": recovery}
+    victims = [f"h{chosen.randint(1, HOSTS)}" for _ in range(kills)]
+    async with running(data_dir, "passers:fleet", arguments, hosts=HOSTS) as fleet:
+        await fleet.until(lambda now: sum(host.turns for host in now.hosts) > 200)
+        for victim in victims:
+            await asyncio.sleep(chosen.uniform(0.0, 0.7))
+            await kill(fleet, victim)
+        await fleet.end()
+    store = store_of(data_dir)
+    states = passers.states_of(load_cut(store, store.epochs()[-1], passers.fleet(**arguments)))
+    assert sum(state.hops for state in states) == HOPS * passers.TOKENS * len(states)
+    turns = turns_in(books)
+    restarted = set().union(*[agents_of(victim) for victim in victims])
+    undone = {agent: len(taken) - max(taken) for agent, taken in turns.items()}
+    for agent, taken in turns.items():
+        assert agent in restarted or taken == list(range(1, len(taken) + 1)), f"{agent}: {undone[agent]} turns undone"
+    return f"killed {victims}; turns of {len(turns) - len(restarted)} other agents undone: 0; of theirs: {undone}"
+
+
+async def kill(fleet: Running, victim: str) -> None:
+    earlier = len(await fleet.recoveries())
+    fleet.local.kill(victim)
+    await fleet.until_recovered(earlier)
+
+
+@pytest.mark.timeout(240)
+async def test_only_the_agents_of_a_killed_host_start_again(
+    data_dir: Path, first_seed: int, figures: list[str]
+) -> None:
+    figures.append(await kill_and_end(data_dir, random.Random(first_seed), kills=1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", range(RUNS))
+async def test_so_it_is_whatever_is_killed(number: int, data_dir: Path, first_seed: int, figures: list[str]) -> None:
+    figures.append(await kill_and_end(data_dir, random.Random(first_seed + number), kills=1 + number % 3))
