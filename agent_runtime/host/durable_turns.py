@@ -340,7 +340,7 @@ class DurableTurns:
         self._effects.not_done(agent, turn, entry.input.admitted_ns)
         agent.stage = IDLE
         self._mode.before_turn(agent)
-        return False
+        return self._take_resolution(agent, turn, waits)  # the effect may be in doubt again
 
     def _find_in_stash(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
         """Remove the awaited entry from the stash, so that it does not get a turn of its own. Return whether the stash contained the

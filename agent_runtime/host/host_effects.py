@@ -193,12 +193,21 @@ class Effects:
 
     def not_done(self, agent: LocalAgent, turn: DurableTurn, time_ns: int) -> None:
         """Record an operator's resolution that the effect was not done. The effect is called as soon as no recovery can undo the
-        resolution."""
+        resolution.
+
+        After a restore, the same resolution may be consumed again. If a host log contains the mark of a call after it, the effect is in
+        doubt again, because the resolution says nothing of that call.
+        """
         effects = agent.effects
         assert effects is not None and effects.open is not None and agent.outputs is not None
         effects.not_done(1 + agent.outputs.number)
         self._emit(agent, self._outcome(effect_records.NOT_DONE, agent.id, effects.open), time_ns)
-        self._call_if_released(agent, turn, effects, effects.open)
+        if self._steps.has_mark(agent, effects.open):
+            effects.begun()
+            effects.is_in_doubt, effects.is_ready, effects.needs_people = True, False, True
+            self._shared.note("error", _needs_people(agent.id, effects.open))
+        else:
+            self._call_if_released(agent, turn, effects, effects.open)
 
     # ---- endings --------------------------------------------------------------------------------------------------
 

@@ -471,6 +471,11 @@ class StepLog:
         self._log.put(PendingEntry(logged, turn, is_last=False, is_mark=True))
         self._log.append()
 
+    def has_mark(self, agent: LocalAgent, opened: OpenEffect) -> bool:
+        """Return whether the logs of earlier plans contain the mark of this effect after the same resolution."""
+        turns = agent.begun.logged.values() if agent.begun is not None else ()
+        return any(logged.entry == mark_of(opened) for entries in turns for logged in entries)
+
     def awaits(self, pending: PendingEntry) -> bool:
         agent = self._shared.agents.get(pending.entry.agent)
         return agent is not None and agent.turn is pending.turn

@@ -196,6 +196,23 @@ def test_a_recovery_to_before_the_word_and_one_to_after_it_come_to_the_same(is_d
     assert all(end == ends[0] for end in ends) and len(ends) == (3 if is_done else 2)
 
 
+@pytest.mark.parametrize("is_resolved", [False, True])
+def test_a_resolution_consumed_again_says_nothing_of_the_call_that_followed_it(is_resolved: bool) -> None:
+    """A restore takes the agent back to before the resolution. The logs hold the resolution, and the mark of the call after it."""
+    driver = in_doubt()
+    before = saved(driver)
+    People(driver).settle(said(is_done=False))
+    assert runs(begin(driver, epoch=2)), "it is called"
+    words = [logged(said(is_done=False)), logged(said(2), 2, "found in the log")]
+    later = restarted(before, *words[: 1 + is_resolved], logged=driver.logged)
+    release(later, epoch=3)
+    assert not runs(later.said)
+    if not is_resolved:
+        assert [each.stands for each in standing(later)] == ["needs people"]
+        People(later).settle(said(2), "newer")
+    assert found(later) == JournalEntry("effect", "pay", DIGEST, DONE, TOLD, "k#1")
+
+
 def test_only_what_needs_people_takes_a_word() -> None:
     first = begun(here=("a",))
     ask(first, OURS)
