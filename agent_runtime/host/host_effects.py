@@ -165,6 +165,7 @@ class Effects:
             self._commits.say(agent)
             return
         if not waits_for_commit and agent.outputs is not None and agent.outputs.holds(opened.number):
+            effects.is_ready = True  # also if its mark was made while it waited for a commit
             self._outputs.await_release(agent)
             return
         if self.are_held and not effects.is_called:  # an effect with a mark counts as called already

@@ -268,6 +268,7 @@ class FleetState(FleetView):
         record = image.epochs[line] if line else EpochRecord(0, "", 0)
         if restore is not None or number == image.era or self._are_commits_lost(line):
             image.era, image.era_line, image.is_era_adopted = number, line, False
+            image.base = min(image.base, line)  # no commit of this era has been deleted
         if image.recovery != LOCAL or number <= image.era:
             self._restore_membership(line, record.unborn)
         agents = self._restart_agents(number, kind)

@@ -64,6 +64,9 @@ class Agreed:
         """A plan that all have applied."""
         line = self.line if line is None else line
         self.do(op.CommitPlan(self.state.plan_number, line, hosts, "test", is_move=is_move))
+        self.confirm()
+
+    def confirm(self) -> None:
         plan = self.state.plan
         assert plan is not None
         for host in plan.hosts:

@@ -102,6 +102,19 @@ def test_an_era_begins_with_each_restore(local: Agreed) -> None:
     assert local.state.image.era == 3, "the restore had been made before"
 
 
+def test_recoveries_after_a_restore_do_not_begin_an_era_again(local: Agreed) -> None:
+    """Commits of the new era are kept, although the recovery line is older than epochs of the history before."""
+    local.start("h1", "h2")
+    first = local.epoch()
+    for _ in range(2):
+        local.epoch()
+    local.do(op.Restore(1, first, ("h1", "h2"), "asked for", request="mine"))
+    local.confirm()
+    local.lose("h2")
+    local.plan("h1")
+    assert (local.state.plan_number, local.state.image.era) == (3, 2)
+
+
 def test_hosts_learn_the_era_from_plans() -> None:
     bench = local_bench()
     bench.start_fleet("h1", "h2")
