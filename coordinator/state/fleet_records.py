@@ -292,6 +292,7 @@ class PlanRecord(msgspec.Struct):
         is_move: whether the plan was made to move agents rather than after a failure.
         lost_ns: duration of the undone work, in nanoseconds, up to the time when the lost hosts were last known to work; 0 if unknown, as
             in autonomous protocols.
+        era: the era to which the plan belongs, as in `FleetImage.era`.
     """
 
     number: int
@@ -315,6 +316,7 @@ class PlanRecord(msgspec.Struct):
     drop_before: int = 0
     lost_ns: int = 0
     is_move: bool = False
+    era: int = 0
 
     @property
     def is_failure(self) -> bool:
@@ -449,7 +451,7 @@ class FleetImage(msgspec.Struct):
         era: number of the newest plan that a restore made, or of the first plan after the coordinator was restored from a backup. Commits in
             logs of plans with lower numbers are void. The era is 0 if there is no such plan, also in a fork, because a fork's store
             contains no commits of other fleets.
-        era_line: epoch from which the era began.
+        era_line: epoch from which the era began, 0 if from the initial states.
         is_era_adopted: whether all agents have been committed since the era began.
         base: newest epoch that was the second newest complete one. Commits that it covers may be deleted.
     """

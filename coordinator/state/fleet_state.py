@@ -266,6 +266,8 @@ class FleetState(FleetView):
         number, line = self.plan_number + 1, kind.line_epoch
         aborted = self._abort_open_epochs(f"plan {number} rolls the fleet back to epoch {line}: {kind.reason}")
         record = image.epochs[line] if line else EpochRecord(0, "", 0)
+        if number == self.start_plan:
+            image.era_line = line
         if restore is not None or number == image.era or self._are_commits_lost(line):
             image.era, image.era_line, image.is_era_adopted = number, line, False
             image.base = min(image.base, line)  # no commit of this era has been deleted
@@ -298,12 +300,13 @@ class FleetState(FleetView):
                 condemned=[x.epoch for x in image.condemned if x.plan == number - 1],
                 suspected_ns=need.suspected_ns,
                 committed_ns=now_ns,
-                rolled_back=kind.rolled_back,
+                rolled_back=self._restarted_count(number) if image.recovery == LOCAL else kind.rolled_back,
                 checkpoints_lost=kind.checkpoints_lost,
                 restore=restore,
                 drop_before=record.drop_before,
                 lost_ns=lost_ns,
                 is_move=is_move,
+                era=image.era,
             )
         )
         if not used:
@@ -362,6 +365,12 @@ class FleetState(FleetView):
             if record.host != host or host not in kept:
                 record.host, record.incarnation = host, number
         return list(placed)
+
+    def _restarted_count(self, number: int) -> int:
+        """Return how many agents start again under this plan, which is none under the first plan of the fleet."""
+        if number == self.start_plan:
+            return 0
+        return sum([record.incarnation == number for _, record in self.living_agents()])
 
     def _kept_hosts(self, kind: op.CommitPlan | op.Restore, placed: Mapping[str, str]) -> set[str]:
         """Return the hosts whose agents go on under the next plan without a restart, in their present incarnations (rule 3).

@@ -5,7 +5,8 @@ Queries may be called at any time on the event loop's thread. Results are in the
 The *lineage* of an epoch is the chain of its predecessors. A *restore* returns the fleet to an earlier epoch.
 
 The *predecessor* of an epoch is the newest older epoch that completed under the same plan. If the plan has no older epoch, the predecessor
-is the plan's recovery line, where 0 denotes the initial states. The predecessor may have been condemned since, because a plan continues
+is the plan's recovery line, where 0 denotes the initial states. With local recovery, all plans of an era count as one plan, because they
+undo nothing that an epoch contains. The predecessor may have been condemned since, because a plan continues
 even if one of its epochs is found to be damaged.
 
 A *void* epoch is a complete epoch that was discarded when the fleet was restored to an earlier epoch. A void epoch never becomes a recovery
@@ -324,22 +325,46 @@ def lineage_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...] | None:
 
 
 def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
-    """Return the plan's newest epoch below `below` that is not open, or the plan's recovery line if no such epoch exists. Return None if
-    the predecessor has been forgotten or may have been forgotten."""
+    """Return the newest epoch of the plan's history below `below` that is not open, or the history's recovery line if no such epoch exists.
+    Return None if the predecessor has been forgotten or may have been forgotten."""
+    history = _history_of(image, plan)
     for epoch in reversed(image.epochs):
         record = image.epochs[epoch]
-        if epoch < below and record.plan == plan and record.status != OPEN:
-            return epoch if epoch > image.forgotten or _is_whole(image, plan) else None
-    plan_record = _plan(image, plan)
-    if plan_record is None or not _is_whole(image, plan):
+        if epoch < below and record.status != OPEN and _history_of(image, record.plan) == history:
+            return epoch if epoch > image.forgotten or _is_whole(image, history) else None
+    if not _is_whole(image, history):
         return None
-    return plan_record.line_epoch if plan_record.line_epoch in image.epochs or not plan_record.line_epoch else None
+    line = _line_of(image, history)
+    return line if line in image.epochs or not line else None
 
 
-def _is_whole(image: FleetImage, plan: int) -> bool:
-    """Return whether the plan is known and none of its epochs has been forgotten."""
-    plan_record = _plan(image, plan)
-    return plan_record is not None and image.forgotten <= plan_record.begun_epoch
+def _history_of(image: FleetImage, plan: int) -> int:
+    """Return the number of the first plan of the history to which this plan belongs: the plan itself, or with local recovery the plan that
+    began the era, where 0 denotes the fleet's first plan."""
+    if image.recovery != LOCAL:
+        return plan
+    record = _plan(image, plan)
+    return image.era if plan >= image.era or record is None else record.era
+
+
+def _first_plan(image: FleetImage, history: int) -> PlanRecord | None:
+    return _plan(image, history or (1 if image.fork is None else image.fork.plan + 1))
+
+
+def _line_of(image: FleetImage, history: int) -> int | None:
+    """Return the recovery line from which the history began, or None if it is not known any more."""
+    if image.recovery == LOCAL and history == image.era:
+        return image.era_line
+    first = _first_plan(image, history)
+    return first.line_epoch if first is not None else None
+
+
+def _is_whole(image: FleetImage, history: int) -> bool:
+    """Return whether the start of the history is known and none of its epochs has been forgotten. Epochs are forgotten oldest first."""
+    first, line = _first_plan(image, history), _line_of(image, history)
+    if first is not None:
+        return image.forgotten <= first.begun_epoch
+    return line is not None and image.forgotten <= line
 
 
 def _plan(image: FleetImage, number: int) -> PlanRecord | None:
@@ -348,9 +373,9 @@ def _plan(image: FleetImage, number: int) -> PlanRecord | None:
 
 def has_fallen_back(image: FleetImage, epoch: int, after: int) -> bool:
     """Return whether the fleet has abandoned a complete epoch between `epoch` and its predecessor `after`."""
-    plan = image.epochs[epoch].plan
-    passed_over = (CONDEMNED, VOID)
-    return any(after < x < epoch and r.status in passed_over and r.plan != plan for x, r in image.epochs.items())
+    history = _history_of(image, image.epochs[epoch].plan)
+    passed_over = {x: r for x, r in image.epochs.items() if after < x < epoch and r.status in (CONDEMNED, VOID)}
+    return any(_history_of(image, record.plan) != history for record in passed_over.values())
 
 
 def forgettable_below(image: FleetImage, pending: list[int]) -> int | None:

@@ -16,7 +16,7 @@ from snapline.coordinator.state import fleet_records
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import REFUSED, UNCHANGED, FleetImage, decode_image
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.fleet_view import FleetView
+from snapline.coordinator.state.fleet_view import FleetView, has_fallen_back, lineage_of
 from snapline.errors import UsageError
 from snapline.messages import host_messages as msg
 from snapline.protos.v1 import operation_pb2
@@ -125,6 +125,41 @@ def test_hosts_learn_the_era_from_plans() -> None:
     assert [(plan.number, plan.era) for plan in plans] == [(1, 0), (2, 2)]
 
 
+def before(local: Agreed, epoch: int) -> list[tuple[int, bool]] | None:
+    found = lineage_of(local.state.image, epoch)
+    return None if found is None else [(x.epoch, x.is_condemned) for x in found]
+
+
+def test_outputs_of_a_condemned_epoch_stay_released(local: Agreed) -> None:
+    """Recoveries undo nothing that an epoch contains, so they do not abandon the epoch. Hosts no longer have its outputs."""
+    local.start("h1", "h2")
+    first, second = local.epoch(), local.epoch()
+    local.do(op.CondemnEpoch(second, "packs/x", "damaged"))
+    local.lose("h2")
+    local.plan("h1")
+    third = local.epoch()
+    assert before(local, third) == [(second, True), (first, False)]
+    assert not has_fallen_back(local.state.image, third, second)
+    local.do(op.Restore(2, first, ("h1",), "asked for", request="mine"))
+    local.confirm()
+    assert before(local, first) == [], "the fleet's first plan began at the initial states"
+    fourth = local.epoch()
+    assert before(local, fourth) == [(first, False)] and has_fallen_back(local.state.image, fourth, first)
+
+
+def test_the_first_epoch_of_an_era_follows_its_line_after_any_number_of_recoveries(local: Agreed) -> None:
+    local.start("h1")
+    for _ in range(fleet_records.PLANS_KEPT + 1):
+        local.plan("h1")
+    first = local.epoch()
+    assert before(local, first) == []
+    local.do(op.Restore(local.state.plan_number, first, ("h1",), "asked for", request="mine"))
+    local.confirm()
+    for _ in range(fleet_records.PLANS_KEPT + 1):
+        local.plan("h1")
+    assert before(local, local.epoch()) == [(first, False)]
+
+
 # ---- agents that go on --------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +175,7 @@ def test_only_the_agents_of_a_lost_host_start_again(local: Agreed) -> None:
     now = incarnations(local)
     assert {x for x in before if before[x][0] == "h2"} == {x for x in now if now[x] == ("h1", 2)} != set()
     assert all(now[agent] == before[agent] for agent in before if before[agent][0] == "h1")
+    assert [plan.rolled_back for plan in local.state.image.plans] == [0, 2], "what the list of recoveries says"
     local.state.validate()
 
 
