@@ -20,7 +20,7 @@ receiver may be ahead of its sender, so no epoch records the sender.
 
 The state of an agent whose turn runs is its state before the turn, because the turn has changed nothing else yet.
 
-One commit is in progress at a time. A commit is due when work waits for it, or when a change is `AGE_NS` old.
+One commit is in progress at a time. A commit is due when work waits for it, or when a change is `COMMIT_AGE_NS` old.
 """
 
 from collections.abc import Iterable
@@ -43,12 +43,8 @@ from snapline.agent_runtime.host.host_state import (
 )
 from snapline.agent_runtime.host.modes.mode import EpochRequest
 from snapline.channels.channel import CHANNEL_CREDIT
-from snapline.messages.host_messages import EndEpoch
+from snapline.messages.host_messages import COMMIT_AGE_NS, EndEpoch
 from snapline.storage.packs.checkpoint import InTransitMessage, ParkedMessage, SavedTimer
-
-AGE_NS = 50_000_000
-"""Age of a change at which a commit is due although nothing waits for it. A failure undoes changes that no commit contains."""
-
 
 LINES_KEPT = 3
 """Number of complete epochs that recovery may still begin from. A damaged epoch makes an older one the recovery line."""
@@ -119,6 +115,7 @@ class Commits:
         self._log = log
         self._captured: list[CapturedAgent] | None = None
         """The commit in progress, or None."""
+        self._captured_ns = 0
         self.adopting: dict[str, None] = {}
 
     def wire(
@@ -156,7 +153,7 @@ class Commits:
     def is_due(self) -> bool:
         """Return whether a commit can and should be captured now."""
         shared = self._shared
-        return self._may_capture and (shared.commits.is_wanted or shared.now >= shared.commits.changed_ns + AGE_NS)
+        return self._may_capture and (shared.commits.is_wanted or shared.now >= shared.commits.changed_ns + COMMIT_AGE_NS)
 
     @property
     def _may_capture(self) -> bool:
@@ -167,7 +164,7 @@ class Commits:
 
     def wakeups_ns(self) -> list[int]:
         """Return the time at which a commit will be due."""
-        return [self._shared.commits.changed_ns + AGE_NS] if self._may_capture else []
+        return [self._shared.commits.changed_ns + COMMIT_AGE_NS] if self._may_capture else []
 
     def take_if_due(self) -> None:
         """Capture a commit if one is due. No turn may be ending meanwhile."""
@@ -184,7 +181,7 @@ class Commits:
             agent.checkpoints += 1
         if captured:
             shared.commits.captured += 1
-            self._captured = captured
+            self._captured, self._captured_ns = captured, shared.now
             shared.out.append(ev.CaptureCommit(shared.plan, shared.commits.captured, tuple(committed)))
 
     def on_commit_captured(self, event: ev.CommitCaptured) -> None:
@@ -192,6 +189,7 @@ class Commits:
             for part in event.parts:
                 self._log.put(PendingCommit(part))
                 self._size_bytes += len(part.data)
+                self._shared.counts.commit_bytes += len(part.data)
             self._log.append()
             if self._size_bytes > LOG_BYTES_MAX and self._captured:
                 self._epoch_request.say(self._captured[0].agent)
@@ -221,6 +219,8 @@ class Commits:
         if not pending.part.is_last or self._captured is None:
             return
         captured, self._captured = self._captured, None
+        self._shared.counts.commits += 1
+        self._shared.counts.commit_ns += self._shared.now - self._captured_ns
         for each in captured:
             self._release(each)
         for agent in list(self._shared.agents.values()):

@@ -67,6 +67,9 @@ FAMILIES = (
     Family("piggyback_bytes_total", COUNTER, "what that was in bytes"),
     Family("message_log_messages", GAUGE, "messages that are kept for receivers that may go back"),
     Family("message_log_bytes", GAUGE, "the same in bytes"),
+    Family("commits_total", COUNTER, "durable commits of a fleet with local recovery"),
+    Family("commit_bytes_total", COUNTER, "their size in bytes"),
+    Family("commit_seconds_total", COUNTER, "time from the capture of each commit until it was durable"),
     Family("effects_total", COUNTER, "effects by what came of them", "", ("outcome",)),
     Family("effects_needing_people", GAUGE, "effects that may have been done, and wait for people to say so"),
     Family("unreached_hosts", GAUGE, "other hosts of the fleet that no link reaches"),
@@ -191,6 +194,9 @@ class HostMetrics:
             "piggyback_bytes_total": now.piggyback_bytes,
             "message_log_messages": now.log_messages,
             "message_log_bytes": now.log_bytes,
+            "commits_total": counts.commits,
+            "commit_bytes_total": counts.commit_bytes,
+            "commit_seconds_total": counts.commit_ns / 1e9,
             "effects_total": {(outcome,): count for outcome, count in counts.effects.items()},
             "effects_needing_people": sum(
                 1 for agent in agents if agent.effects is not None and agent.effects.needs_people

@@ -570,6 +570,7 @@ class HostCounts:
         piggybacked, piggyback_bytes: number of messages sent under a logged protocol, and total size of the protocol data that they
             carried.
         effects: number of effects, by their recorded outcome. Completed compensations are counted as "undone".
+        commits, commit_bytes, commit_ns: number of durable commits, their total size, and the total time from capture until durable.
         plans, first_plan_ns: number of applied plans, and time of the first plan. Each plan after the first plan means that the fleet has
             recovered.
     """
@@ -577,6 +578,9 @@ class HostCounts:
     __slots__ = (
         *(
             "checkpoints",
+            "commit_bytes",
+            "commit_ns",
+            "commits",
             "dead_letters",
             "effects",
             "first_plan_ns",
@@ -592,6 +596,7 @@ class HostCounts:
         self.turns = self.dead_letters = 0
         self.checkpoints = self.forced = self.put_off = 0
         self.piggybacked = self.piggyback_bytes = 0
+        self.commits = self.commit_bytes = self.commit_ns = 0
         self.plans = self.first_plan_ns = 0
         self.effects = dict.fromkeys((DONE, FAILED, LEFT, NOT_DONE, UNDONE), 0)
 

@@ -31,6 +31,7 @@ from snapline.messages.answers import (
     Rows,
     document,
 )
+from snapline.messages.host_messages import LOCAL
 from snapline.messages.status import ForkedFrom
 
 
@@ -39,7 +40,8 @@ def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine
     assume that all agents fail.
 
     With coordinated checkpoints, every failure has the same recovery line, because all agents return to the newest complete epoch. Among
-    complete cuts, the newest complete epoch is the recovery line (G5). Epoch 0 stands for the initial states.
+    complete cuts, the newest complete epoch is the recovery line (G5). Epoch 0 stands for the initial states. With local recovery, only the
+    agents on the hosts of the failed agents go back, to their newest commits.
 
     Raises:
         NotFoundError: an agent or host does not exist.
@@ -47,11 +49,17 @@ def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine
     names = failed_agents(state, list(failed))
     epoch = state.newest_complete()
     record = state.image.epochs.get(epoch)
+    root = "" if record is None else record.root
+    if state.image.recovery == LOCAL:
+        places = {agent: agent_record.host for agent, agent_record in state.living_agents()}
+        hosts = {places[name] for name in names}
+        line = dict.fromkeys(sorted([agent for agent, host in places.items() if host in hosts]), epoch)
+        return CoordinatedLine(tuple(names), epoch, root, line, unborn=(), rolled_back=len(line), messages_delivered_again=0)
     members = sorted(state.members_of(epoch))
     return CoordinatedLine(
         failed=tuple(names),
         epoch=epoch,
-        root="" if record is None else record.root,
+        root=root,
         recovery_line=dict.fromkeys(members, epoch),
         unborn=() if record is None else tuple(sorted(record.unborn)),
         rolled_back=len(members),
@@ -88,9 +96,13 @@ def _agents(found: RecoveryLineResult, names: Iterable[str]) -> tuple[AgentOnLin
 
 
 def coordinated_lines(state: FleetView) -> CoordinatedLines:
-    """Return the cost of each single failure under coordinated checkpoints, where all agents return to one epoch."""
+    """Return the cost of each single failure under coordinated checkpoints, where all agents return to one epoch or, with local recovery,
+    the agents of one host to their newest commits."""
     epoch = state.newest_complete()
     failures = tuple([name for name, _ in single_failures(state)])
+    if state.image.recovery == LOCAL:
+        hosts = {agent: record.host for agent, record in state.living_agents()}
+        return CoordinatedLines(epoch, failures, tuple(sorted(hosts)), hosts)
     return CoordinatedLines(epoch, failures, tuple(sorted(state.members_of(epoch))))
 
 

@@ -94,7 +94,7 @@ from snapline.coordinator.state.operation_rules import (
     weights_by_host,
 )
 from snapline.errors import LogError
-from snapline.messages.host_messages import LOCAL
+from snapline.messages.host_messages import COMMIT_AGE_NS, LOCAL
 from snapline.protocols.names import is_autonomous
 
 
@@ -281,6 +281,8 @@ class FleetState(FleetView):
             not self.is_autonomous and image.plans and image.plans[-1].done_ns
         ):  # no agent has worked under a plan that was never applied
             lost_ns = self.work_since_line_ns(need.worked_until_ns or need.suspected_ns)
+        if image.recovery == LOCAL and number != image.era:
+            lost_ns = min(lost_ns, COMMIT_AGE_NS)
         is_move = image.need is None and isinstance(kind, op.CommitPlan) and kind.is_move
         image.need = None
         for host in kind.hosts:

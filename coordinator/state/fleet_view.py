@@ -41,7 +41,7 @@ from snapline.coordinator.state.fleet_records import (
     OutcomeRecord,
     PlanRecord,
 )
-from snapline.messages.host_messages import LOCAL
+from snapline.messages.host_messages import COMMIT_AGE_NS, LOCAL
 from snapline.protocols.names import is_autonomous, is_logged
 
 
@@ -135,9 +135,11 @@ class FleetView:
         """Return how many nanoseconds of work a failure of all hosts at wall-clock time `now_ns` would undo. Return None if the fleet is
         not running.
 
-        If agents checkpoint independently, the result is an upper bound.
+        If agents checkpoint independently, the result is an upper bound. With local recovery, it is the age at which hosts commit changes.
         """
-        return self.work_since_line_ns(now_ns) if self.phase == RUNNING else None
+        if self.phase != RUNNING:
+            return None
+        return COMMIT_AGE_NS if self.image.recovery == LOCAL else self.work_since_line_ns(now_ns)
 
     def work_since_line_ns(self, now_ns: int) -> int:
         """Return the time from the start of the newest complete epoch to `now_ns`.

@@ -222,7 +222,7 @@ LIMITS: Mapping[str, Limit] = {
         with_it=(("snapline.agent_runtime.host.host_log.BATCH_BYTES_MAX", lambda part: part),),
         is_local=True,
     ),
-    "commit_age_ms": Limit(("snapline.agent_runtime.host.commits.AGE_NS",), (1, 500), _ms, is_local=True),
+    "commit_age_ms": Limit(("snapline.agent_runtime.host.commits.COMMIT_AGE_NS",), (1, 500), _ms, is_local=True),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.coordinator.conftest import Agreed
 
 from snapline.coordinator.service.documents import decode_payload, list_snapshots, show_document, verify
-from snapline.coordinator.service.fleet_answers import coordinated_line, history, located, located_all
+from snapline.coordinator.service.fleet_answers import coordinated_line, coordinated_lines, history, located, located_all
 from snapline.coordinator.state import operations as op
 from snapline.errors import NotFoundError
 from snapline.messages.answers import document_of
@@ -108,6 +108,19 @@ def test_the_recovery_line_is_the_last_complete_epoch_for_everybody(agreed: Agre
     for unknown in ("a9", "host:h9"):
         with pytest.raises(NotFoundError):
             document_of(coordinated_line(agreed.state, [unknown]))
+
+
+def test_with_local_recovery_a_failure_takes_back_the_agents_of_its_host(agreed: Agreed) -> None:
+    agreed.recovery = "local"
+    agreed.start("h1", "h2")
+    agreed.epoch()
+    line = document_of(coordinated_line(agreed.state, ["a1"]))
+    places = agreed.places()
+    beside = sorted(agent for agent in places if places[agent] == places["a1"])
+    assert line["recovery_line"] == dict.fromkeys(beside, 1) and line["rolled_back"] == len(beside) < len(places)
+    lines = msgspec.convert(document_of(coordinated_lines(agreed.state))["lines"], list[dict[str, object]])
+    assert {"failed": "a1", "rolled_back": beside} in lines
+    assert {"failed": f"host:{places['a1']}", "rolled_back": beside} in lines and len(lines) == 4 + 2
 
 
 def test_the_history_tells_why_from_where_and_how_long(agreed: Agreed) -> None:

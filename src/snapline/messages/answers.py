@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from snapline.ids import HOST_PREFIX
 from snapline.messages.status import FleetStatus, ForkedFrom, SnapshotOutcome
 from snapline.storage.disk.record import Finding
 from snapline.storage.store.catalog import SnapshotSummary
@@ -59,10 +60,12 @@ class StoreVerification(SnapshotsReply, frozen=True, gc=False):
 
 
 class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery line of a fleet in which every failure rolls all agents back to the same epoch.
+    """Recovery line of a fleet in which every failure rolls all agents back to the same epoch or, with local recovery, the agents of the
+    failed hosts to their newest commits.
 
     Attributes:
-        recovery_line: maps each agent to the epoch to which it rolls back.
+        recovery_line: maps each agent that goes back to the epoch to which it rolls back. With local recovery, its newest commit completes
+            that epoch.
         unborn: agents that did not exist yet in that epoch.
         rolled_back: number of agents that are rolled back.
     """
@@ -77,11 +80,22 @@ class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
 
 
 class CoordinatedLines(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery lines for the failure of each single agent or host. Any of these failures rolls back all agents."""
+    """Recovery lines for the failure of each single agent or host. Any of these failures rolls back all agents.
+
+    With local recovery, `hosts` maps each agent to its host, and a failure takes back only the agents of one host. Otherwise it is empty.
+    """
 
     epoch: int
     failures: tuple[str, ...]
     rolled_back: tuple[str, ...]
+    hosts: dict[str, str] = {}
+
+    def rolled_back_by(self, failed: str) -> list[str]:
+        """Return the agents that go back if this agent or host fails."""
+        if not self.hosts:
+            return list(self.rolled_back)
+        failed_host = self.hosts.get(failed, failed.removeprefix(HOST_PREFIX))
+        return [agent for agent in self.rolled_back if self.hosts.get(agent) == failed_host]
 
 
 class AgentOnLine(msgspec.Struct, frozen=True, gc=False):
@@ -463,7 +477,7 @@ def document_of(answer: Answer | FleetStatus | SnapshotOutcome | ReadConsumersRe
         case CoordinatedLine():
             return document("RecoveryLine", **_plain(answer))
         case CoordinatedLines():
-            lines = [{"failed": name, "rolled_back": list(answer.rolled_back)} for name in answer.failures]
+            lines = [{"failed": name, "rolled_back": answer.rolled_back_by(name)} for name in answer.failures]
             return document("RecoveryLines", epoch=answer.epoch, lines=lines)
         case AutonomousLine():
             return _line(answer)

@@ -20,6 +20,10 @@ GLOBAL, LOCAL = "global", "local"
 """Kinds of recovery. After a failure, a fleet with global recovery goes back to an epoch. With local recovery, hosts regularly append
 commits (states of agents) to their logs, and each agent goes back to its newest commit or checkpoint."""
 
+COMMIT_AGE_NS = 50_000_000
+"""Age of a change at which a host with local recovery commits it although nothing waits for it. A failure undoes changes that no commit
+contains."""
+
 
 CAPTURE, STOP_WHEN = "capture", "stop_when"
 """Names of two special turns. The first captures an agent's state. The second evaluates the fleet's `stop_when` predicate, and belongs to

@@ -1357,14 +1357,23 @@ class CoordinatedLine(_message.Message):
     def __init__(self, failed: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., root: _Optional[str] = ..., recovery_line: _Optional[_Mapping[str, int]] = ..., unborn: _Optional[_Iterable[str]] = ..., rolled_back: _Optional[int] = ..., messages_delivered_again: _Optional[int] = ...) -> None: ...
 
 class CoordinatedLines(_message.Message):
-    __slots__ = ("epoch", "failures", "rolled_back")
+    __slots__ = ("epoch", "failures", "rolled_back", "hosts")
+    class HostsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     failures: _containers.RepeatedScalarFieldContainer[str]
     rolled_back: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., failures: _Optional[_Iterable[str]] = ..., rolled_back: _Optional[_Iterable[str]] = ...) -> None: ...
+    hosts: _containers.ScalarMap[str, str]
+    def __init__(self, epoch: _Optional[int] = ..., failures: _Optional[_Iterable[str]] = ..., rolled_back: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class AgentOnLine(_message.Message):
     __slots__ = ("agent", "to", "checkpoints", "turns")
