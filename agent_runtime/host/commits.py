@@ -153,7 +153,9 @@ class Commits:
     def is_due(self) -> bool:
         """Return whether a commit can and should be captured now."""
         shared = self._shared
-        return self._may_capture and (shared.commits.is_wanted or shared.now >= shared.commits.changed_ns + COMMIT_AGE_NS)
+        return self._may_capture and (
+            shared.commits.is_wanted or shared.now >= shared.commits.changed_ns + COMMIT_AGE_NS
+        )
 
     @property
     def _may_capture(self) -> bool:
@@ -223,9 +225,8 @@ class Commits:
         self._shared.counts.commit_ns += self._shared.now - self._captured_ns
         for each in captured:
             self._release(each)
-        for agent in list(self._shared.agents.values()):
-            if agent.is_leaving:
-                self._membership.retire_if_drained(agent)
+        for agent in [agent for agent in self._shared.agents.values() if agent.is_leaving]:
+            self._membership.retire_if_drained(agent)
         if self.adopting:
             committed = {each.agent.id for each in captured}
             left = [name for name in self.adopting if name in self._shared.agents and name not in committed]
@@ -285,12 +286,12 @@ def _captured(agent: LocalAgent) -> CapturedAgent:
     because both agents are in the commit."""
     outlets = []
     for outlet in agent.outlets.values():
-        if outlet.inlet is not None:
-            receiver = outlet.inlet.owner
-            if receiver is not None and receiver.is_born:
-                outlet.acknowledge(outlet.inlet.consumed)
-        elif outlet.queue:
-            outlet.requested = max(outlet.requested, min(outlet.number + len(outlet.queue), outlet.credit))
+        inlet, queue = outlet.inlet, outlet.queue
+        if inlet is not None:
+            if outlet.kept and inlet.owner is not None and inlet.owner.is_born:
+                outlet.acknowledge(inlet.consumed)
+        elif queue:
+            outlet.requested = max(outlet.requested, min(outlet.number + len(queue), outlet.credit))
             outlets.append((outlet, outlet.requested))
     inlets = [(inlet, inlet.consumed) for inlet in agent.inlets.values() if inlet.consumed > inlet.durable]
     inputs = agent.inputs.saved().settled if agent.inputs is not None else 0
@@ -300,32 +301,33 @@ def _captured(agent: LocalAgent) -> CapturedAgent:
 
 def _committed(agent: LocalAgent, now_ns: int) -> ev.CommittedAgent:
     """Return the agent's part of a commit. If its turn runs, the entry of the turn still waits."""
-    control = agent.control(now_ns)
-    outbox, sent, left = [], {}, {}
+    outbox: list[ParkedMessage] = []
+    sent, left = {}, {}
     for receiver, outlet in agent.outlets.items():
-        first = outlet.number - len(outlet.kept)
-        last = max(outlet.number, outlet.requested) if outlet.requested < UNLIMITED else outlet.number
+        kept, queue, number = outlet.kept, outlet.queue, outlet.number
+        first = number - len(kept)
         if first:
             sent[receiver] = first
+        last = outlet.requested if number < outlet.requested < UNLIMITED else number
         if last > first:
             left[receiver] = last
-        outbox += [ParkedMessage(receiver, payload) for payload in (*outlet.kept, *(outlet.queue or ()))]
+        if kept:
+            outbox += [ParkedMessage(receiver, payload) for payload in kept]
+        if queue:
+            outbox += [ParkedMessage(receiver, payload) for payload in queue]
     outbox += [ParkedMessage(receiver, payload) for receiver, payload in agent.held]
-    timers, stash = control.timers, control.stash
-    if isinstance(agent.current, TimerEntry):
-        timers = [SavedTimer(agent.current.name, 0, agent.current.payload), *timers]
-    elif isinstance(agent.current, StashedEntry):
-        stash = [agent.current.stashed, *stash]
-    control = msgspec.structs.replace(
-        control,
-        outbox=outbox,
-        timers=timers,
-        stash=stash,
-        turn=agent.turn.whole() if agent.turn is not None else None,
-        sealed=None,
-        protocol_state=encode_released(left, held=len(agent.held)),
-    )
-    received = {**{sender: last for sender, (last, _) in agent.ended.items()}, **agent.received()}
+    control = agent.control(now_ns, protocol_state=encode_released(left, held=len(agent.held)), outbox=outbox)
+    current = agent.current
+    if isinstance(current, TimerEntry):
+        timers = [SavedTimer(current.name, 0, current.payload), *control.timers]
+        control = msgspec.structs.replace(control, timers=timers)
+    elif isinstance(current, StashedEntry):
+        control = msgspec.structs.replace(control, stash=[current.stashed, *control.stash])
+    if agent.turn is not None:
+        control = msgspec.structs.replace(control, turn=agent.turn.whole(), sealed=None)
+    received = agent.received()
+    if agent.ended:
+        received = {**{sender: last for sender, (last, _) in agent.ended.items()}, **received}
     return ev.CommittedAgent(agent.id, control, sent, received, _only_saved_here(agent))
 
 

@@ -27,7 +27,7 @@ from snapline.storage.capture.chunking import ChunkedState, chunk_image, split_j
 from snapline.storage.capture.decoder import PartReader
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.disk.local_disk import parallel_map, requests_at_once
-from snapline.storage.log.commits import COMMIT, Entry, note_newest
+from snapline.storage.log.commits import CommittedCheckpoint, Entry, note_newest
 from snapline.storage.log.commits import checkpoint_of as committed_checkpoint_of
 from snapline.storage.log.log_record import EFFECT, LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTransitMessage, StatePart, encode_checkpoint
@@ -500,12 +500,18 @@ def checkpoint_of(agent: str, record: RecordedPart, capture: Capture | None, par
 
 
 def image_of(
-    agent: str, capture: Capture, parts: list[StatePart], *, sent: dict[str, int], received: dict[str, int]
+    agent: str,
+    capture: Capture,
+    parts: list[StatePart],
+    *,
+    sent: dict[str, int],
+    received: dict[str, int],
+    record_type: type[AgentCheckpoint] = AgentCheckpoint,
 ) -> AgentCheckpoint:
-    """Build a checkpoint from an agent's captured state. The checkpoint does not belong to a cut yet."""
+    """Build a checkpoint of the class `record_type` from an agent's captured state. The checkpoint does not belong to a cut yet."""
     known, control = capture.known, capture.control
     of_state, journal = split_journal(parts)
-    return AgentCheckpoint(
+    return record_type(
         agent=agent, kind=known.kind, incarnation=control.incarnation, number=control.number, epoch=0,
         is_unborn=False, is_started=control.is_started, is_leaving=control.is_leaving, state=capture.image.skeleton,
         parts=of_state, state_type=known.state_name, state_version=capture.state_version, state_fields=known.state_fields,
@@ -529,8 +535,10 @@ def committed_checkpoint(
 ) -> AgentCheckpoint:
     """Return an agent's checkpoint in a commit."""
     capture = Capture(known, state_version, StateImage(state), committed.control, recorded_ns, 0, clock=clock)
-    image = image_of(committed.agent, capture, [], sent=committed.sent, received=committed.received)
-    return msgspec.structs.replace(image, basis=COMMIT, in_transit=committed.in_transit)
+    image = image_of(
+        committed.agent, capture, [], sent=committed.sent, received=committed.received, record_type=CommittedCheckpoint
+    )
+    return msgspec.structs.replace(image, in_transit=committed.in_transit) if committed.in_transit else image
 
 
 def _report_of(

@@ -373,15 +373,22 @@ class LocalAgent:
         """Return, for each sender, the sequence number of the last message that was consumed."""
         return {inlet.sender: inlet.consumed for inlet in self.inlets.values() if inlet.consumed}
 
-    def control(self, now_ns: int, number: int | None = None, protocol_state: bytes = b"") -> ev.Control:
+    def control(
+        self,
+        now_ns: int,
+        number: int | None = None,
+        protocol_state: bytes = b"",
+        outbox: list[ParkedMessage] | None = None,
+    ) -> ev.Control:
         """Return the contents of a checkpoint taken now, except for the state and the channels. `number` is the number of the checkpoint,
-        or None to use the next number."""
-        outbox = [
-            ParkedMessage(outlet.receiver, payload)
-            for outlet in self.outlets.values()
-            for payload in outlet.queue or ()
-        ]
-        outbox.extend(ParkedMessage(receiver, payload) for receiver, payload in self.held)
+        or None to use the next number. `outbox` is the outbox of a commit, or None for the messages that have not left."""
+        if outbox is None:
+            outbox = [
+                ParkedMessage(outlet.receiver, payload)
+                for outlet in self.outlets.values()
+                for payload in outlet.queue or ()
+            ]
+            outbox.extend(ParkedMessage(receiver, payload) for receiver, payload in self.held)
         timers = [SavedTimer(name, max(0, due - now_ns), payload) for name, (due, _, payload) in self.timers.items()]
         timers.extend(
             SavedTimer(entry.name, 0, entry.payload)

@@ -54,7 +54,9 @@ def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine
         places = {agent: agent_record.host for agent, agent_record in state.living_agents()}
         hosts = {places[name] for name in names}
         line = dict.fromkeys(sorted([agent for agent, host in places.items() if host in hosts]), epoch)
-        return CoordinatedLine(tuple(names), epoch, root, line, unborn=(), rolled_back=len(line), messages_delivered_again=0)
+        return CoordinatedLine(
+            tuple(names), epoch, root, line, unborn=(), rolled_back=len(line), messages_delivered_again=0
+        )
     members = sorted(state.members_of(epoch))
     return CoordinatedLine(
         failed=tuple(names),

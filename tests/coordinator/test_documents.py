@@ -8,7 +8,13 @@ import pytest
 from tests.coordinator.conftest import Agreed
 
 from snapline.coordinator.service.documents import decode_payload, list_snapshots, show_document, verify
-from snapline.coordinator.service.fleet_answers import coordinated_line, coordinated_lines, history, located, located_all
+from snapline.coordinator.service.fleet_answers import (
+    coordinated_line,
+    coordinated_lines,
+    history,
+    located,
+    located_all,
+)
 from snapline.coordinator.state import operations as op
 from snapline.errors import NotFoundError
 from snapline.messages.answers import document_of

@@ -23,6 +23,13 @@ PART_BYTES = 4 * 1024 * 1024
 COMMIT = "commit"
 """Basis of the checkpoints in commits."""
 
+
+class CommittedCheckpoint(AgentCheckpoint, frozen=True, kw_only=True, omit_defaults=True):
+    """An agent's checkpoint in a commit. It is written without the fields that have their default values."""
+
+    basis: str = COMMIT
+
+
 Entry = tuple[str, int, bytes]
 """An agent in a commit: its id, the number of its checkpoint, and the encoded checkpoint. Only the newest checkpoints are decoded."""
 
@@ -67,7 +74,7 @@ def checkpoint_of(entry: Entry) -> AgentCheckpoint:
     checkpoint = decode_checkpoint(blob)
     if (checkpoint.agent, checkpoint.number) != (agent, number):
         raise DamagedDataError(f"a commit names checkpoint {number} of {agent}, and holds another one")
-    return checkpoint
+    return msgspec.structs.replace(checkpoint, basis=COMMIT)
 
 
 def _is_whole(parts: Sequence[CommitPart]) -> bool:
