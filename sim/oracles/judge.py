@@ -658,5 +658,6 @@ class Judge:
 
 
 def _digest_of_point(checkpoint: AgentCheckpoint) -> bytes:
-    """Return the digest of a commit's checkpoint, without its messages in transit, to which a host adds those of the recovery line."""
-    return digest_of(encode_checkpoint(msgspec.structs.replace(checkpoint, in_transit={})))
+    """Return the digest of a commit's checkpoint, without its messages in transit, to which a host adds those of the recovery line, and
+    without its basis, which is not in the log."""
+    return digest_of(encode_checkpoint(msgspec.structs.replace(checkpoint, in_transit={}, basis="")))
