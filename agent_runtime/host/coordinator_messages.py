@@ -144,7 +144,8 @@ def placed(plan: msg.Plan) -> ev.PlanReceived:
     newest = tuple([(name, log.newest) for name, log in zip(logs, plan.logs, strict=True) if log.newest])
     line = plan.line_epoch, plan.line_root, plan.begun_epoch
     return ev.PlanReceived(
-        plan.number, *line, plan.hosts, agents, logs, plan.drop_before, plan.deaths, newest, plan.era
+        *(plan.number, *line, plan.hosts, agents, logs, plan.drop_before, plan.deaths, newest),
+        *(plan.era, plan.sources, plan.sources_since),
     )
 
 

@@ -236,28 +236,28 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
 
 
 def seal_and_read(store: Store, command: ev.LoadAgents, progress: "LoadProgress | None" = None) -> Batches:
-    """Seal the logs of all earlier plans, and read all their batches.
+    """Seal the logs of earlier plans that may contain entries of the agents, and read all their batches.
 
-    All logs that the coordinator names are sealed, even logs without batches, because their writers may not have started yet. Logs that
+    All such logs that the coordinator names are sealed, even logs without batches, because their writers may not have started yet. Logs that
     exist in the store but that the coordinator no longer knows are sealed too.
 
     Raises:
         StoreError: If the store is currently unavailable, or if a batch is damaged or was written or removed without a key. A StoreError
             does not mean that the epoch is damaged, because every other epoch would need the same logs.
     """
-    found_here = [log for log in store.read_logs() if log.plan < command.plan]
-    for log in sorted({*command.logs, *found_here}):
-        store.seal_log(log)
+    for log in sorted({*command.logs, *store.read_logs()}):
+        if command.reads(log):
+            store.seal_log(log)
     all_logs = store.exclude_deleted(store.read_logs())
     found: Batches = {}
     for log, numbers in sorted(all_logs.items()):
-        if log.plan < command.plan:
+        if command.reads(log):
             read = [(number, _read_batch(store, log, number)) for number in numbers]
             found[log] = [(number, batch) for number, batch in read if batch is not None]
             if progress is not None:
                 progress.step()
     kept = {log: [number for number, _ in read] for log, read in found.items() if log.plan >= command.drop_before}
-    newest = {log: number for log, number in command.newest if log.plan >= command.drop_before}
+    newest = {x: number for x, number in command.newest if x.plan >= command.drop_before and command.reads(x)}
     _check_none_missing(store.missing_batches(kept, newest))
     return found
 

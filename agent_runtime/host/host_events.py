@@ -98,7 +98,8 @@ class PlanReceived(Event, frozen=True, gc=False):
 
     Entries beyond the recovery line are dropped if they belong to a plan whose number is lower than `drop_before`. `deaths` contains the
     turns during which processes crashed. `newest` contains the newest batch number of each log that the coordinator knows. Commits in the
-    logs of plans below `era` are void, because the fleet was taken back on purpose.
+    logs of plans below `era` are void, because the fleet was taken back on purpose. `sources` and `sources_since` have the same meaning as in
+    `Plan`.
     """
 
     number: int
@@ -112,6 +113,8 @@ class PlanReceived(Event, frozen=True, gc=False):
     deaths: tuple[TurnDeath, ...] = ()
     newest: tuple[tuple[LogName, int], ...] = ()
     era: int = 0
+    sources: tuple[str, ...] = ()
+    sources_since: int = 0
 
 
 # ---- from links, turns, store, clock ------------------------------------------------------------------------------
@@ -454,10 +457,10 @@ class CancelTurns(Command, frozen=True, gc=False):
 
 
 class LoadAgents(Command, frozen=True, gc=False):
-    """Load the given agents from the recovery line, and seal and read the host logs of earlier plans. The adapter responds with either
-    AgentsLoaded or LoadFailed.
+    """Load the given agents from the recovery line, and seal and read the host logs of earlier plans that may contain entries of these
+    agents. The adapter responds with either AgentsLoaded or LoadFailed.
 
-    `drop_before`, `newest` and `era` have the same meaning as in PlanReceived.
+    `drop_before`, `newest`, `era`, `sources` and `sources_since` have the same meaning as in PlanReceived.
     """
 
     plan: int
@@ -468,6 +471,13 @@ class LoadAgents(Command, frozen=True, gc=False):
     drop_before: int = 0
     newest: tuple[tuple[LogName, int], ...] = ()
     era: int = 0
+    sources: tuple[str, ...] = ()
+    sources_since: int = 0
+
+    def reads(self, log: LogName) -> bool:
+        """Return whether the log may contain entries of the agents."""
+        is_early = not self.sources_since or log.plan < self.sources_since
+        return log.plan < self.plan and (is_early or log.host in self.sources)
 
 
 class AnswerInputs(Command, frozen=True, gc=False):

@@ -381,7 +381,8 @@ class HostPlans:
                 return
         line = event.line_epoch, event.line_root
         self._loading = ev.LoadAgents(
-            event.number, *line, own_places, event.logs, event.drop_before, event.newest, event.era
+            *(event.number, *line, own_places, event.logs, event.drop_before, event.newest),
+            *(event.era, event.sources, event.sources_since),
         )
         self._retries = LoadRetries()
         shared.out.append(self._loading)

@@ -790,4 +790,6 @@ class Plans:
             drop_before=plan.drop_before,
             deaths=tuple(state.image.deaths),
             era=state.image.era,
+            sources=tuple(plan.sources),
+            sources_since=plan.sources_since,
         )

@@ -293,6 +293,7 @@ class PlanRecord(msgspec.Struct):
         lost_ns: duration of the undone work, in nanoseconds, up to the time when the lost hosts were last known to work; 0 if unknown, as
             in autonomous protocols.
         era: the era to which the plan belongs, as in `FleetImage.era`.
+        sources, sources_since: as in `Plan` (`messages/host_messages.py`).
     """
 
     number: int
@@ -317,6 +318,8 @@ class PlanRecord(msgspec.Struct):
     lost_ns: int = 0
     is_move: bool = False
     era: int = 0
+    sources: list[str] = []
+    sources_since: int = 0
 
     @property
     def is_failure(self) -> bool:

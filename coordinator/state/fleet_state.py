@@ -273,7 +273,7 @@ class FleetState(FleetView):
             image.base = min(image.base, line)  # no commit of this era has been deleted
         if image.recovery != LOCAL or number <= image.era:
             self._restore_membership(line, record.unborn)
-        agents = self._restart_agents(number, kind)
+        agents, sources, sources_since = self._restart_agents(number, kind)
         used = dict.fromkeys(image.agents[agent].host for agent in agents)
         need = image.need or PlanNeed(kind.reason, [], now_ns)
         lost_ns = 0
@@ -309,6 +309,8 @@ class FleetState(FleetView):
                 lost_ns=lost_ns,
                 is_move=is_move,
                 era=image.era,
+                sources=sources,
+                sources_since=sources_since,
             )
         )
         if not used:
@@ -355,18 +357,28 @@ class FleetState(FleetView):
         if line == 0:
             image.gone = {}
 
-    def _restart_agents(self, number: int, kind: op.CommitPlan | op.Restore) -> list[str]:
+    def _restart_agents(self, number: int, kind: op.CommitPlan | op.Restore) -> tuple[list[str], list[str], int]:
+        """Place all agents, and give those that start again a new incarnation. Return the agents, and `sources` and `sources_since` of the
+        plan.
+
+        An agent has been on its present host since its incarnation began, so since then only the logs of this host contain entries of it.
+        """
         image, is_even, weights = self.image, False, {}
         if isinstance(kind, op.CommitPlan):
             is_even, weights = kind.is_even, weights_by_host(self.plan.hosts if self.plan else (), kind.weights)
         living = [(agent, record.host) for agent, record in self.living_agents()]
         placed = place(living, kind.hosts, image.places, weights=weights, is_even=is_even)
         kept = self._kept_hosts(kind, placed)
+        sources: dict[str, None] = {}
+        since = 0
         for agent, host in placed.items():
             record = image.agents[agent]
             if record.host != host or host not in kept:
+                sources[record.host] = None
+                since = max(since, record.incarnation)
                 record.host, record.incarnation = host, number
-        return list(placed)
+        is_local = image.recovery == LOCAL and number not in (image.era, self.start_plan)
+        return list(placed), sorted(sources) if is_local else [], since if is_local else 0
 
     def _restarted_count(self, number: int) -> int:
         """Return how many agents start again under this plan, which is none under the first plan of the fleet."""

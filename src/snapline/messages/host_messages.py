@@ -456,6 +456,9 @@ class Plan(Directive, frozen=True, gc=False):
 
     Inputs beyond the recovery line are dropped if they are in the log of a plan whose number is below `drop_before`. Commits in logs of
     plans whose number is below `era` are void.
+
+    With local recovery, `sources` contains the hosts that had the agents which start again. Of the logs of the plan `sources_since` and later
+    plans, only those of these hosts contain anything of these agents. If `sources_since` is 0, all logs may.
     """
 
     number: int
@@ -468,6 +471,8 @@ class Plan(Directive, frozen=True, gc=False):
     drop_before: int = 0
     deaths: tuple[TurnDeath, ...] = ()
     era: int = 0
+    sources: tuple[str, ...] = ()
+    sources_since: int = 0
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):

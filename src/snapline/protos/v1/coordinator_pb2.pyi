@@ -691,7 +691,7 @@ class PlacedAgent(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[int] = ..., incarnation: _Optional[int] = ..., is_unborn: bool = ..., ordinal: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents", "logs", "drop_before", "deaths", "era")
+    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents", "logs", "drop_before", "deaths", "era", "sources", "sources_since")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LINE_ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -702,6 +702,8 @@ class Plan(_message.Message):
     DROP_BEFORE_FIELD_NUMBER: _ClassVar[int]
     DEATHS_FIELD_NUMBER: _ClassVar[int]
     ERA_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_SINCE_FIELD_NUMBER: _ClassVar[int]
     number: int
     line_epoch: int
     line_root: str
@@ -712,7 +714,9 @@ class Plan(_message.Message):
     drop_before: int
     deaths: _containers.RepeatedCompositeFieldContainer[TurnDeath]
     era: int
-    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ..., drop_before: _Optional[int] = ..., deaths: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ..., era: _Optional[int] = ...) -> None: ...
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    sources_since: int
+    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ..., drop_before: _Optional[int] = ..., deaths: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ..., era: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., sources_since: _Optional[int] = ...) -> None: ...
 
 class HostLog(_message.Message):
     __slots__ = ("plan", "host", "host_start", "newest")
