@@ -302,7 +302,9 @@ class Judge:
             case op.AdmitHost():
                 probes.sometimes(result.number > 1, "host came back")
             case op.CompleteEpoch() as kind:
-                self.ground_truth.outputs.on_complete(kind.epoch, self._plan_of(kind.epoch))
+                is_local = self._fleet.recovery == LOCAL
+                history = max(1, self._local.era) if is_local else self._plan_of(kind.epoch)
+                self.ground_truth.outputs.on_complete(kind.epoch, history)
             case op.RemoveAgent() as kind:
                 self.ground_truth.outputs.on_left(t_ns, self.ground_truth.history_of(kind.plan, kind.agent))
             case op.CommitPlan() as kind:
@@ -322,7 +324,8 @@ class Judge:
                 pass
 
     def _note_plan(self, t_ns: int, plan: int, line: int, *, is_dropping: bool = False) -> None:
-        self.ground_truth.outputs.on_plan(plan, line)
+        if self._fleet.recovery != LOCAL or plan in (1, self._local.era):  # other plans revert no released output
+            self.ground_truth.outputs.on_plan(plan, line)
         cut = self._cuts.get(line)
         self.ground_truth.inputs.drops.on_plan(t_ns, plan, cut, is_dropping=is_dropping)
 
