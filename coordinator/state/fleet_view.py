@@ -342,11 +342,14 @@ def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
 
 def _history_of(image: FleetImage, plan: int) -> int:
     """Return the number of the first plan of the history to which this plan belongs: the plan itself, or with local recovery the plan that
-    began the era, where 0 denotes the fleet's first plan."""
+    began the era, where 0 denotes the fleet's first plan. For a plan of an earlier era that is not known any more, return a number that no
+    other plan has."""
     if image.recovery != LOCAL:
         return plan
+    if plan >= image.era:
+        return image.era
     record = _plan(image, plan)
-    return image.era if plan >= image.era or record is None else record.era
+    return -plan if record is None else record.era
 
 
 def _first_plan(image: FleetImage, history: int) -> PlanRecord | None:

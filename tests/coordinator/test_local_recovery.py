@@ -157,7 +157,15 @@ def test_the_first_epoch_of_an_era_follows_its_line_after_any_number_of_recoveri
     local.confirm()
     for _ in range(fleet_records.PLANS_KEPT + 1):
         local.plan("h1")
-    assert before(local, local.epoch()) == [(first, False)]
+    second = local.epoch()
+    assert before(local, second) == [(first, False)]
+    local.do(op.Restore(local.state.plan_number, first, ("h1",), "asked for", request="another"))
+    local.confirm()
+    for _ in range(fleet_records.PLANS_KEPT + 1):
+        local.plan("h1")
+    third = local.epoch()
+    assert before(local, third) == [(first, False)]
+    assert has_fallen_back(local.state.image, third, first), "from an epoch whose plan is forgotten"
 
 
 # ---- agents that go on --------------------------------------------------------------------------------------------------
