@@ -20,12 +20,14 @@ PEERS := ray==2.60.0 $(AUTOGEN) bytewax==0.21.1 dbos==3.4.0
 AUTOGEN_TESTS := 'pytest>=8.2' 'pytest-asyncio>=0.24' 'pytest-timeout>=2.3' 'pytest-mock>=3.14' opentelemetry-sdk
 # Tests that run beside each other, in so many processes.
 JOBS ?= 4
+# Makes that tests start are not jobs of this one.
+ALL_TESTS = env -u MAKEFLAGS $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 SEEDS  ?= 0:10000
 # Where this is set, as images of containers like to have it, each process of the fleets that tests start would compile snapline anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow check format lint types collected contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,14 +53,13 @@ else
 endif
 
 test-all: $(STAMP)  ## all tests but the slow ones
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+	@$(ALL_TESTS)
 
 test-slow: $(STAMP)  ## the slow tests: SIGKILL at random moments, large fleets
 	@$(BIN)/python -m pytest -q -m slow --timeout 3600 $(ARGS)
 
 check: format lint contracts  ## exactly what CI runs
-	@$(MAKE) --no-print-directory -j 2 types collected
-	@$(MAKE) --no-print-directory test-all
+	@$(MAKE) --no-print-directory -j 2 types collected-tests
 
 format: $(STAMP)  ## is everything formatted? (`make format FIX=1` formats)
 	@$(BIN)/ruff format $(if $(FIX),,--check) .
@@ -75,9 +76,12 @@ contracts: $(STAMP)  ## the import direction
 protos: $(STAMP)  ## generate the protobuf code again
 	@$(BIN)/python -m grpc_tools.protoc -I protos --python_out=src --pyi_out=src --grpc_python_out=src $(PROTOS)
 
-# Beside the types, which keep one processor busy: else each of the test processes compiles all of the tests for itself. Errors are theirs to show.
+# Else each of the test processes compiles all of the tests for itself. Errors are theirs to show.
 collected: $(STAMP)
 	@$(BIN)/python -m pytest -q --collect-only >/dev/null || true
+
+collected-tests: collected
+	@$(ALL_TESTS)
 
 docs: $(STAMP)  ## make docs/api.md from the docstrings and docs/cli.md from the commands
 	@$(BIN)/python docs/make_api.py

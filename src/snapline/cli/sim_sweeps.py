@@ -333,13 +333,14 @@ def _sweep(
     is_determinism_checked: bool = True,
 ) -> "SweepSummary":
     from snapline.sim.search.ray_sweep import sweep_on_ray
+    from snapline.sim.search.sweep import is_checked
     from snapline.sim.search.sweep import sweep as sweep_here
 
     progress = RunProgress(printer, len(seeds))
 
     def tell(result: "Result") -> None:
         progress.ended(result.verdict)
-        if progress.done == len(seeds) and is_determinism_checked:
+        if progress.done == len(seeds) and is_determinism_checked and any(map(is_checked, seeds)):
             progress.end()
             printer.progress("running one seed in twenty again, in another interpreter")
 
