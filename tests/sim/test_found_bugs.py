@@ -577,6 +577,42 @@ until = "4s"
 keep_epochs = 3
 """
 
+MARKED_BEFORE_THE_HOLD = (
+    "an effect whose mark was logged before the fleet's end was decided was never called, and the fleet did not end"
+)
+
+HELD_BY_ITS_END = """
+name = "marked before the hold"
+[fleet]
+agents = 2
+hosts = 1
+recovery = "local"
+pattern = { name = "booking-until", messages = 60 }
+trigger = { kind = "period", every = "250ms", jitter = 0.1 }
+[network]
+delay = { least = "2620us", jitter = "2100us" }
+[store]
+delay = { least = "1550us", jitter = "650us" }
+[clients]
+count = 2
+inputs = 8
+pause = "100ms"
+is_settling = true
+[steps]
+late_per_mille = 100
+[[fault]]
+crash = { at = "800ms", restart_after = "200ms" }
+[[fault]]
+crash = { at = "1.4s", restart_after = "200ms" }
+[[fault]]
+crash = { at = "2s", restart_after = "200ms" }
+[liveness]
+within = "100s"
+[run]
+until = "4s"
+keep_epochs = 4
+"""
+
 FOUND = [
     FoundBug("left-after-begin", 22, GONE_FROM_A_LINE, LEFT_AFTER_BEGIN),
     FoundBug("koo-toueg-created-in-a-round-2", 2, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
@@ -597,6 +633,7 @@ FOUND = [
     FoundBug("frozen-for-a-move", 100294, FROZEN_FOR_A_MOVE, MOVED_ALONE),
     FoundBug("spawned-before-its-commit", 58, SPAWNED_BEFORE_ITS_COMMIT, SPAWNS_AFTER_A_RECOVERY),
     FoundBug("consumed-twice", 48, CONSUMED_TWICE, SENDER_DEPARTED),
+    FoundBug("marked-before-the-hold", 14, MARKED_BEFORE_THE_HOLD, HELD_BY_ITS_END),
 ]
 
 

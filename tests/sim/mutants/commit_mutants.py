@@ -36,7 +36,7 @@ from snapline.sim.world.product_patches import Patch
 from snapline.storage.log.commits import COMMIT, Entry
 from snapline.storage.log.commits import note_newest as newest_in_log
 from snapline.storage.log.log_files import CommitBase
-from snapline.storage.log.log_record import LogBatch
+from snapline.storage.log.log_record import LogBatch, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.manifest import Metadata
 
@@ -237,6 +237,15 @@ def older_eras_revived() -> list[Patch]:
         return original(replace(command, era=0), logs)
 
     return [(driver, "newest_commits", newest_commits)]
+
+
+def earlier_owners_unread() -> list[Patch]:
+    """Read only the logs of the hosts that are lost now, also of the plans before they had the agents."""
+
+    def reads(self: ev.LoadAgents, log: LogName) -> bool:
+        return log.plan < self.plan and (not self.sources_since or log.host in self.sources)
+
+    return [(ev.LoadAgents, "reads", reads)]
 
 
 def unfinished_commits_read() -> list[Patch]:
@@ -522,6 +531,13 @@ COMMIT_MUTANTS: dict[str, Mutant] = {
         scenario=_local(*BUSY),
         oracle="exactly-once",
         seed=0,
+    ),
+    "logs-of-earlier-owners-unread": Mutant(
+        text="an agent that was lost before its new host had committed it starts without the commits of its host before",
+        patches=earlier_owners_unread,
+        scenario=_local(*BUSY),
+        oracle="restored",
+        seed=41,
     ),
     "membership-undone-by-recoveries": Mutant(
         text="a recovery to commits undoes the creations and removals after the recovery line",
