@@ -373,6 +373,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             fleet=image.name,
             phase=state.phase,
             protocol=image.protocol,
+            recovery=image.recovery,
             plan=state.plan_number,
             line_epoch=0 if plan is None else plan.line_epoch,
             hosts=hosts,

@@ -105,10 +105,13 @@ def test_an_interval_is_not_shorter_than_its_epoch() -> None:
 
 
 def test_recoveries_longer_than_the_rto_are_named_and_no_interval_is_blamed() -> None:
-    words = advise(figures(rto_s=5.0), declared_mtbf(DAY)).why[-1]
-    assert words.startswith(
+    words = advise(figures(rto_s=5.0), declared_mtbf(DAY)).why
+    assert words[-2].startswith(
         "Recoveries took 6 s on average and 8 s at most, more than rto_s=5. No interval changes that"
     )
+    assert words[-1].startswith("Each failure took all agents back.")
+    local = advise(figures(rto_s=5.0, recovery="local"), declared_mtbf(DAY)).why
+    assert local == words[:-1], "it has what would be named"
     assert "rto_s" not in " ".join(advise(figures(rto_s=9.0), declared_mtbf(DAY)).why)
 
 

@@ -77,6 +77,7 @@ def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> 
     rolled_back = sum([each.rolled_back for each in failed])
     return RunningFigures(
         protocol=after.protocol,
+        recovery=after.recovery,
         interval_s=interval_s,
         price_s=price_s,
         duration_s=interval.duration_ns / NS if interval.epochs else None,

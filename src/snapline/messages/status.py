@@ -267,6 +267,8 @@ class FleetStatus(msgspec.Struct, frozen=True):
     `caller_role` is the role of the caller, such as "operator". `caller_role` is "" in a fleet without certificates, where every caller has
     all permissions.
 
+    `recovery` is "global" if a failure takes all agents back, and "local" if only those of the failed host.
+
     `stored_log_bytes` is the total size of the stored sender logs that the last complete epoch still needs.
 
     In JSON, times in nanoseconds (`…_ns`) become times in seconds (`…_s`), and None becomes null.
@@ -304,6 +306,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
     loss: LossStatus = LossStatus()
     interval: IntervalStatus = IntervalStatus()
     caller_role: str = ""
+    recovery: str = ""
 
     def total(self, name: str) -> int:
         """Return the sum of a field over all hosts."""

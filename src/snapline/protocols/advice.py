@@ -179,6 +179,7 @@ class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
         checkpoints, forced: number of all checkpoints so far, and how many of them were forced.
         completed, aborted: numbers of complete and of aborted epochs.
         rpo_s, rto_s: the recovery objectives in the fleet's definition.
+        recovery: what a failure takes back, "global" or "local".
     """
 
     protocol: str
@@ -196,6 +197,7 @@ class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
     longest_turn_s: float = 0.0
     rpo_s: float | None = None
     rto_s: float | None = None
+    recovery: str = "global"
 
     @property
     def recovery_s(self) -> float:
@@ -491,10 +493,20 @@ def _of_recovery(figures: RunningFigures) -> list[str]:
     longest = (
         f"Recoveries took {time_text(figures.recovery_s)} on average and {time_text(max(figures.recoveries_s))} at most"
     )
+    is_local_possible = figures.protocol == CHANDY_LAMPORT and figures.recovery == "global"
+    local = (
+        [
+            'Each failure took all agents back. With recovery="local", only those of the failed host start again, for messages that wait '
+            "for a log (docs/local-recovery.md)."
+        ]
+        if is_local_possible
+        else []
+    )
     if figures.rto_s is None or max(figures.recoveries_s) <= figures.rto_s:
-        return [f"{longest}."]
+        return [f"{longest}.", *local]
     return [
-        f"{longest}, more than rto_s={figures.rto_s:g}. No interval changes that: starting hosts and loading states takes it."
+        f"{longest}, more than rto_s={figures.rto_s:g}. No interval changes that: starting hosts and loading states takes it.",
+        *local,
     ]
 
 

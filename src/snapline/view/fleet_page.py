@@ -13,6 +13,7 @@ import msgspec
 from snapline.diagrams.style import px
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.client_requests import AgentState
+from snapline.messages.host_messages import LOCAL
 from snapline.messages.status import AskedReplica, FleetStatus, HostStatus, ReplicaStatus
 from snapline.view.display_text import (
     NOTHING,
@@ -217,6 +218,8 @@ def _title(standing: LatestStatus) -> Markup:
     if facts is None:
         return tag("div", tag("h1", "Waiting for the fleet"), id="title", class_="title")
     protocol = f"{facts.protocol} ({facts.mode})" if facts.mode else facts.protocol
+    if facts.recovery == LOCAL:
+        protocol += ", local recovery"
     led = f"{facts.leader} leads, term {facts.term}" if facts.leader else "nobody leads"
     replicas = tag("a", plural(len(facts.replicas), "coordinator"), href="/coordinators")
     return tag(

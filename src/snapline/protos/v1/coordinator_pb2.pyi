@@ -973,7 +973,7 @@ class HostStatus(_message.Message):
     def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ..., is_drained: bool = ..., agents_standing: _Optional[int] = ...) -> None: ...
 
 class FleetStatus(_message.Message):
-    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "store", "concerns", "fork", "loss", "interval", "caller_role")
+    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "store", "concerns", "fork", "loss", "interval", "caller_role", "recovery")
     FLEET_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -1006,6 +1006,7 @@ class FleetStatus(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_FIELD_NUMBER: _ClassVar[int]
     CALLER_ROLE_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_FIELD_NUMBER: _ClassVar[int]
     fleet: str
     phase: str
     protocol: str
@@ -1038,7 +1039,8 @@ class FleetStatus(_message.Message):
     loss: LossStatus
     interval: IntervalStatus
     caller_role: str
-    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., store: _Optional[_Union[StoreStatus, _Mapping]] = ..., concerns: _Optional[_Iterable[_Union[Concern, _Mapping]]] = ..., fork: _Optional[_Union[ForkedFrom, _Mapping]] = ..., loss: _Optional[_Union[LossStatus, _Mapping]] = ..., interval: _Optional[_Union[IntervalStatus, _Mapping]] = ..., caller_role: _Optional[str] = ...) -> None: ...
+    recovery: str
+    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., store: _Optional[_Union[StoreStatus, _Mapping]] = ..., concerns: _Optional[_Iterable[_Union[Concern, _Mapping]]] = ..., fork: _Optional[_Union[ForkedFrom, _Mapping]] = ..., loss: _Optional[_Union[LossStatus, _Mapping]] = ..., interval: _Optional[_Union[IntervalStatus, _Mapping]] = ..., caller_role: _Optional[str] = ..., recovery: _Optional[str] = ...) -> None: ...
 
 class LossStatus(_message.Message):
     __slots__ = ("at_risk_ns", "failures", "observed_ns", "recoveries", "rpo_ns", "rto_ns", "missed")
