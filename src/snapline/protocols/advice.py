@@ -487,6 +487,12 @@ def _of_interval(figures: RunningFigures, best: BestInterval | None, now_s: floa
     return sentences
 
 
+LOCAL_RECOVERY = (
+    'Each failure took all agents back. With recovery="local", only those of the failed host start again, for messages that wait for a log '
+    "(docs/local-recovery.md)."
+)
+
+
 def _of_recovery(figures: RunningFigures) -> list[str]:
     if not figures.recoveries_s:
         return []
@@ -494,14 +500,7 @@ def _of_recovery(figures: RunningFigures) -> list[str]:
         f"Recoveries took {time_text(figures.recovery_s)} on average and {time_text(max(figures.recoveries_s))} at most"
     )
     is_local_possible = figures.protocol == CHANDY_LAMPORT and figures.recovery == "global"
-    local = (
-        [
-            'Each failure took all agents back. With recovery="local", only those of the failed host start again, for messages that wait '
-            "for a log (docs/local-recovery.md)."
-        ]
-        if is_local_possible
-        else []
-    )
+    local = [LOCAL_RECOVERY] if is_local_possible else []
     if figures.rto_s is None or max(figures.recoveries_s) <= figures.rto_s:
         return [f"{longest}.", *local]
     return [
