@@ -245,6 +245,11 @@ class Fleet:
         except EncodingError as error:
             raise EncodingError(unsavable(agent, known, error)) from error
         self._check_class(agent, type(agent_object))
+        if self.recovery == LOCAL and agent_object.capture == "fork":
+            raise FleetDefinitionError(
+                f'agent {agent!r} has capture="fork", and recovery="local" saves its state many times a second: write capture="copy" in class '
+                f"{type(agent_object).__qualname__}"
+            )
         if len(image) > UNDO_STATE_BYTES_MAX and agent_object.on_error is None:
             raise FleetDefinitionError(
                 f"the state of agent {agent!r} takes {len(image):,} bytes, more than the {UNDO_STATE_BYTES_MAX:,} of "

@@ -111,6 +111,19 @@ def test_what_is_made_can_be_changed_without_changing_the_definition() -> None:
     assert fleet(agents={"a": defined}).make("a").state == Store(b"x", [1])
 
 
+class Forking(Undoing):
+    capture = "fork"
+
+
+def test_states_that_a_child_process_saves_are_refused_with_local_recovery() -> None:
+    agents = {"a": Forking(Store())}
+    assert isinstance(fleet(agents=agents).make("a"), Forking)
+    with pytest.raises(
+        FleetDefinitionError, match='agent \'a\' has capture="fork", and recovery="local" saves its state'
+    ):
+        fleet(agents=agents, recovery="local").make("a")
+
+
 def test_functions_make_a_new_agent_each_time() -> None:
     defined = fleet(agents={"a": functools.partial(make_keeper, 3)})
     defined.make("a").state.counts.append(1)

@@ -46,6 +46,15 @@ async def test_a_line_is_loaded_when_nothing_of_before_goes_on(tmp_path: Path) -
     assert await loaded == "line 7"
 
 
+def test_services_are_refused_where_their_answers_would_have_to_wait_for_commits(tmp_path: Path) -> None:
+    fleet = snapline.Fleet("silent", agents={"a": ServiceAgent()}, recovery="local")
+    for kind in (Member, ThreadedMember):
+        with pytest.raises(
+            UsageError, match="fleet 'silent' has recovery=\"local\", in which services cannot take part"
+        ):
+            kind(Silent(), agent="a", fleet=fleet, coordinator="127.0.0.1:1", store=str(tmp_path))
+
+
 def test_an_agent_that_is_none_for_a_service_is_refused(tmp_path: Path) -> None:
     fleet = snapline.Fleet("silent", agents={"a": ServiceAgent()})
     for kind in (Member, ThreadedMember):

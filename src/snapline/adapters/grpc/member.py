@@ -41,7 +41,7 @@ from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.frame import Frame, Items, LinkHello, Marker, decode_control
 from snapline.errors import SnaplineError, UsageError
 from snapline.ids import check_receiver
-from snapline.messages.host_messages import BeginEpoch, Directive, HostMessage, Plan, PlanApplied
+from snapline.messages.host_messages import LOCAL, BeginEpoch, Directive, HostMessage, Plan, PlanApplied
 from snapline.security.transport import Security
 from snapline.storage.capture.image import StateImage
 
@@ -277,8 +277,13 @@ class Member:
             front: object that the member calls in place of the service (`QuiescentService`, for services with threads).
 
         Raises:
-            UsageError: the fleet has no agent with this id.
+            UsageError: the fleet has no agent with this id, or has `recovery="local"`.
         """
+        if fleet.recovery == LOCAL:
+            raise UsageError(
+                f'fleet {fleet.name!r} has recovery="local", in which services cannot take part, because their answers do not wait for '
+                'commits: write recovery="global"'
+            )
         if not isinstance(fleet.agents.get(agent), ServiceAgent):
             raise UsageError(
                 f"agent {agent!r} of fleet {fleet.name!r} is no ServiceAgent: write Fleet(agents={{{agent!r}: ServiceAgent()}}, …)"
