@@ -721,10 +721,13 @@ def _draw_limits(dice: ScenarioDraw) -> dict[str, int]:
 
 
 def _draw_local_limits(dice: ScenarioDraw, fleet: FleetPart) -> dict[str, int]:
-    """Draw the limits of commits, each in a quarter of the fleets with local recovery."""
+    """Draw the limits of commits, each in a quarter of the fleets with local recovery. Large states are not split into parts of a hundredth,
+    because a commit would then take a hundred calls of the store, one after the other."""
     if fleet.recovery != "local":
         return {}
     chosen = [name for name in _LOCAL_LIMITS if dice.below_for_recovery(4, "limit", name) == 3]
+    if fleet.pattern.name == "memory":
+        chosen = [name for name in chosen if name != "commit_part_bytes"]
     values = {name: LIMITS[name].drawn for name in chosen}
     return {name: drawn[dice.below_for_recovery(len(drawn), "limit", name, "value")] for name, drawn in values.items()}
 
