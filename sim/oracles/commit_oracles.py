@@ -159,6 +159,9 @@ class CommitOracle:
         channel = branch.channels.get((sender, receiver)) if branch is not None else None
         if not self._is_of_era(plan) or channel is None or not 0 < len(channel.consumed_at) <= len(channel.sent_at):
             return
+        loaded = self._loaded[1].get(receiver) if self._loaded[0] == plan else None
+        if loaded is not None and len(channel.consumed_at) <= _had_from(loaded, sender):
+            return  # the message was in a complete epoch; its sender may not have been loaded yet
         turn = channel.sent_at[len(channel.consumed_at) - 1]
         if not self._has_committed(plan, sender, turn):
             text = f"{receiver} consumes a message of turn {turn} of {sender}, which no durable commit contains"
@@ -182,7 +185,7 @@ class CommitOracle:
 
     def _check_channel(self, t_ns: int, plan: int, sender: AgentCheckpoint, receiver: AgentCheckpoint) -> None:
         forgotten = sender.sent.get(receiver.agent, 0)
-        got = receiver.received.get(sender.agent, 0) + len(receiver.in_transit.get(sender.agent, ()))
+        got = _had_from(receiver, sender.agent)
         if forgotten > got:
             text = f"{sender.agent} repeats no messages before {forgotten + 1}, and {receiver.agent} has {got}"
             self._report("commits", "G3", t_ns, f"plan {plan}: {text}")
@@ -243,3 +246,8 @@ class CommitOracle:
             for agent, count in turns.items():
                 self._durable[agent] = max(count, self._durable.get(agent, 0))
         return bool(durable)
+
+
+def _had_from(receiver: AgentCheckpoint, sender: str) -> int:
+    """Return the number of the last message from this sender that the receiver's checkpoint contains, consumed or in transit."""
+    return receiver.received.get(sender, 0) + len(receiver.in_transit.get(sender, ()))
