@@ -729,11 +729,13 @@ class GroundTruth:
         return branch
 
     def continue_branch(self, plan: int) -> None:
-        """Create the branch of a plan under which agents go on, from the whole newest branch."""
-        source = self.branches[max(self.branches)]
+        """Create the branch of a plan under which agents go on, from the whole newest branch. There is none if no host has loaded an agent
+        yet."""
+        sources = [self.branches[plan] for plan in sorted(self.branches)[-1:]]
         branch = self.branch_of(plan)
-        for agent in source.histories:
-            self._copy_agent(source, branch, agent)
+        for source in sources:
+            for agent in source.histories:
+                self._copy_agent(source, branch, agent)
 
     def keep(self, plan: int, agents: Iterable[str]) -> None:
         """Record that agents go on under a plan. Their host may have worked under the plan before since the branch was created."""
