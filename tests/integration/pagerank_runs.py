@@ -18,38 +18,61 @@ SEEDS = 12
 STARTED_TURNS = 100
 """By then the fleet works. An uncoordinated one may have no epoch until it is quiet: its line need not advance."""
 
-HOSTS = ("h1", "h2", "h3")
+HOSTS = 3
+SHARDS_A_HOST = 3
 
 
 async def pagerank_run(
-    data_dir: Path, chosen: random.Random, *, protocol: str, seconds: float, all_hosts: bool, seeds: int = SEEDS
+    data_dir: Path,
+    chosen: random.Random,
+    *,
+    protocol: str,
+    seconds: float,
+    all_hosts: bool,
+    seeds: int = SEEDS,
+    recovery: str = "global",
+    hosts: int = HOSTS,
 ) -> str:
-    """Kill a host (or all) at a random moment of a run of `seconds` at least; returns what was measured.
+    """Kill a host (or all) at a random moment of a run of `seconds` at least; returns what was measured. With local recovery, only the agents of
+    the hosts that were killed start again.
 
     Mass is exact in every epoch that is kept, and the result within its bound.
     """
     graph = random_graph(chosen)
     write_graph(graph, data_dir.with_name("graph.json"))
-    arguments = {"graph": str(data_dir.with_name("graph.json")), "shards": "9", "seeds": f"{seeds}", "batch": "1"}
-    arguments |= {"part": "1", "seconds": str(seconds), "period": "0.2", "protocol": protocol}
-    victims = HOSTS if all_hosts else (chosen.choice(HOSTS),)
+    arguments = {
+        "graph": str(data_dir.with_name("graph.json")),
+        "shards": f"{hosts * SHARDS_A_HOST}",
+        "seeds": f"{seeds}",
+    }
+    arguments |= {
+        "batch": "1",
+        "part": "1",
+        "seconds": str(seconds),
+        "period": "0.2",
+        "protocol": protocol,
+        "recovery": recovery,
+    }
+    names = tuple(f"h{number}" for number in range(1, hosts + 1))
+    victims = names if all_hosts else (chosen.choice(names),)
     started_s = time.monotonic()
-    async with running(data_dir, "snapline.examples.pagerank:fleet", arguments) as fleet:
+    async with running(data_dir, "snapline.examples.pagerank:fleet", arguments, hosts=hosts) as fleet:
         await fleet.until(lambda now: sum(host.turns for host in now.hosts) > STARTED_TURNS)
         await asyncio.sleep(chosen.uniform(0.0, seconds - 1))
         for victim in victims:
             fleet.local.kill(victim)
-        recovery = await fleet.until_recovered()
+        recovered = await fleet.until_recovered()
         await fleet.end()
     store = store_of(data_dir)
     epochs, messages = check_mass(store, arguments)
     result = load_cut(store, store.epochs()[-1], pagerank.fleet(**arguments))
     comparison = pagerank.compare(result, graph)
     assert comparison.is_within, comparison
+    assert recovery == "global" or recovered["rolled_back"] == len(victims) * SHARDS_A_HOST
     return (
-        f"{protocol}: {'+'.join(victims)} killed, back to epoch {recovery['line_epoch']} in {recovery['duration_s']} s, "
-        f"{recovery['rolled_back']} of {recovery['agents']} agents rolled back, "
-        f"{recovery['messages_delivered_again']} messages delivered again; {epochs} epochs with {messages} in transit "
+        f"{protocol}: {'+'.join(victims)} killed, back to epoch {recovered['line_epoch']} in {recovered['duration_s']} s, "
+        f"{recovered['rolled_back']} of {recovered['agents']} agents rolled back, "
+        f"{recovered['messages_delivered_again']} messages delivered again; {epochs} epochs with {messages} in transit "
         f"exact, off by {comparison.difference_max:.1e} (at most {comparison.bound:.1e}); "
         f"{time.monotonic() - started_s:.1f} s"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.integration.cuts import store_of
 from tests.integration.fleets import passers
+from tests.integration.pagerank_runs import pagerank_run
 from tests.integration.running import Running, running
 
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
@@ -60,6 +61,26 @@ async def test_only_the_agents_of_a_killed_host_start_again(
     data_dir: Path, first_seed: int, figures: list[str]
 ) -> None:
     figures.append(await kill_and_end(data_dir, random.Random(first_seed), kills=1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", range(RUNS))
+async def test_pagerank_is_exact_and_seven_of_eight_hosts_lose_no_turn(
+    number: int, data_dir: Path, first_seed: int, figures: list[str]
+) -> None:
+    chosen = random.Random(first_seed + number)
+    figures.append(
+        await pagerank_run(
+            data_dir,
+            chosen,
+            protocol="chandy-lamport",
+            seconds=3.0,
+            all_hosts=False,
+            recovery="local",
+            hosts=HOSTS,
+        )
+    )
 
 
 @pytest.mark.slow

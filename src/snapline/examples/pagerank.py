@@ -155,6 +155,7 @@ def fleet(
     seconds: str = "20",
     period: str = "0.3",
     protocol: str = "chandy-lamport",
+    recovery: str = "global",
 ) -> snapline.Fleet:
     """Return the fleet. All arguments are strings, because `--arg` passes strings.
 
@@ -167,6 +168,7 @@ def fleet(
         tolerance: largest fraction of a seed's mass that may be residual at the end. It determines the number of rounds.
         seconds: minimum run time in seconds, or 0 for none.
         period: seconds between checkpoints, or 0 to take no checkpoints.
+        recovery: "global" or "local", as in `Fleet`.
 
     Raises:
         UsageError: If an argument is not a number or is out of range, or the graph is invalid.
@@ -188,6 +190,7 @@ def fleet(
         protocol=protocol,
         triggers=[snapline.Every(seconds=period_s)] if period_s else [],
         stop_when=is_finished,
+        recovery=recovery,
     )
 
 
