@@ -1,6 +1,6 @@
 """Planned moves of agents between hosts, and the measured load of hosts, by which plans place agents.
 
-*Moves.* Agents move when an operator drains a host or requests that agents be spread evenly. Agents move by a recovery plan, as after a
+*Moves.* Agents move when an operator drains a host, moves single agents, or requests that agents be spread evenly. Agents move by a recovery plan, as after a
 failure, but this plan starts from an epoch taken for the move. A move therefore loses no work, and only turns that run while its epoch is
 being taken are repeated. In autonomous protocols, a move needs no epoch of its own, because the plan itself stores the agents' live states
 as an epoch.
@@ -8,8 +8,9 @@ as an epoch.
 Before the move, hosts start no new effects and wait for running effects to end (`fleet_end.py`). If effects were still running, the plan
 would leave their outcome in doubt.
 
-The log records which hosts are drained. Plans exclude a drained host as long as another host is attached. A request to spread agents
-evenly is not durable and applies to the current plan only. The operator checks the result and repeats the request if necessary.
+The log records which hosts are drained. Plans exclude a drained host as long as another host is attached. A request to move single agents
+or to spread agents evenly is not durable and applies to the current plan only. The operator checks the result and repeats the request if
+necessary.
 
 *Load.* The load of a host is its measured number of turns per agent and second, taken from heartbeats. When a plan places agents that
 must move, it weights every agent by this load. Each host counts the turns that its agents take. Two counts under the same plan yield the
@@ -56,6 +57,8 @@ class Moves:
         self._requests: dict[int, MovesRequested] = {}
         self._rebalanced_plan: int | None = None
         """The plan whose agents must be spread evenly; None if no such request is pending."""
+        self._placed: tuple[int, dict[str, str]] = 0, {}
+        """The plan under which single agents must move, and the hosts to which they move."""
         self._moving: _Moving | None = None
         self._unevenness: tuple[tuple[int, list[str]], bool] | None = None
         """Cached result: ((plan, hosts), whether that plan's agents are spread unevenly over these hosts)."""
@@ -65,6 +68,9 @@ class Moves:
         self._requests[event.request] = event
         if event.is_even:
             self._rebalanced_plan, self._unevenness = self._shared.state.plan_number, None
+        if event.placed:
+            plan = self._shared.state.plan_number
+            self._placed = plan, {**(self._placed[1] if self._placed[0] == plan else {}), **event.placed}
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
@@ -72,6 +78,19 @@ class Moves:
     def is_even(self) -> bool:
         """Return whether the next plan must spread the agents evenly."""
         return self._rebalanced_plan is not None and self._rebalanced_plan == self._shared.state.plan_number
+
+    @property
+    def placed(self) -> dict[str, str]:
+        """Return the hosts to which single agents move with the next plan, by agent, as far as they are not there yet and may go there."""
+        state, (plan, placed) = self._shared.state, self._placed
+        if plan != state.plan_number or not placed:
+            return {}
+        usable, living = self.usable(self._host_sessions.attached()), dict(state.living_agents())
+        return {
+            agent: host
+            for agent, host in placed.items()
+            if agent in living and living[agent].host != host and host in usable
+        }
 
     @property
     def is_moving(self) -> bool:
@@ -151,13 +170,16 @@ class Moves:
         if plan is None or state.phase != RUNNING:
             return ""
         drained = [host for host in plan.hosts if state.image.hosts[host].is_drained]
-        if not drained and not self.is_even:
+        placed = self.placed
+        if not drained and not self.is_even and not placed:
             return ""
         usable = self.usable(self._host_sessions.attached())
         if not usable or state.image.hosts[usable[0]].is_drained:
             return ""
         if drained:
             return f"agents leave {', '.join(drained)}"
+        if placed:
+            return f"agents move to {', '.join(dict.fromkeys(placed.values()))}"
         return "agents are spread evenly" if self.is_even and self._is_uneven(usable) else ""
 
     def _is_uneven(self, hosts: list[str]) -> bool:

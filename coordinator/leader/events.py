@@ -577,12 +577,14 @@ class MovesRequested(Event, frozen=True, gc=False):
         drained: hosts that all agents must leave.
         resumed: hosts that may receive agents again.
         is_even: whether to spread agents evenly over all hosts.
+        placed: hosts to which single agents move, by agent.
     """
 
     request: int
     drained: tuple[str, ...]
     resumed: tuple[str, ...]
     is_even: bool
+    placed: dict[str, str] = {}
 
 
 class AnswerForgetHost(AnswerTool, frozen=True, gc=False):

@@ -705,7 +705,8 @@ class Plans:
         plan_fields = (number, line, tuple(hosts), op.clip(reason), losses.rolled_back, losses.checkpoints)
         wanted = self._restores.wanted
         is_move, weights = reason == self._moves.reason, self._loads.weights()
-        kind: op.Kind = op.CommitPlan(*plan_fields, self._moves.is_even, is_move, weights, self._restarted())
+        placed = self._moves.placed if is_move else {}
+        kind: op.Kind = op.CommitPlan(*plan_fields, self._moves.is_even, is_move, weights, self._restarted(), placed)
         if wanted is not None:
             kind = op.Restore(*plan_fields, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
         if self._shared.propose("plan", kind):

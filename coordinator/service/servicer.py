@@ -50,7 +50,7 @@ from snapline.coordinator.service.output_feed import OutputFeed
 from snapline.coordinator.service.restore_requests import Restoring
 from snapline.coordinator.state.fleet_records import AGENTS_MAX, ALIVE, OPEN
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.operation_rules import check_end, check_forgetting, check_moves
+from snapline.coordinator.state.operation_rules import check_end, check_forgetting, check_moves, check_placed
 from snapline.errors import (
     CoordinatorUnavailableError,
     NotFoundError,
@@ -540,11 +540,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @with_grpc_errors
     async def MoveAgents(self, request: pb.MoveAgentsRequest, context: Context) -> pb.MoveAgentsReply:
-        """Drain or resume hosts, or spread the agents evenly."""
+        """Drain or resume hosts, spread the agents evenly, or move single agents."""
         await self._be_current()
         drained, resumed = tuple(request.drained), tuple(request.resumed)
         check_moves(self._state.image.hosts, drained, resumed)
-        moves = (drained, resumed, request.is_even)
+        placed = dict(request.placed)
+        check_placed(self._state, placed)
+        moves = (drained, resumed, request.is_even, placed)
         answer = await self._leading().ask(lambda number: words.MovesRequested(number, *moves), words.AnswerMoves)
         if answer.refused:
             raise UsageError(answer.refused)

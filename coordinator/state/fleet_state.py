@@ -363,10 +363,11 @@ class FleetState(FleetView):
 
         An agent has been on its present host since its incarnation began, so since then only the logs of this host contain entries of it.
         """
-        image, is_even, weights = self.image, False, {}
+        image, is_even, weights, requested = self.image, False, {}, {}
         if isinstance(kind, op.CommitPlan):
+            requested = kind.placed
             is_even, weights = kind.is_even, weights_by_host(self.plan.hosts if self.plan else (), kind.weights)
-        living = [(agent, record.host) for agent, record in self.living_agents()]
+        living = [(agent, requested.get(agent, record.host)) for agent, record in self.living_agents()]
         placed = place(living, kind.hosts, image.places, weights=weights, is_even=is_even)
         kept = self._kept_hosts(kind, placed)
         sources: dict[str, None] = {}

@@ -359,6 +359,29 @@ def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) ->
         raise UsageError("no other host would be left for the agents: start one first")
 
 
+def check_placed(state: FleetView, placed: Mapping[str, str]) -> None:
+    """Check that the agents in `placed` exist, and may run on the hosts to which `placed` maps them.
+
+    Raises:
+        NotFoundError: an agent or host does not exist.
+        UsageError: a host is not alive or is drained, or a placement rule names other hosts for an agent.
+    """
+    living = dict(state.living_agents())
+    for agent, host in placed.items():
+        if agent not in living:
+            raise NotFoundError(f"no agent {agent!r} in this fleet: `snapline agent list` lists its agents")
+        record = _host_record(state.image.hosts, host)
+        if record.state != ALIVE:
+            raise UsageError(f"host {host} is {record.state}: `snapline host list` lists the hosts")
+        if record.is_drained:
+            raise UsageError(f"host {host} is drained: `snapline host resume {host}` lets agents come there")
+        allowed = _own_hosts([agent], sorted(state.image.hosts), state.image.places).get(agent)
+        if allowed is not None and host not in allowed:
+            raise UsageError(
+                f"agent {agent!r} is to run on {', '.join(allowed)}, as `place` in the fleet's definition says"
+            )
+
+
 def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
     """Check that the host is alive and that its current start number is `host_start`. If `host_start` is 0, accept any start number.
 

@@ -139,6 +139,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
         is_move: whether the plan moves agents without a failure; for display only.
         weights: measured weight of each agent on the respective host of the previous plan; empty if all agents have the same weight.
         restarted: hosts whose agents start again with local recovery although the hosts have not failed.
+        placed: hosts to which agents move by request, by agent. Placement rules take precedence.
     """
 
     expected_plan: int
@@ -151,6 +152,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
     is_move: bool = False
     weights: tuple[int, ...] = ()
     restarted: tuple[str, ...] = ()
+    placed: dict[str, str] = {}
 
 
 class Restore(Kind, frozen=True, gc=False):

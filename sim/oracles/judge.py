@@ -543,11 +543,15 @@ class Judge:
     def has_committed_answer(
         self, agent: str, payload: bytes, read_commits: Callable[[int, int], Mapping[str, AgentCheckpoint]]
     ) -> bool:
-        """Return whether the agent's newest commit contains the turn that answered the input."""
-        plan = max(self.ground_truth.branches, default=0)
-        commit = read_commits(self._local.era, plan + 1).get(agent)
+        """Return whether the agent's newest commit contains the turn that answered the input. The agent's host may not know of the newest
+        plans yet, under which the agent goes on."""
+        plans = sorted(self.ground_truth.branches)
+        commit = read_commits(self._local.era, max(plans, default=0) + 1).get(agent)
         captured = self.ground_truth.find(commit) if commit is not None else None
-        history = self.ground_truth.branch_of(plan).histories.get(agent)
+        known = [
+            plan for plan in plans if plan in (1, self._local.era) or agent in self.ground_truth.branch_of(plan).settled
+        ]
+        history = self.ground_truth.branch_of(max(known)).histories.get(agent) if known else None
         if captured is None or history is None:
             return False
         turn = {**history.inputs, **history.answered}.get(payload)

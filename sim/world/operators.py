@@ -275,6 +275,11 @@ class MovesOperator:
         if not hosts:
             return
         chosen = hosts[self._pick("host", time, len(hosts))]
+        if self._pick("placed", time, 4) == 0:
+            agents = [agent for agent, _ in self._log.canonical.living_agents()]
+            moved = [x for x in agents if not self._shared.choices.pick("mover", ("agent", time, x), 3)]
+            self._say(resumed=(chosen,), placed=dict.fromkeys(moved, chosen))
+            return
         match self._pick("what", time, 4):
             case 0:
                 self._say(is_even=True)
@@ -288,10 +293,17 @@ class MovesOperator:
         if marked:
             self._say(resumed=tuple(marked))
 
-    def _say(self, *, drained: tuple[str, ...] = (), resumed: tuple[str, ...] = (), is_even: bool = False) -> None:
+    def _say(
+        self,
+        *,
+        drained: tuple[str, ...] = (),
+        resumed: tuple[str, ...] = (),
+        is_even: bool = False,
+        placed: dict[str, str] | None = None,
+    ) -> None:
         self._numbers += 1
         self._open[self._numbers] = None
-        self._ask(MovesRequested(self._numbers, drained, resumed, is_even))
+        self._ask(MovesRequested(self._numbers, drained, resumed, is_even, placed or {}))
 
     def on_answered(self, answer: AnswerMoves) -> None:
         """Check that the operator has sent the request and that the request has not been answered before. Some requests are never answered,

@@ -29,6 +29,31 @@ def move(bench: Bench, *drained: str, resumed: tuple[str, ...] = (), even: bool 
     bench.feed(words.MovesRequested(request, drained, resumed, even))
 
 
+def move_to(bench: Bench, host: str, *agents: str) -> None:
+    bench.feed(words.MovesRequested(1, (), (), False, dict.fromkeys(agents, host)))
+
+
+def test_single_agents_move_and_stay(bench: Bench) -> None:
+    """All others stay where they are. A later plan leaves all of them there."""
+    before = {agent: record.host for agent, record in bench.state.living_agents()}
+    chosen = [agent for agent, host in before.items() if host != "h2"][:3]
+    move_to(bench, "h2", *chosen)
+    assert answers(bench) == [words.AnswerMoves(1, "", 1, True)]
+    take_epoch(bench, *HOSTS)
+    after = {agent: record.host for agent, record in bench.state.living_agents()}
+    assert after == {**before, **dict.fromkeys(chosen, "h2")} and bench.state.plan_number == 2
+    bench.apply_plan(*HOSTS)
+    bench.commands.clear()
+    move_to(bench, "h2", *chosen)
+    assert answers(bench) == [words.AnswerMoves(1, "", 2, False)], "they are there"
+
+
+def test_an_agent_does_not_move_to_a_host_that_is_gone(bench: Bench) -> None:
+    bench.drop("h2")
+    move_to(bench, "h2", "a0")
+    assert not answers(bench)[0].is_moving
+
+
 def answers(bench: Bench) -> list[words.AnswerMoves]:
     return [x for x in bench.commands if isinstance(x, words.AnswerMoves)]
 

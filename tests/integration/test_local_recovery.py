@@ -13,6 +13,8 @@ from tests.integration.running import Running, running
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 
 HOSTS = 8
+MOVED_AMONG = 3
+MOVES = 500
 HOPS = 60
 RUNS = 50
 
@@ -88,3 +90,63 @@ async def test_pagerank_is_exact_and_seven_of_eight_hosts_lose_no_turn(
 @pytest.mark.parametrize("number", range(RUNS))
 async def test_so_it_is_whatever_is_killed(number: int, data_dir: Path, first_seed: int, figures: list[str]) -> None:
     figures.append(await kill_and_end(data_dir, random.Random(first_seed + number), kills=1 + number % 3))
+
+
+@pytest.mark.timeout(240)
+async def test_an_agent_moves_and_those_of_other_hosts_go_on(data_dir: Path, first_seed: int) -> None:
+    await move_and_end(data_dir, random.Random(first_seed), moves=1, kills_one_in=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+async def test_agents_move_under_load_with_a_kill_in_half_of_the_moves(
+    data_dir: Path, first_seed: int, figures: list[str]
+) -> None:
+    figures.append(await move_and_end(data_dir, random.Random(first_seed), moves=MOVES, kills_one_in=2))
+
+
+async def move_and_end(data_dir: Path, chosen: random.Random, *, moves: int, kills_one_in: int) -> str:
+    """Move agents one after the other while tokens are passed; a host is killed during some of the moves. Each agent exists once: its turns are
+    counted without a gap, and only those of hosts that lost an agent or died are taken twice."""
+    books = data_dir.with_name("books")
+    books.mkdir()
+    hops = HOPS + moves * 40
+    arguments = {
+        "folder": str(books),
+        "hosts": str(MOVED_AMONG),
+        "hops": str(hops),
+        "is_pinned": "no",
+        "pause_s": "0.03",
+    }
+    hosts = [f"h{number}" for number in range(1, MOVED_AMONG + 1)]
+    undone: set[str] = set()
+    kills = moved = 0
+    async with running(data_dir, "passers:fleet", arguments, hosts=MOVED_AMONG) as fleet:
+        await fleet.until(lambda now: sum(host.turns for host in now.hosts) > 50)
+        for _ in range(moves):
+            await fleet.until(lambda now: all(host.state == "alive" for host in now.hosts) and now.phase == "running")
+            homes = {each.agent: each.host for each in (await fleet.client.locate_all()).agents}
+            agent = chosen.choice(sorted(homes))
+            target = chosen.choice([host for host in hosts if host != homes[agent]])
+            undone |= {other for other, host in homes.items() if host == homes[agent]}
+            earlier = len(await fleet.recoveries())
+            await fleet.client.move_agents(placed={agent: target})
+            if kills_one_in and not chosen.randrange(kills_one_in):
+                kills += 1
+                await asyncio.sleep(chosen.uniform(0.0, 0.5))
+                victim = chosen.choice(hosts)
+                homes = {each.agent: each.host for each in (await fleet.client.locate_all()).agents}
+                undone |= {other for other, host in homes.items() if host == victim} | {agent}
+                fleet.local.kill(victim)
+            await fleet.until_recovered(earlier)
+            homes = {each.agent: each.host for each in (await fleet.client.locate_all()).agents}
+            moved += homes[agent] == target
+        assert kills or moved == moves
+        await fleet.end()
+    store = store_of(data_dir)
+    states = passers.states_of(load_cut(store, store.epochs()[-1], passers.fleet(**arguments)))
+    assert sum(state.hops for state in states) == hops * passers.TOKENS * len(states)
+    for agent, taken in turns_in(books).items():
+        assert sorted(set(taken)) == list(range(1, max(taken) + 1)), f"{agent}: a turn is missing"
+        assert agent in undone or taken == sorted(set(taken)), f"{agent}: turns of another host were undone"
+    return f"{moved} of {moves} moves, {kills} kills"

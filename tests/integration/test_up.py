@@ -21,6 +21,12 @@ async def move_everything() -> None:
         drained.err
     )
     assert (await snapline("host", "resume", "h1")).code == 0
+    moved = await snapline("agent", "move", "teller-0", "--to", "h1", "-o", "json")
+    assert (moved.code, moved.json["agents"]) == (0, ["teller-0"]), moved.err
+    placed = await snapline("agent", "list", "-o", "json")
+    assert {row["host"] for row in placed.rows("agents") if row["agent"] == "teller-0"} == {"h1"}
+    for words in ("nobody --to h1", "teller-0 --to nobody"):
+        assert (await snapline("agent", "move", *words.split())).code == 4
     renewed = await snapline("restart", "-o", "json")
     assert renewed.code == 0 and renewed.json["hosts"] == ["h1", "h2", "h3"], renewed.err
     assert renewed.json["coordinators"] == ["c1"], renewed.json

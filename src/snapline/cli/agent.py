@@ -3,16 +3,20 @@ turn could handle."""
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snapline.cli.command import PARTIAL, Connection, Display, command
+from snapline.cli.hosts import MOVE_S, Within, place_agents
 from snapline.cli.output import Document, DocumentTables, concern_lines, count, document, last_line, rows_of, text
+from snapline.cli.progress import FleetProgress
 from snapline.cli.snapshot import Source, show_message
 from snapline.cli.snapshot_state import show_field, show_state
 from snapline.errors import NotFoundError, UsageError
+from snapline.ids import check_id
 
 if TYPE_CHECKING:
     from snapline.client.operator_commands import DeadLetterResult
@@ -237,6 +241,33 @@ def list_agents(connection: Connection, display: Display) -> None:
     status = document_of(connection.ask(lambda client: client.status(connection.timeout)))
     concerns = [row for row in rows_of(status, "concerns") if row.get("agents")]
     display.printer().result({**reply, "concerns": concerns}, _show_agents)
+
+
+@app.command("move")
+@command
+def move(
+    connection: Connection,
+    display: Display,
+    agents: Annotated[list[str], typer.Argument(metavar="AGENT...", help="Ids of the agents.", show_default=False)],
+    host: Annotated[
+        str, typer.Option("--to", metavar="HOST", help="Host to which the agents move.", show_default=False)
+    ],
+    within: Within = MOVE_S,
+) -> None:
+    """Move agents to a host of the fleet. They stay there until their host fails or is drained, or agents are spread.
+
+    Agents move by a recovery plan from a fresh snapshot; nothing is lost. With local recovery, only agents of their present hosts pause.
+    Exit codes: 2: the host is drained or not alive, or placement forbids it. 4: no such agent or host. 9: not moved --within the limit.
+    """
+    names, name = tuple(dict.fromkeys([check_id(agent, "agent") for agent in agents])), check_id(host, "host")
+    progress = FleetProgress(display.printer())
+    connection.ask(lambda client: place_agents(client, names, name, time.monotonic() + within, progress.note))
+    display.printer().result(document("AgentsMoved", agents=list(names), host=name), _show_moved)
+
+
+def _show_moved(result: Document, tables: DocumentTables) -> None:
+    agents = result["agents"]
+    tables.line(f"{', '.join(map(str, agents if isinstance(agents, list) else []))} run on {result['host']}")
 
 
 @app.command("send")

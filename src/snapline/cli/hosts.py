@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from snapline.messages.status import FleetStatus, HostStatus
 
 
+TIMEOUT_S = 10.0
+"""Time limit in seconds for one call of the coordinator."""
+
 LOOK_S = 0.2
 """Interval in seconds between two polls of the fleet's status."""
 
@@ -95,6 +98,32 @@ async def drain_hosts(client: "CoordinatorClient", names: tuple[str, ...], deadl
 def is_empty(status: "FleetStatus", names: tuple[str, ...]) -> bool:
     """Return whether the fleet is running and no agents run on these hosts."""
     return status.phase == "running" and not any(host.agents for host in status.hosts if host.host in names)
+
+
+async def place_agents(
+    client: "CoordinatorClient", agents: tuple[str, ...], host: str, deadline_s: float, note: Note
+) -> None:
+    """Move agents to a host, and wait until they run there.
+
+    Raises:
+        NotFoundError: If an agent or the host does not exist.
+        UsageError: If the host is not alive or is drained, or if an agent may not run on it.
+        SnaplineError: In the same cases as in `until`.
+    """
+    note(f"agents move to {host}")
+    while True:
+        reply = await client.move_agents(placed=dict.fromkeys(agents, host))
+        if not reply.is_moving:
+            located = (await client.locate_all(TIMEOUT_S)).agents
+            if all(each.host == host for each in located if each.agent in agents):
+                await until(client, "a fleet that runs", lambda found: found.phase == "running", deadline_s)
+                return
+        again_s = min(deadline_s, time.monotonic() + SPREAD_AGAIN_S)
+        try:
+            await until(client, f"agents on {host}", partial(is_planned, plan=reply.plan), again_s)
+        except UnknownOutcomeError:
+            if time.monotonic() > deadline_s:
+                raise
 
 
 async def spread_agents(client: "CoordinatorClient", deadline_s: float, note: Note) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -342,16 +342,17 @@ class CoordinatorClient:
         resumed: Sequence[str] = (),
         *,
         is_even: bool = False,
+        placed: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> MoveAgentsReply:
-        """Drain hosts, resume drained hosts, or spread the agents evenly over the hosts. The next plan moves the agents. `status` then
-        shows where they are placed.
+        """Drain hosts, resume drained hosts, spread the agents evenly over the hosts, or move single agents to the hosts to which `placed`
+        maps them. The next plan moves the agents. `status` then shows where they are placed.
 
         Raises:
-            NotFoundError: a host does not exist.
-            UsageError: no host would remain for the agents.
+            NotFoundError: an agent or host does not exist.
+            UsageError: no host would remain for the agents, or an agent may not run on its host.
         """
-        fields = {"drained": list(drained), "resumed": list(resumed), "is_even": is_even}
+        fields = {"drained": list(drained), "resumed": list(resumed), "is_even": is_even, "placed": dict(placed or {})}
         reply: MoveAgentsReply = await self._call("MoveAgents", timeout_s, **fields)
         return reply
 

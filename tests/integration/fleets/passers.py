@@ -79,14 +79,18 @@ def fleet(
     pause_s: str = "0.01",
     recovery: str = "local",
     period: str = "0.3",
+    is_pinned: str = "yes",
 ) -> snapline.Fleet:
+    """`is_pinned`: each agent is to run on one host; else it may move."""
     count = int(hosts) * AGENTS_A_HOST
     agents = {name_of(place): Passer(Passed(place, count, folder, int(hops), float(pause_s))) for place in range(count)}
     return snapline.Fleet(
         "passers",
         agents=agents,
         triggers=[snapline.Every(seconds=float(period))] if float(period) else [],
-        place={name_of(place): f"h{place // AGENTS_A_HOST + 1}" for place in range(count)},
+        place={name_of(place): f"h{place // AGENTS_A_HOST + 1}" for place in range(count)}
+        if is_pinned == "yes"
+        else {},
         stop_when=have_ended,
         recovery=recovery,
     )

@@ -1576,14 +1576,23 @@ class ForgetHostReply(_message.Message):
     def __init__(self) -> None: ...
 
 class MoveAgentsRequest(_message.Message):
-    __slots__ = ("drained", "resumed", "is_even")
+    __slots__ = ("drained", "resumed", "is_even", "placed")
+    class PlacedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     IS_EVEN_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
     drained: _containers.RepeatedScalarFieldContainer[str]
     resumed: _containers.RepeatedScalarFieldContainer[str]
     is_even: bool
-    def __init__(self, drained: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Iterable[str]] = ..., is_even: bool = ...) -> None: ...
+    placed: _containers.ScalarMap[str, str]
+    def __init__(self, drained: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Iterable[str]] = ..., is_even: bool = ..., placed: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class MoveAgentsReply(_message.Message):
     __slots__ = ("plan", "is_moving")

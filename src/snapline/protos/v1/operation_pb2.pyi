@@ -199,7 +199,14 @@ class ForgiveTurn(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class CommitPlan(_message.Message):
-    __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "is_even", "is_move", "weights", "restarted")
+    __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "is_even", "is_move", "weights", "restarted", "placed")
+    class PlacedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     EXPECTED_PLAN_FIELD_NUMBER: _ClassVar[int]
     LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +217,7 @@ class CommitPlan(_message.Message):
     IS_MOVE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     RESTARTED_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
     expected_plan: int
     line_epoch: int
     hosts: _containers.RepeatedScalarFieldContainer[str]
@@ -220,7 +228,8 @@ class CommitPlan(_message.Message):
     is_move: bool
     weights: _containers.RepeatedScalarFieldContainer[int]
     restarted: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., is_even: bool = ..., is_move: bool = ..., weights: _Optional[_Iterable[int]] = ..., restarted: _Optional[_Iterable[str]] = ...) -> None: ...
+    placed: _containers.ScalarMap[str, str]
+    def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., is_even: bool = ..., is_move: bool = ..., weights: _Optional[_Iterable[int]] = ..., restarted: _Optional[_Iterable[str]] = ..., placed: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Restore(_message.Message):
     __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "request", "drop_inputs", "agent", "place")
