@@ -207,7 +207,8 @@ async def test_a_reader_that_follows_gets_each_as_it_is_released_without_asking_
                 await asyncio.sleep(0.001)
             await asyncio.to_thread(made.release, epoch, sold("a1", epoch))
             assert (await coming).cursor == f"{epoch}.1"
-        assert made.coordinator.calls == ["", "1.1", "2.1"]
+        calls = made.coordinator.calls  # the next one may have been made already
+        assert calls[:3] == ["", "1.1", "2.1"] and calls[3:] in ([], ["3.1"])
         await reader.aclose()
 
 

@@ -136,7 +136,7 @@ async def test_nobody_in_time_says_what_it_waited_for(shop: Shop) -> None:
     fleet, client = shop
     fleet.states |= {"h1": "lost", "h2": "lost"}
     with pytest.raises(UnknownOutcomeError, match=r"none of its hosts is alive just now.*asking changes nothing"):
-        await client.state("a", timeout_s=0.3)
+        await client.state("a", timeout_s=1.5)  # the coordinator answers in that time, whatever else the machine does
 
 
 async def test_a_host_takes_a_few_looks_at_once_and_others_come_again(
