@@ -104,6 +104,20 @@ class ChannelEnds:
                     inlet.channel, inlet.peer = 0, self._shared.local
                     inlet.first_number = inlet.arrived + 1  # what has arrived does not occupy the window of a new link
 
+    def detach_moved(self, agent: LocalAgent) -> None:
+        """Detach the channels between an agent that moves to another host and those on this host. All that it has consumed is in a durable
+        commit."""
+        for inlet in agent.inlets.values():
+            inlet.owner = None
+        for other in self._shared.agents.values():
+            outlet, inlet_from = other.outlets.get(agent.id), other.inlets.get(agent.id)
+            if outlet is not None and outlet.inlet is not None:
+                outlet.acknowledge(outlet.inlet.consumed)
+                outlet.inlet = None
+                _detach(outlet)
+            if inlet_from is not None:
+                inlet_from.channel, inlet_from.first_number = 0, inlet_from.arrived + 1
+
     # ---- making and opening ---------------------------------------------------------------------------------------
 
     def new_outlet(self, agent: LocalAgent, receiver: str) -> AgentOutlet:

@@ -60,6 +60,13 @@ class OutletReleaser(Protocol):
         """Send the messages parked at this sending end, as far as commits, credit and room allow."""
 
 
+class EffectHolder(EffectCaller, Protocol):
+    """Interface that `Commits` requires from the component that handles effects."""
+
+    def tell_quiesced(self) -> None:
+        """Answer the coordinator's Quiesce directive, if there is one and everything that it asks for is done."""
+
+
 class AgentReservation(AgentRetirement, Protocol):
     """Interface that `Commits` requires from the component that creates and removes agents."""
 
@@ -102,7 +109,7 @@ class Commits:
 
     _outlets: OutletReleaser
     _membership: AgentReservation
-    _effects: EffectCaller
+    _effects: EffectHolder
     _answers: AnswerSender
     _plans: PlanConfirmer
 
@@ -122,7 +129,7 @@ class Commits:
         self,
         outlets: OutletReleaser,
         membership: AgentReservation,
-        effects: EffectCaller,
+        effects: EffectHolder,
         answers: AnswerSender,
         plans: PlanConfirmer,
     ) -> None:
@@ -146,6 +153,33 @@ class Commits:
         """Request a commit that contains the agent's work so far."""
         self._shared.note_change(agent.id)
         self._shared.commits.is_wanted = True
+
+    # ---- freezing -------------------------------------------------------------------------------------------------
+
+    def freeze(self, agents: Iterable[str]) -> list[LocalAgent]:
+        """Freeze these agents, as far as they are on this host, and commit what they have done. Return the agents that no longer are
+        frozen."""
+        shared, before = self._shared, self._shared.commits.frozen
+        shared.commits.frozen = frozen = dict.fromkeys([name for name in agents if name in shared.agents])
+        for name in frozen:
+            if name not in before:
+                shared.agents[name].is_held = True
+                self.say(shared.agents[name])
+        thawed = [shared.agents[name] for name in before if name in shared.agents and name not in frozen]
+        for agent in thawed:
+            agent.is_held = False
+        return thawed
+
+    @property
+    def are_frozen_committed(self) -> bool:
+        """Return whether the frozen agents have ended their turns, and a durable commit contains all that they have done."""
+        shared = self._shared
+        in_progress = dict.fromkeys([each.agent.id for each in self._captured or ()])
+        return not any(
+            name in shared.agents
+            and (shared.agents[name].is_busy or name in shared.commits.changed or name in in_progress)
+            for name in shared.commits.frozen
+        )
 
     # ---- capturing ------------------------------------------------------------------------------------------------
 
@@ -233,6 +267,8 @@ class Commits:
             self.adopting = dict.fromkeys(left)
             if not left:
                 self._plans.confirm()
+        if self._shared.commits.frozen:
+            self._effects.tell_quiesced()
 
     def _release(self, durable: CapturedAgent) -> None:
         agent = durable.agent

@@ -146,9 +146,16 @@ class ReplyWaiters:
 
     def removed(self, agent: str) -> None:
         """Answer all requests that wait for inputs of an agent that has left."""
+        self._end_requests(agent, ev.AskAnswer(UNKNOWN, reason=f"agent {agent} has stopped"))
+
+    def moved(self, agent: str) -> None:
+        """Answer all requests that wait for inputs of an agent that moves to another host. The clients must then ask there."""
+        self._end_requests(agent, ev.AskAnswer(RETRY, reason=f"agent {agent} moves to another host"))
+
+    def _end_requests(self, agent: str, answer: ev.AskAnswer) -> None:
         for place in [place for place in self._waiting if place[0] == agent]:
             for request, _ in self._waiting.pop(place):
-                self._tell(request, ev.AskAnswer(UNKNOWN, reason=f"agent {agent} has stopped"))
+                self._tell(request, answer)
 
     def _answer(self, agent: LocalAgent, place: Place) -> None:
         assert agent.inputs is not None

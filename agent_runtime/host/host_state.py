@@ -617,6 +617,7 @@ class CommitProgress:
         changed: agents that have changed since the last commit.
         changed_ns: time of the oldest of these changes.
         is_wanted: whether work waits for the next commit.
+        frozen: agents of this host that are about to move, and begin no turn.
         captured: number of commits that this host has captured under this plan.
         epochs: number of epochs that have become complete since this host started.
     """
@@ -625,6 +626,7 @@ class CommitProgress:
         self.is_on = is_on
         self.epochs = 0
         self.is_ending = False
+        self.frozen: dict[str, None] = {}
         self.reset()
 
     def note(self, agent: str, now_ns: int) -> None:

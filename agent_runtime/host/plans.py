@@ -239,6 +239,17 @@ class Membership:
         self._mode.reset()
         self._ends.close_all(agent)
 
+    def send_away(self, agent: LocalAgent) -> None:
+        """Remove a frozen agent that moves to another host, where it starts from its newest commit. Its neighbours on this host keep the
+        messages to it whose consumption is durable nowhere else, and receive its messages over a link from now on."""
+        shared = self._shared
+        del shared.agents[agent.id]
+        self._ends.detach_moved(agent)
+        self._inputs.asks.moved(agent.id)
+        self._outputs.removed(agent)
+        self._views.removed(agent.id)
+        shared.out.append(ev.ForgetAgent(agent.id))
+
     def release_retired(self, ended: int) -> None:
         """Remove retired agents that were kept only because of the epoch that has ended."""
         for agent in [agent for agent in self._shared.agents.values() if agent.retired_in is not None]:
@@ -333,7 +344,10 @@ class HostPlans:
         self._shared.start = event.host_start
         self._shared.cluster = event.cluster
         self._effects.welcomed(are_refused=event.refuses_effects)
-        self.on_quiesce(Quiesce(0))  # releases what an earlier leader held
+        frozen = tuple(
+            self._shared.commits.frozen
+        )  # until the next directive, as a plan that moves them may be on its way
+        self.on_quiesce(Quiesce(0, frozen=frozen))  # releases what an earlier leader held
         if self._shared.is_loaded:
             self.confirm()
         elif self._failure is not None:
@@ -346,9 +360,13 @@ class HostPlans:
         self._epoch_request.welcomed()
 
     def on_quiesce(self, event: Quiesce) -> None:
-        """Hold or release clients' inputs and effects, as the coordinator requests."""
+        """Hold or release clients' inputs and effects, and freeze agents, as the coordinator requests."""
         self._shared.commits.is_ending = event.holds_inputs
         self._inputs.hold(are_held=event.holds_inputs)
+        if self._shared.commits.is_on:
+            for agent in self._commits.freeze(event.frozen):
+                self._outlets.unpark_all(agent)
+                self._mailboxes.next_turn(agent)
         self._effects.on_quiesce(event)
 
     def on_plan_received(self, event: ev.PlanReceived) -> None:
@@ -390,15 +408,16 @@ class HostPlans:
     # ---- agents that go on ----------------------------------------------------------------------------------------
 
     def _are_agents_kept(self, places: Sequence[ev.Placement]) -> bool:
-        """Return whether the agents on this host go on under the new plan, because none of them gets another incarnation. An agent that has
-        asked to leave and is not in the plan has left."""
+        """Return whether the agents on this host go on under the new plan, because none of them gets another incarnation, or only frozen
+        agents do, which move to other hosts. An agent that has asked to leave and is not in the plan has left."""
         shared = self._shared
         if not (shared.commits.is_on and shared.is_loaded and shared.agents):
             return False
         incarnations = {place.agent: place.incarnation for place in places}
+        gone = {agent.id: agent.incarnation for agent in shared.agents.values() if agent.is_retiring}
+        gone |= {name: shared.agents[name].incarnation for name in shared.commits.frozen if name in shared.agents}
         return all(
-            incarnations.get(agent.id, agent.incarnation if agent.is_retiring else 0) == agent.incarnation
-            for agent in shared.agents.values()
+            incarnations.get(agent.id, gone.get(agent.id, 0)) == agent.incarnation for agent in shared.agents.values()
         )
 
     def _detach_agents(self) -> None:
@@ -422,7 +441,13 @@ class HostPlans:
         shared = self._shared
         here = {place.agent for place in places}
         for agent in [agent for agent in shared.agents.values() if agent.id not in here]:
-            self._membership.forget(agent)
+            if agent.id in shared.routes:
+                self._membership.send_away(agent)
+            else:
+                self._membership.forget(agent)
+        for name in [name for name in shared.commits.frozen if name in shared.agents]:
+            shared.agents[name].is_held = False
+        shared.commits.frozen.clear()
         for agent in shared.agents.values():
             agent.is_retiring = agent.owes = False
             self._mode.place(agent, None)
@@ -472,6 +497,7 @@ class HostPlans:
         shared.ended.clear()
         shared.is_loaded = False
         shared.agents.clear()
+        shared.commits.frozen.clear()
         shared.local = Peer(shared.host, shared.start, None)
         shared.out.append(ev.CancelTurns())
 

@@ -8,6 +8,9 @@ as an epoch.
 Before the move, hosts start no new effects and wait for running effects to end (`fleet_end.py`). If effects were still running, the plan
 would leave their outcome in doubt.
 
+With local recovery, a move needs no epoch. Hosts freeze the agents that are about to move, and commit them. The plan then starts them from
+these commits, and all other agents go on, also those of the same hosts. If a host does not answer in time, all its agents start again.
+
 The log records which hosts are drained. Plans exclude a drained host as long as another host is attached. A request to move single agents
 or to spread agents evenly is not durable and applies to the current plan only. The operator checks the result and repeats the request if
 necessary.
@@ -34,6 +37,7 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.coordinator.state.operation_rules import place
+from snapline.messages.host_messages import LOCAL
 from snapline.messages.status import Concern
 
 REASON = "move"
@@ -59,6 +63,8 @@ class Moves:
         """The plan whose agents must be spread evenly; None if no such request is pending."""
         self._placed: tuple[int, dict[str, str]] = 0, {}
         """The plan under which single agents must move, and the hosts to which they move."""
+        self._moved_now: tuple[object, tuple[str, ...]] | None = None
+        """Cached result: (what it depends on, the agents that the pending request moves)."""
         self._moving: _Moving | None = None
         self._unevenness: tuple[tuple[int, list[str]], bool] | None = None
         """Cached result: ((plan, hosts), whether that plan's agents are spread unevenly over these hosts)."""
@@ -134,11 +140,27 @@ class Moves:
             self._moving = None
             self._quiescence.drop(REASON)
             return
-        self._quiescence.want(REASON, effects=True)
+        self._quiescence.want(REASON, effects=True, frozen=self._moved() if state.image.recovery == LOCAL else ())
         if not self._quiescence.is_quiet:
             return
         if self._moving is None or (self._moving.plan, self._moving.reason) != (state.plan_number, reason):
             self._moving = _Moving(state.plan_number, state.image.begun, reason)
+
+    def _moved(self) -> tuple[str, ...]:
+        """Return the agents that the pending request moves. The result is cached, because this method is called at each event."""
+        state, hosts, requested = self._shared.state, self.usable(self._host_sessions.attached()), self.placed
+        key = state.plan_number, hosts, requested, self.is_even
+        if self._moved_now is None or self._moved_now[0] != key:
+            living = [(agent, requested.get(agent, record.host)) for agent, record in state.living_agents()]
+            placement = place(living, hosts, state.image.places, is_even=self.is_even)
+            moved = [agent for agent, record in state.living_agents() if placement[agent] != record.host]
+            self._moved_now = key, tuple(moved)
+        return self._moved_now[1]
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Return the agents that are frozen and committed for the move."""
+        return self._quiescence.frozen
 
     def _must_complete(self) -> bool:
         """Return whether the pending move can no longer be cancelled. In autonomous protocols, agents may already be frozen for the move,
@@ -199,6 +221,8 @@ class Moves:
         """Return whether the epoch for the move is complete and no other epoch is open, so that the plan loses no open epoch. In
         autonomous protocols, this method always returns True."""
         state = self._shared.state
+        if state.image.recovery == LOCAL:
+            return not state.open_epochs()
         return state.is_autonomous or (state.newest_complete() > moving.begun and not state.open_epochs())
 
 

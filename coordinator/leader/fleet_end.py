@@ -69,6 +69,7 @@ class Hold(msgspec.Struct, frozen=True):
     plan: int
     inputs: bool = False
     effects: bool = False
+    frozen: tuple[str, ...] = ()
 
 
 class Quiescence:
@@ -78,17 +79,17 @@ class Quiescence:
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
-        self._requested_holds: dict[str, tuple[bool, bool]] = {}
-        """Reason → (whether to hold inputs, whether to hold effects)."""
+        self._requested_holds: dict[str, Hold] = {}
+        """Reason → the hold, whose plan is 0."""
         self._held = Hold(0)
         self._number = 0
         self._since_ns = 0
         self._quiet: dict[int, None] = {}
         """Sessions of hosts that have answered the current hold."""
 
-    def want(self, reason: str, *, inputs: bool = False, effects: bool = False) -> None:
-        """Request a hold on inputs, effects or both, until `drop` is called with the same reason."""
-        self._requested_holds[reason] = inputs, effects
+    def want(self, reason: str, *, inputs: bool = False, effects: bool = False, frozen: tuple[str, ...] = ()) -> None:
+        """Request a hold on inputs, effects or both, and the freezing of agents, until `drop` is called with the same reason."""
+        self._requested_holds[reason] = Hold(0, inputs, effects, frozen)
         self._send_holds()
 
     def drop(self, reason: str) -> None:
@@ -110,6 +111,17 @@ class Quiescence:
             return False
         return self._shared.now >= self._since_ns + QUIESCE_NS or not self._busy()
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Return the agents that are frozen and committed, as their hosts have reported under this plan."""
+        if self._held.plan != self._shared.state.plan_number:
+            return ()
+        living = dict(self._shared.state.living_agents())
+        homes = {agent: living[agent].host for agent in self._held.frozen if agent in living}
+        sessions = {host: self._host_sessions.attached_session(host) for host in dict.fromkeys(homes.values())}
+        quiet = [host for host, session in sessions.items() if session is not None and session.id in self._quiet]
+        return tuple([agent for agent, host in homes.items() if host in quiet])
+
     def _busy(self) -> list[str]:
         plan = self._shared.state.plan
         sessions = [(host, self._host_sessions.attached_session(host)) for host in (plan.hosts if plan else ())]
@@ -130,13 +142,15 @@ class Quiescence:
 
     def directives_for(self) -> list[Quiesce]:
         """Return the current holds for a host that has just reconnected."""
-        return [self._directive()] if self._held.inputs or self._held.effects else []
+        is_held = self._held.inputs or self._held.effects
+        return [self._directive()] if is_held or self._shared.state.image.recovery == LOCAL else []
 
     def _send_holds(self) -> None:
         plan = self._shared.state.plan_number
-        inputs = any(inputs for inputs, _ in self._requested_holds.values())
-        effects = any(effects for _, effects in self._requested_holds.values())
-        wanted, held = Hold(plan, inputs, effects), self._held
+        requested = self._requested_holds.values()
+        inputs, effects = any(hold.inputs for hold in requested), any(hold.effects for hold in requested)
+        frozen = tuple(dict.fromkeys([agent for hold in requested for agent in hold.frozen]))
+        wanted, held = Hold(plan, inputs, effects, frozen), self._held
         if wanted == held:
             return
         self._held = wanted
@@ -150,7 +164,7 @@ class Quiescence:
         self._shared.send(self._host_sessions.all_sessions(), self._directive())
 
     def _directive(self) -> Quiesce:
-        return Quiesce(self._number, self._held.inputs, self._held.effects)
+        return Quiesce(self._number, self._held.inputs, self._held.effects, self._held.frozen)
 
     def concerns(self) -> list[Concern]:
         """Return a concern that names the hosts whose effects have been running for over one second since the hold."""

@@ -705,8 +705,9 @@ class Plans:
         plan_fields = (number, line, tuple(hosts), op.clip(reason), losses.rolled_back, losses.checkpoints)
         wanted = self._restores.wanted
         is_move, weights = reason == self._moves.reason, self._loads.weights()
-        placed = self._moves.placed if is_move else {}
-        kind: op.Kind = op.CommitPlan(*plan_fields, self._moves.is_even, is_move, weights, self._restarted(), placed)
+        placed, frozen = (self._moves.placed, self._moves.frozen) if is_move else ({}, ())
+        names = self._restarted(), placed, frozen
+        kind: op.Kind = op.CommitPlan(*plan_fields, self._moves.is_even, is_move, weights, *names)
         if wanted is not None:
             kind = op.Restore(*plan_fields, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
         if self._shared.propose("plan", kind):

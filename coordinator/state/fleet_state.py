@@ -391,13 +391,18 @@ class FleetState(FleetView):
         """Return the hosts whose agents go on under the next plan without a restart, in their present incarnations (rule 3).
 
         Such a host has confirmed the plan before, so that it has all its agents, and its run has not ended since. All its agents stay,
-        because the agents of a host may depend on messages of each other that no commit contains.
+        because the agents of a host may depend on messages of each other that no commit contains. Only frozen agents may leave.
         """
         image, plan = self.image, self.plan
         if image.recovery != LOCAL or plan is None or image.era > plan.number:
             return set()
         assert isinstance(kind, op.CommitPlan)
-        leaving = {image.agents[agent].host for agent, host in placed.items() if image.agents[agent].host != host}
+        frozen = dict.fromkeys(kind.frozen)
+        leaving = {
+            image.agents[agent].host
+            for agent, host in placed.items()
+            if image.agents[agent].host != host and agent not in frozen
+        }
         lost = image.need.lost if image.need is not None else []
         return {*plan.confirmed} - {*lost, *kind.restarted} - leaving
 

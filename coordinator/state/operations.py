@@ -140,6 +140,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
         weights: measured weight of each agent on the respective host of the previous plan; empty if all agents have the same weight.
         restarted: hosts whose agents start again with local recovery although the hosts have not failed.
         placed: hosts to which agents move by request, by agent. Placement rules take precedence.
+        frozen: agents that, with local recovery, their hosts have frozen and committed. If only such agents leave a host, its others go on.
     """
 
     expected_plan: int
@@ -153,6 +154,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
     weights: tuple[int, ...] = ()
     restarted: tuple[str, ...] = ()
     placed: dict[str, str] = {}
+    frozen: tuple[str, ...] = ()
 
 
 class Restore(Kind, frozen=True, gc=False):

@@ -105,11 +105,13 @@ class LocalPlans:
 
     Attributes:
         era: the plan of the newest restore. Commits under earlier plans are void.
+        eras: for each plan, the era to which it belongs. A host may load the agents of a plan that a later restore has made void.
         points: for each plan, the digests of the commits from which agents start, by agent.
     """
 
     def __init__(self) -> None:
         self.era = 0
+        self.eras: dict[int, int] = {}
         self.points: dict[int, dict[str, bytes]] = {}
 
 
@@ -225,10 +227,11 @@ class Judge:
 
         No agent may have consumed a message that its sender's point does not contain.
         """
-        if plan in (1, self._local.era):
+        era = self._local.eras.get(plan, self._local.era)
+        if plan in (1, era):
             return
         self._continue_branch(plan)
-        base, commits = self._cuts.get(line_epoch), read_commits(self._local.era, plan)
+        base, commits = self._cuts.get(line_epoch), read_commits(era, plan)
         points = self._local.points.setdefault(plan, {})
         for agent in agents:
             place, checkpoint = base.places.get(agent, NOWHERE) if base is not None else NOWHERE, commits.get(agent)
@@ -310,10 +313,11 @@ class Judge:
             case op.CommitPlan() as kind:
                 if state.image.era == state.plan_number:
                     self._local.era = state.plan_number
+                self._local.eras[state.plan_number] = state.image.era
                 self._note_plan(t_ns, state.plan_number, kind.line_epoch)
                 self._probe_plan(kind, state)
             case op.Restore() as kind:
-                self._local.era = state.plan_number
+                self._local.era = self._local.eras[state.plan_number] = state.plan_number
                 self.ground_truth.on_restored(t_ns, kind, state.plan_number)
                 self._note_plan(t_ns, state.plan_number, kind.line_epoch, is_dropping=kind.drop_inputs)
             case op.EndFleet() as kind:

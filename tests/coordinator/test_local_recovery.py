@@ -224,6 +224,29 @@ def test_a_host_that_an_agent_leaves_starts_its_agents_again(local: Agreed) -> N
     assert left and all((now[x] == before[x]) == (before[x][0] not in left) for x in before)
 
 
+def test_a_host_that_only_frozen_agents_leave_goes_on(local: Agreed) -> None:
+    local.start("h1", "h2")
+    before = incarnations(local)
+    (moved, *others) = [agent for agent in before if before[agent][0] == "h1"]
+    local.do(op.CommitPlan(1, 0, ("h1", "h2"), "it moves", is_move=True, placed={moved: "h2"}, frozen=(moved,)))
+    assert incarnations(local) == {**before, moved: ("h2", 2)} and others
+    plan = local.state.plan
+    assert plan is not None and (plan.sources, plan.sources_since, plan.rolled_back) == (["h1"], 1, 1)
+
+
+def test_a_move_names_the_agents_that_their_hosts_have_frozen_and_takes_no_epoch() -> None:
+    bench = local_bench()
+    bench.start_fleet("h1", "h2")
+    homes = {agent: record.host for agent, record in bench.state.living_agents()}
+    moved = next(agent for agent, host in homes.items() if host == "h1")
+    bench.feed(ev.MovesRequested(1, (), (), False, {moved: "h2"}))
+    held = [x for x in bench.directives("h1") if isinstance(x, msg.Quiesce) and x.holds_effects]
+    assert [x.frozen for x in held] == [(moved,)], "and the hosts have answered"
+    assert (bench.state.plan_number, bench.state.image.begun) == (2, 0)
+    now = {agent: (record.host, record.incarnation) for agent, record in bench.state.living_agents()}
+    assert now == {agent: (host, 1) for agent, host in homes.items()} | {moved: ("h2", 2)}
+
+
 def test_the_agents_of_a_host_with_a_failed_agent_start_again(local: Agreed) -> None:
     local.start("h1", "h2")
     local.do(op.CommitPlan(1, 0, ("h1", "h2"), "a0 failed", restarted=("h1",)))

@@ -256,7 +256,7 @@ def move(
 ) -> None:
     """Move agents to a host of the fleet. They stay there until their host fails or is drained, or agents are spread.
 
-    Agents move by a recovery plan from a fresh snapshot; nothing is lost. With local recovery, only agents of their present hosts pause.
+    Agents move by a recovery plan from a fresh snapshot; nothing is lost. With local recovery, they move alone, and all others go on.
     Exit codes: 2: the host is drained or not alive, or placement forbids it. 4: no such agent or host. 9: not moved --within the limit.
     """
     names, name = tuple(dict.fromkeys([check_id(agent, "agent") for agent in agents])), check_id(host, "host")

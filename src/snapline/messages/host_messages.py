@@ -621,11 +621,16 @@ both deliver the same signal."""
 
 class Quiesce(Directive, frozen=True, gc=False):
     """Instruction to hold back clients' inputs or calls of external effects until the next `Quiesce`, plan or stream. If effects are held
-    back, the host replies with `Quiesced`."""
+    back, the host replies with `Quiesced`.
+
+    With local recovery, `frozen` contains agents that are about to move. They begin no turn until the next `Quiesce` or plan, and before
+    `Quiesced` a durable commit contains all that they have done.
+    """
 
     number: int
     holds_inputs: bool = False
     holds_effects: bool = False
+    frozen: tuple[str, ...] = ()
 
 
 class Quiesced(HostMessage, frozen=True, gc=False):

@@ -31,7 +31,7 @@ from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.coordinator.service import store_keeper
 from snapline.coordinator.state.fleet_records import EpochRecord
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.sim.scenario import ClientsPart, FleetPart, PatternPart, RestoresPart, Scenario
+from snapline.sim.scenario import ClientsPart, FleetPart, PatternPart, RestoresPart, RunPart, Scenario
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.log.commits import COMMIT, Entry
 from snapline.storage.log.commits import note_newest as newest_in_log
@@ -352,6 +352,27 @@ def creation_not_repeatable() -> list[Patch]:
     return [(FleetState, "is_child_of", lambda *_: False)]
 
 
+# -- moves ----------------------------------------------------------------------------------------------------------------
+
+
+def frozen_agents_go_on() -> list[Patch]:
+    """Let agents begin turns after the commit from which they start on another host."""
+    original = Commits.freeze
+
+    def freeze(self: Commits, agents: Iterable[str]) -> list[LocalAgent]:
+        thawed = original(self, agents)
+        for name in self._shared.commits.frozen:
+            self._shared.agents[name].is_held = False
+        return thawed
+
+    return [(Commits, "freeze", freeze)]
+
+
+def moved_before_their_commit() -> list[Patch]:
+    """Report that agents are frozen although no durable commit contains what they have done."""
+    return [(Commits, "are_frozen_committed", property(lambda self: True))]
+
+
 # -- deletions ------------------------------------------------------------------------------------------------------------
 
 
@@ -390,6 +411,12 @@ def _local(*patterns: str, **options: Any) -> Scenario:
 
 ASKED = ClientsPart(count=3, inputs=60, pause="10ms")
 PARTS = {"commit_part_bytes": 300}
+MOVED = replace(
+    _local("bank", "random"),
+    fleet=FleetPart(hosts=HOSTS, recovery="local", pattern=PatternPart(messages=1000)),
+    run=RunPart(moves=40, until="3s"),
+    fault=[],
+)
 TAKEN_BACK = RestoresPart(times=4, drops_one_in=2)
 COMMIT_MUTANTS: dict[str, Mutant] = {
     "messages-leave-before-their-commit": Mutant(
@@ -474,7 +501,7 @@ COMMIT_MUTANTS: dict[str, Mutant] = {
         patches=released_numbers_missing,
         scenario=_local(*BUSY),
         oracle="core",
-        seed=21,
+        seed=89,
     ),
     "commits-without-numbers": Mutant(
         text="two commits of an agent may have the same number",
@@ -538,6 +565,20 @@ COMMIT_MUTANTS: dict[str, Mutant] = {
         scenario=_local(*BUSY),
         oracle="restored",
         seed=41,
+    ),
+    "frozen-agents-go-on": Mutant(
+        text="an agent that is about to move takes turns after its last commit on its host",
+        patches=frozen_agents_go_on,
+        scenario=MOVED,
+        oracle="orphan",
+        seed=2,
+    ),
+    "moved-before-their-commit": Mutant(
+        text="an agent moves before a durable commit contains what it has done",
+        patches=moved_before_their_commit,
+        scenario=MOVED,
+        oracle="commits",
+        seed=4,
     ),
     "membership-undone-by-recoveries": Mutant(
         text="a recovery to commits undoes the creations and removals after the recovery line",

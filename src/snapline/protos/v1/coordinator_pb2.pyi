@@ -791,14 +791,16 @@ class OutputsWatched(_message.Message):
     def __init__(self, is_watched: bool = ...) -> None: ...
 
 class Quiesce(_message.Message):
-    __slots__ = ("number", "holds_inputs", "holds_effects")
+    __slots__ = ("number", "holds_inputs", "holds_effects", "frozen")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     HOLDS_INPUTS_FIELD_NUMBER: _ClassVar[int]
     HOLDS_EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     number: int
     holds_inputs: bool
     holds_effects: bool
-    def __init__(self, number: _Optional[int] = ..., holds_inputs: bool = ..., holds_effects: bool = ...) -> None: ...
+    frozen: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, number: _Optional[int] = ..., holds_inputs: bool = ..., holds_effects: bool = ..., frozen: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MayLeave(_message.Message):
     __slots__ = ("epoch",)

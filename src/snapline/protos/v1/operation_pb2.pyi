@@ -199,7 +199,7 @@ class ForgiveTurn(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class CommitPlan(_message.Message):
-    __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "is_even", "is_move", "weights", "restarted", "placed")
+    __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "is_even", "is_move", "weights", "restarted", "placed", "frozen")
     class PlacedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,7 @@ class CommitPlan(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     RESTARTED_FIELD_NUMBER: _ClassVar[int]
     PLACED_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     expected_plan: int
     line_epoch: int
     hosts: _containers.RepeatedScalarFieldContainer[str]
@@ -229,7 +230,8 @@ class CommitPlan(_message.Message):
     weights: _containers.RepeatedScalarFieldContainer[int]
     restarted: _containers.RepeatedScalarFieldContainer[str]
     placed: _containers.ScalarMap[str, str]
-    def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., is_even: bool = ..., is_move: bool = ..., weights: _Optional[_Iterable[int]] = ..., restarted: _Optional[_Iterable[str]] = ..., placed: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    frozen: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., is_even: bool = ..., is_move: bool = ..., weights: _Optional[_Iterable[int]] = ..., restarted: _Optional[_Iterable[str]] = ..., placed: _Optional[_Mapping[str, str]] = ..., frozen: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Restore(_message.Message):
     __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "request", "drop_inputs", "agent", "place")
