@@ -1,10 +1,10 @@
 """What `recovery="local"` costs and saves beside `recovery="global"`: answers, effects, messages between hosts, and failures.
 
-    .venv/bin/python -m benchmarks.local [answers] [effects] [messages] [failure] [--rounds 5] [--asks 100] [--seconds 4] [--full]
+    .venv/bin/python -m benchmarks.local [answers] [effects] [messages] [failure] [moves] [--rounds 5] [--asks 100] [--seconds 4] [--full]
 
 All figures are of real processes, with fsync on, and a snapshot each second. In each round both kinds of recovery are measured, in random order;
 answers and effects alternate one by one. The table has the median over the rounds with the lowest and highest, and the ratio is the median of
-the ratios within a round. Without a name, all four are measured.
+the ratios within a round. Without a name, all five are measured.
 
     answers     one input to an idle fleet of two hosts, to its final answer; beside it one append of 4 KiB with fdatasync on the same disk
     effects     from a turn's request of an effect to the call of the effect's function, in the same idle fleet
@@ -18,6 +18,9 @@ the ratios within a round. Without a name, all four are measured.
                   death to …          from SIGKILL to its detection by the coordinator; to the end of the recovery; to the first turn of the
                                       first and of the last of the 1,000 agents. The last one waits for its timer, up to 4 s. All but the
                                       detection include the rejoin grace (--rejoin-grace), for which the coordinator waits for the lost host
+
+    moves       an agent with a state of 1 MiB takes a turn each 10 ms, and is moved 20 times among three hosts. Four agents on each host take one
+                each 20 ms. The longest time between two turns around each move, of that agent (its pause) and of all others
 
 A fleet of two hosts, its coordinator and the benchmark share the processors of one machine, and so do eight hosts.
 """
@@ -60,6 +63,7 @@ TILLS = 64
 WARM_UP_S = 2.0
 
 HOSTS, AGENTS_EACH = 8, 2
+MOVE_HOSTS, MOVES = 3, 20
 LIMIT_S = 60.0
 """For all agents of the killed host to take a turn: a busy machine may need long."""
 
@@ -381,7 +385,61 @@ async def _until(is_so: Callable[[], bool]) -> None:
 # -- command line ---------------------------------------------------------------------------------------------------------
 
 
-MEASURED = {"answers": answers, "effects": effects, "messages": messages, "failure": failure}
+# -- moves ----------------------------------------------------------------------------------------------------------------
+
+
+async def moves(options: argparse.Namespace, table: Table) -> None:
+    for _ in range(options.rounds):
+        for recovery in _shuffled():
+            with tempfile.TemporaryDirectory(dir=options.folder) as name:
+                for measured, value in (await _moves(recovery, Path(name))).items():
+                    table.note(measured, recovery, value)
+        _progress()
+
+
+async def _moves(recovery: str, folder: Path) -> dict[str, float]:
+    turns_folder = folder / "turns"
+    turns_folder.mkdir()
+    arguments = {"folder": str(turns_folder), "hosts": str(MOVE_HOSTS), "recovery": recovery, "lost": "1", "each": "4"}
+    arguments |= {"lost_period": "0.01", "lost_bytes": str(1 << 20), "is_pinned": "no"}
+    local = LocalFleet(
+        data_dir=folder / "run",
+        fleet="benchmarks.local_fleet:fleet",
+        hosts=MOVE_HOSTS,
+        arguments=arguments,
+        environment={"PYTHONPATH": str(ROOT)},
+    )
+    windows = []
+    async with running(local) as client:
+        await asyncio.sleep(WARM_UP_S)
+        for _ in range(MOVES):
+            home = await _home(client)
+            target = random.choice([f"h{number}" for number in range(1, MOVE_HOSTS + 1) if f"h{number}" != home])
+            began_ns, plan = time.monotonic_ns(), (await client.status()).plan
+            await client.move_agents(placed={local_fleet.name_of(0, 1, 4): target})
+            while (now := await client.status()).plan == plan or now.phase != "running":
+                await asyncio.sleep(0.01)
+            assert await _home(client) == target
+            await asyncio.sleep(0.3)
+            windows.append((began_ns, time.monotonic_ns()))
+    found = turns_in(turns_folder)
+    others = Failure(found, 0, 1)
+    mover = Failure({1: found[0]}, 0, 1)
+    pauses = [mover.largest_gap_ms(*window) for window in windows]
+    return {
+        "pause of an agent that moves ms, p50": statistics.median(pauses),
+        "pause of an agent that moves ms, p95": percentile(sorted(pauses), 0.95),
+        "largest gap of the others ms, p95": percentile(
+            sorted([others.largest_gap_ms(*window) for window in windows]), 0.95
+        ),
+    }
+
+
+async def _home(client: CoordinatorClient) -> str:
+    return (await client.locate([local_fleet.name_of(0, 1, 4)])).agents[0].host
+
+
+MEASURED = {"answers": answers, "effects": effects, "messages": messages, "failure": failure, "moves": moves}
 
 
 def _progress() -> None:

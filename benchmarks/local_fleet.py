@@ -85,19 +85,22 @@ def fleet(
     lost_period: str = "4.0",
     period: str = "0.02",
     recovery: str = "global",
+    lost_bytes: str = "900",
+    is_pinned: str = "yes",
 ) -> snapline.Fleet:
     """The agents of the last host take a turn of a timer each `lost_period` seconds, the others each `period` seconds. A snapshot each second."""
     count, first, survivors = int(hosts), int(lost), int(each)
     agents = {}
     for number in range(first + (count - 1) * survivors):
         period_s = float(lost_period if number < first else period)
-        state = Ticking(number, count, first, survivors, folder, period_s, notes=bytes(900))
+        notes = bytes(int(lost_bytes) if number < first else 900)
+        state = Ticking(number, count, first, survivors, folder, period_s, notes=notes)
         agents[name_of(number, first, survivors)] = functools.partial(_ticker, state)
     place = {f"h{number}-*": f"h{number}" for number in range(1, count)}
     return snapline.Fleet(
         "tickers",
         agents=agents,
-        place={"lost-*": f"h{count}", **place},
+        place={"lost-*": f"h{count}", **place} if is_pinned == "yes" else {},
         triggers=[snapline.Every(seconds=1.0)],
         recovery=recovery,
     )
