@@ -114,6 +114,7 @@ class ChannelEnds:
             if outlet is not None and outlet.inlet is not None:
                 outlet.acknowledge(outlet.inlet.consumed)
                 outlet.inlet = None
+                outlet.released = outlet.number - len(outlet.kept)  # no commit may contain the others yet
                 _detach(outlet)
             if inlet_from is not None:
                 inlet_from.channel, inlet_from.first_number = 0, inlet_from.arrived + 1
@@ -391,7 +392,8 @@ NOTHING_KEPT: deque[bytes] = deque()
 def _detach(outlet: AgentOutlet) -> None:
     owner = outlet.owner
     released = outlet.released if outlet.released < UNLIMITED else outlet.number
-    outlet.repeated = outlet.requested = outlet.released = max(outlet.number, released)
+    outlet.repeated, outlet.requested = max(outlet.number, released), released
+    outlet.released = released
     outlet.channel, outlet.peer, outlet.is_waiting = 0, None, False
     owner.is_repeating |= outlet.number - len(outlet.kept) < outlet.repeated
     outlet.number -= len(outlet.kept)

@@ -344,7 +344,7 @@ def _committed(agent: LocalAgent, now_ns: int) -> ev.CommittedAgent:
         first = number - len(kept)
         if first:
             sent[receiver] = first
-        last = outlet.requested if number < outlet.requested < UNLIMITED else number
+        last = max(number, outlet.repeated, outlet.requested if outlet.requested < UNLIMITED else 0)
         if last > first:
             left[receiver] = last
         if kept:

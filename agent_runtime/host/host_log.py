@@ -282,12 +282,10 @@ class OwnLog:
             self.append()
 
     def on_log_sealed(self, event: ev.LogSealed) -> None:
-        """Handle a batch that will never be in the log."""
+        """Handle a batch that will never be in the log. Entries of turns that go on under the next plan go into its log."""
         batch = self._batches.pop((event.log, event.number))
         self._drop_batch(batch)
-        if event.log == self.name:
-            self.is_sealed = True
-            return
+        self.is_sealed |= event.log == self.name
         for pending in [each for each in batch if isinstance(each, PendingEntry) and self._steps.awaits(each)]:
             self.put(pending)
         self.append()

@@ -8,8 +8,9 @@ as an epoch.
 Before the move, hosts start no new effects and wait for running effects to end (`fleet_end.py`). If effects were still running, the plan
 would leave their outcome in doubt.
 
-With local recovery, a move needs no epoch. Hosts freeze the agents that are about to move, and commit them. The plan then starts them from
-these commits, and all other agents go on, also those of the same hosts. If a host does not answer in time, all its agents start again.
+With local recovery, the epoch only keeps logs short. After it, hosts freeze the agents that are about to move, and commit them. The plan
+then starts them from these commits, and all other agents go on, also those of the same hosts. If a host does not answer in time, all its
+agents start again.
 
 The log records which hosts are drained. Plans exclude a drained host as long as another host is attached. A request to move single agents
 or to spread agents evenly is not durable and applies to the current plan only. The operator checks the result and repeats the request if
@@ -113,7 +114,8 @@ class Moves:
     def reason(self) -> str:
         """Return why a plan is needed for the move now, or "" if none is needed yet."""
         moving = self._moving
-        return moving.reason if moving is not None and self._is_line_complete(moving) else ""
+        is_held = self._shared.state.image.recovery != LOCAL or self._quiescence.is_quiet
+        return moving.reason if moving is not None and is_held and self._is_line_complete(moving) else ""
 
     def usable(self, hosts: list[str]) -> list[str]:
         """Return the hosts in `hosts` that are not drained, or all of them if every host is drained."""
@@ -140,10 +142,11 @@ class Moves:
             self._moving = None
             self._quiescence.drop(REASON)
             return
-        self._quiescence.want(REASON, effects=True, frozen=self._moved() if state.image.recovery == LOCAL else ())
-        if not self._quiescence.is_quiet:
-            return
-        if self._moving is None or (self._moving.plan, self._moving.reason) != (state.plan_number, reason):
+        is_local, moving = state.image.recovery == LOCAL, self._moving
+        is_known = moving is not None and (moving.plan, moving.reason) == (state.plan_number, reason)
+        if not is_local or (moving is not None and is_known and self._is_line_complete(moving)):
+            self._quiescence.want(REASON, effects=True, frozen=self._moved() if is_local else ())
+        if not is_known and (is_local or self._quiescence.is_quiet):
             self._moving = _Moving(state.plan_number, state.image.begun, reason)
 
     def _moved(self) -> tuple[str, ...]:
@@ -221,8 +224,6 @@ class Moves:
         """Return whether the epoch for the move is complete and no other epoch is open, so that the plan loses no open epoch. In
         autonomous protocols, this method always returns True."""
         state = self._shared.state
-        if state.image.recovery == LOCAL:
-            return not state.open_epochs()
         return state.is_autonomous or (state.newest_complete() > moving.begun and not state.open_epochs())
 
 

@@ -552,14 +552,13 @@ class Judge:
         plans = sorted(self.ground_truth.branches)
         commit = read_commits(self._local.era, max(plans, default=0) + 1).get(agent)
         captured = self.ground_truth.find(commit) if commit is not None else None
-        known = [
-            plan for plan in plans if plan in (1, self._local.era) or agent in self.ground_truth.branch_of(plan).settled
-        ]
-        history = self.ground_truth.branch_of(max(known)).histories.get(agent) if known else None
-        if captured is None or history is None:
-            return False
-        turn = {**history.inputs, **history.answered}.get(payload)
-        return turn is not None and turn <= captured.turns
+        known = [x for x in plans if x in (1, self._local.era) or agent in self.ground_truth.branch_of(x).settled]
+        for plan in dict.fromkeys([*known[-1:], *plans[-1:]]):
+            history = self.ground_truth.branch_of(plan).histories.get(agent)
+            turn = {**history.inputs, **history.answered}.get(payload) if history is not None else None
+            if captured is not None and turn is not None and turn <= captured.turns:
+                return True
+        return False
 
     def _holds(
         self, epoch: int, agent: str, payload: bytes, turns: Callable[[AgentHistory], Mapping[bytes, int]]

@@ -22,7 +22,7 @@ from tests.agent_runtime.test_durable_turns import (
 from snapline.agent_runtime.durable import DONE, FAILED, LoggedSteps, Pause, rolled
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_log
-from snapline.agent_runtime.host.host_log import StepLog
+from snapline.agent_runtime.host.host_log import PendingEntry, StepLog
 from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.messages import host_messages as msg
 from snapline.storage.log.log_record import LoggedEntry, LogName
@@ -156,6 +156,18 @@ def test_a_sealed_log_lets_nobody_go_on_and_the_next_plan_ends_it() -> None:
     driver.receive_plan(2)
     driver.load(2)
     assert driver.turns["a"].what == "start"
+
+
+def test_a_step_in_a_batch_that_was_kept_out_of_the_log_goes_into_the_next_plans_log() -> None:
+    """Where agents go on under the next plan. Another host has sealed the log before this one has heard of that plan."""
+    driver = waiting()
+    driver.feed(msg.LogOpened(1))
+    finish_step(driver)
+    last = batches(driver)[-1]
+    driver.feed(ev.LogSealed(last.log, last.number))
+    driver.core.log.carry_over()
+    (pending,) = driver.core.log._queue
+    assert isinstance(pending, PendingEntry) and pending.entry == last.entries[0]
 
 
 def test_what_a_plan_overtakes_moves_nobody() -> None:

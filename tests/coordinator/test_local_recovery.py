@@ -234,15 +234,20 @@ def test_a_host_that_only_frozen_agents_leave_goes_on(local: Agreed) -> None:
     assert plan is not None and (plan.sources, plan.sources_since, plan.rolled_back) == (["h1"], 1, 1)
 
 
-def test_a_move_names_the_agents_that_their_hosts_have_frozen_and_takes_no_epoch() -> None:
+def test_a_move_names_the_agents_that_their_hosts_have_frozen_after_an_epoch() -> None:
     bench = local_bench()
     bench.start_fleet("h1", "h2")
     homes = {agent: record.host for agent, record in bench.state.living_agents()}
     moved = next(agent for agent, host in homes.items() if host == "h1")
     bench.feed(ev.MovesRequested(1, (), (), False, {moved: "h2"}))
+    assert not [x for x in bench.directives("h1") if isinstance(x, msg.Quiesce) and x.frozen], "the epoch comes first"
+    bench.pass_time(1)
+    (epoch,) = bench.state.open_epochs()
+    for host in ("h1", "h2"):
+        bench.report(host, epoch)
     held = [x for x in bench.directives("h1") if isinstance(x, msg.Quiesce) and x.holds_effects]
     assert [x.frozen for x in held] == [(moved,)], "and the hosts have answered"
-    assert (bench.state.plan_number, bench.state.image.begun) == (2, 0)
+    assert (bench.state.plan_number, bench.state.image.begun) == (2, 1)
     now = {agent: (record.host, record.incarnation) for agent, record in bench.state.living_agents()}
     assert now == {agent: (host, 1) for agent, host in homes.items()} | {moved: ("h2", 2)}
 
