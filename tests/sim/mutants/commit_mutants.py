@@ -31,7 +31,16 @@ from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.coordinator.service import store_keeper
 from snapline.coordinator.state.fleet_records import EpochRecord
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.sim.scenario import ClientsPart, FleetPart, PatternPart, RestoresPart, RunPart, Scenario
+from snapline.sim.scenario import (
+    ClientsPart,
+    DelayPart,
+    FleetPart,
+    PatternPart,
+    RestoresPart,
+    RunPart,
+    Scenario,
+    StorePart,
+)
 from snapline.sim.world.product_patches import Patch
 from snapline.storage.log.commits import COMMIT, Entry
 from snapline.storage.log.commits import note_newest as newest_in_log
@@ -417,6 +426,9 @@ MOVED = replace(
     run=RunPart(moves=40, until="3s"),
     fault=[],
 )
+SLOWLY_MOVED = replace(MOVED, store=StorePart(delay=DelayPart(least="80ms", jitter="80ms")))
+if SLOWLY_MOVED.swarm is not None:
+    SLOWLY_MOVED = replace(SLOWLY_MOVED, swarm=replace(SLOWLY_MOVED.swarm, network=False))
 TAKEN_BACK = RestoresPart(times=4, drops_one_in=2)
 COMMIT_MUTANTS: dict[str, Mutant] = {
     "messages-leave-before-their-commit": Mutant(
@@ -576,9 +588,9 @@ COMMIT_MUTANTS: dict[str, Mutant] = {
     "moved-before-their-commit": Mutant(
         text="an agent moves before a durable commit contains what it has done",
         patches=moved_before_their_commit,
-        scenario=MOVED,
+        scenario=SLOWLY_MOVED,
         oracle="commits",
-        seed=4,
+        seed=9,
     ),
     "membership-undone-by-recoveries": Mutant(
         text="a recovery to commits undoes the creations and removals after the recovery line",
