@@ -108,24 +108,26 @@ class Session:
                 rotation in progress.
             UsageError: If no coordinator has ever answered, and only one of host and coordinator uses TLS.
         """
-        warned = False
+        has_warned = is_distrust_told = False
         while not self._is_closing:
             try:
                 async with self._security.open_channel(
                     self._turns.current, role="coordinator", name="coordinator"
                 ) as channel:
                     await self._attend(channel)
-                    warned = False
+                    has_warned = is_distrust_told = False
             except _STREAM_ENDED as error:
                 if _is_denied(error):
                     self.received(TurnedAway(_reason(error), True))
                 address, on_not_leader = self._turns.current, self._turn_to_next(error)
                 is_silent = not on_not_leader and not self._is_closing
-                if is_silent and not (warned and self._distrust.is_proved):
-                    sentence = await self._why_silent(address, error)
-                    if not warned:
+                if is_silent and not (is_distrust_told and self._distrust.is_proved):
+                    sentence, is_distrust = await self._why_silent(address, error)
+                    if not has_warned or (
+                        is_distrust and not is_distrust_told
+                    ):  # it may come back with another certificate
                         self._warn(sentence)
-                    warned = True
+                    has_warned, is_distrust_told = True, is_distrust_told or is_distrust
             finally:
                 self._outgoing = None
             await asyncio.sleep(random.uniform(RETRY_LEAST_S, self._retry_most_s))
@@ -142,9 +144,9 @@ class Session:
             self._turns.is_silent(self._turns.current)
         return LEADER_KEY in metadata
 
-    async def _why_silent(self, address: str, error: Exception) -> str:
-        """Return a sentence that explains why no coordinator can be reached. Raise AuthenticationError or UsageError if the reason is
-        permanent."""
+    async def _why_silent(self, address: str, error: Exception) -> tuple[str, bool]:
+        """Return a sentence that explains why no coordinator can be reached, and whether the reason is a rejected certificate. Raise
+        AuthenticationError or UsageError if the reason is permanent."""
         reason = await distrust_reason(self._security, address, role="coordinator", name="coordinator")
         now_s = asyncio.get_running_loop().time()
         is_final = self._distrust.failed(address, now_s, is_distrust=reason is not None)
@@ -153,12 +155,12 @@ class Session:
             if reason is not None and self._distrust.is_distrust_final:
                 raise UsageError(reason)
             if reason is not None:
-                return f"{reason}; trying on"
-            return f"no coordinator at {address}: {_reason(error)}; trying on"
+                return f"{reason}; trying on", False
+            return f"no coordinator at {address}: {_reason(error)}; trying on", False
         sentence = f"the coordinator at {address} and this host do not trust each other ({reason})"
         if is_final:
             raise AuthenticationError(f"{sentence}, and have not for {TRUST_WAIT_S:g} s: {trust_advice(reason)}")
-        return f"{sentence}; trying on, as certificates may be being renewed"
+        return f"{sentence}; trying on, as certificates may be being renewed", True
 
     async def _attend(self, channel: grpc.aio.Channel) -> None:
         call: _Call = channel.stream_stream(ATTEND)()

@@ -118,6 +118,7 @@ async def test_a_host_that_was_trusted_waits_for_the_end_of_a_rotation(
     running = asyncio.create_task(session.run())
     assert isinstance(await received.get(), Finish)
     await server.stop(None)
+    assert "no coordinator at" in await warned.get(), "first nobody is there, then a stranger"
     server, _ = await served(stranger, port)
     while "do not trust each other" not in await warned.get():
         pass
