@@ -63,7 +63,7 @@ class OutletReleaser(Protocol):
 class EffectHolder(EffectCaller, Protocol):
     """Interface that `Commits` requires from the component that handles effects."""
 
-    def tell_quiesced(self) -> None:
+    def report_quiesced(self) -> None:
         """Answer the coordinator's Quiesce directive, if there is one and everything that it asks for is done."""
 
 
@@ -268,7 +268,7 @@ class Commits:
             if not left:
                 self._plans.confirm()
         if self._shared.commits.frozen:
-            self._effects.tell_quiesced()
+            self._effects.report_quiesced()
 
     def _release(self, durable: CapturedAgent) -> None:
         agent = durable.agent

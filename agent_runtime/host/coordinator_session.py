@@ -108,26 +108,26 @@ class Session:
                 rotation in progress.
             UsageError: If no coordinator has ever answered, and only one of host and coordinator uses TLS.
         """
-        has_warned = is_distrust_told = False
+        has_warned = is_distrust_reported = False
         while not self._is_closing:
             try:
                 async with self._security.open_channel(
                     self._turns.current, role="coordinator", name="coordinator"
                 ) as channel:
                     await self._attend(channel)
-                    has_warned = is_distrust_told = False
+                    has_warned = is_distrust_reported = False
             except _STREAM_ENDED as error:
                 if _is_denied(error):
                     self.received(TurnedAway(_reason(error), True))
                 address, on_not_leader = self._turns.current, self._turn_to_next(error)
                 is_silent = not on_not_leader and not self._is_closing
-                if is_silent and not (is_distrust_told and self._distrust.is_proved):
+                if is_silent and not (is_distrust_reported and self._distrust.is_proved):
                     sentence, is_distrust = await self._why_silent(address, error)
                     if not has_warned or (
-                        is_distrust and not is_distrust_told
+                        is_distrust and not is_distrust_reported
                     ):  # it may come back with another certificate
                         self._warn(sentence)
-                    has_warned, is_distrust_told = True, is_distrust_told or is_distrust
+                    has_warned, is_distrust_reported = True, is_distrust_reported or is_distrust
             finally:
                 self._outgoing = None
             await asyncio.sleep(random.uniform(RETRY_LEAST_S, self._retry_most_s))

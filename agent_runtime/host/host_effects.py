@@ -83,7 +83,7 @@ class Effects:
         """Hold back new effects, or call the effects that were held back, depending on the directive."""
         self.are_held, self._number = event.holds_effects, event.number if event.holds_effects else 0
         if self.are_held:
-            self.tell_quiesced()
+            self.report_quiesced()
             return
         if event.holds_inputs and self._shared.commits.is_on:
             self._shared.out.append(Quiesced(event.number))  # from now on, effects wait for an epoch
@@ -91,7 +91,7 @@ class Effects:
             if agent.effects is not None:
                 self.released(agent)
 
-    def tell_quiesced(self) -> None:
+    def report_quiesced(self) -> None:
         """Answer the coordinator's Quiesce directive, if there is one, as soon as no effect is being called and the frozen agents are
         committed."""
         agents = self._shared.agents.values()
@@ -225,7 +225,7 @@ class Effects:
         record = self._outcome(stage, agent.id, effects.open, describe_result(result, is_done=is_done))
         effects.end(is_done=is_done, result=result, ended_ns=time_ns, late_s=late_s)
         self._emit(agent, record, time_ns)
-        self.tell_quiesced()
+        self.report_quiesced()
 
     def turn_ended(self, agent: LocalAgent) -> None:
         """Handle the end of a turn that succeeded. The turn's effects remain done."""
@@ -245,7 +245,7 @@ class Effects:
             record = self._outcome(effect_records.FAILED, agent.id, effects.open, "its turn failed before it had ended")
             effects.end(is_done=False, result=b"", ended_ns=time_ns, late_s=effects.open.timeout_s)
             self._emit(agent, record, time_ns)
-            self.tell_quiesced()
+            self.report_quiesced()
         turn_effects = effects.turn_ended(dead_letter=agent.last_dead_letter + 1)
         for effect in turn_effects:
             if not effect.undo:
