@@ -21,7 +21,7 @@ from snapline.agent_runtime.message_encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import MigrationError, MigrationPlan, check_steps, load_state, plan_migration
 from snapline.errors import EncodingError, FleetDefinitionError, SnaplineError, UsageError
 from snapline.ids import check_id
-from snapline.protocols.names import CHANDY_LAMPORT, PROTOCOLS, is_autonomous
+from snapline.protocols.names import GLOBAL, LOCAL, PROTOCOLS, is_autonomous, problem_of_recovery
 from snapline.protocols.policy import Adaptive, AnyOf, Every, EveryMessages, Manual, Policy, Single, format_policy
 from snapline.storage.capture.declared_values import check_declared, difference, survives_round_trip
 from snapline.storage.capture.encoder import StateEncoder, explain
@@ -55,9 +55,6 @@ BUSY_LIMIT_S = 300.0
 
 BUSY_LIMIT_S_MIN = 2.0
 """Smallest valid `busy_limit_s`. Shorter blocking is normal, and the event loop is checked only once a second."""
-
-GLOBAL, LOCAL = "global", "local"
-"""Values of `Fleet.recovery`."""
 
 AgentSource = Agent | Callable[[], Agent]
 
@@ -175,10 +172,8 @@ class Fleet:
                 f"busy_limit_s is a time of {BUSY_LIMIT_S_MIN:g} seconds or more, or None, not {self.busy_limit_s!r}"
             )
         self._check_objectives()
-        if self.recovery not in (GLOBAL, LOCAL):
-            raise FleetDefinitionError(f'recovery is "global" or "local", not {self.recovery!r}')
-        if self.recovery == LOCAL and self.protocol != CHANDY_LAMPORT:
-            raise FleetDefinitionError(f'recovery="local" needs the protocol {CHANDY_LAMPORT!r}, not {self.protocol!r}')
+        if problem := problem_of_recovery(self.recovery, self.protocol):
+            raise FleetDefinitionError(problem)
         if self.stop_when is not None and not callable(self.stop_when):
             raise FleetDefinitionError(f"stop_when is {self.stop_when!r}: give a function that takes a snapline.Cut")
         if self.simulate is not None and not callable(self.simulate):

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from snapline.agent_runtime.fleet import LOCAL, Fleet
+from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter, ChunkTables, TakenCheckpoint
 from snapline.agent_runtime.host.coordinator_messages import (
@@ -78,6 +78,7 @@ from snapline.messages.host_messages import (
     TurnedAway,
     Welcome,
 )
+from snapline.protocols.names import LOCAL
 from snapline.protocols.policy import Adaptive, AnyOf
 from snapline.storage.disk.record import finding_of
 from snapline.storage.log.commits import encode_commit

@@ -34,7 +34,6 @@ from snapline.agent_runtime.durable import (
 )
 from snapline.agent_runtime.effect_ledger import UNDO_NAME, read_undo
 from snapline.agent_runtime.fleet import (
-    LOCAL,
     Fleet,
     check_skeleton,
     encode_state,
@@ -50,7 +49,7 @@ from snapline.agent_runtime.sagas import do_nothing, not_undone
 from snapline.agent_runtime.turn_environment import TurnEnvironment, calling, no_call_of, run_step
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, StoreError, UsageError
 from snapline.messages.payloads import read_creation, split_message
-from snapline.protocols.names import is_logged
+from snapline.protocols.names import LOCAL, is_logged
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import ArenaBusyError, ArenaPool, Authors, ChunkTable, StateImage
 from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect, SavedTurn

@@ -38,8 +38,8 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.coordinator.state.operation_rules import place
-from snapline.messages.host_messages import LOCAL
 from snapline.messages.status import Concern
+from snapline.protocols.names import LOCAL
 
 REASON = "move"
 

@@ -42,7 +42,6 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
 from snapline.messages.host_messages import (
-    LOCAL,
     STOP_WHEN,
     EvaluateStop,
     Finish,
@@ -53,6 +52,7 @@ from snapline.messages.host_messages import (
     WantLeave,
 )
 from snapline.messages.status import Concern
+from snapline.protocols.names import LOCAL
 
 QUIESCE_NS = 30 * SECOND_NS
 """Longest time to wait for running effects, equal to the longest duration of a call without `timeout_s`. Effects that run longer are in
@@ -100,14 +100,16 @@ class Quiescence:
     @property
     def is_quiet(self) -> bool:
         """Return whether effects are held and either all hosts have reported that no effect is running, or QUIESCE_NS has passed."""
-        if not self._held.effects or self._held.plan != self._shared.state.plan_number:
-            return False
-        return self._shared.now >= self._since_ns + QUIESCE_NS or not self._busy()
+        return self._held.effects and self._is_answered
 
     @property
     def are_inputs_held(self) -> bool:
         """Return whether all hosts have acknowledged that they take no inputs, or QUIESCE_NS has passed."""
-        if not self._held.inputs or self._held.plan != self._shared.state.plan_number:
+        return self._held.inputs and self._is_answered
+
+    @property
+    def _is_answered(self) -> bool:
+        if self._held.plan != self._shared.state.plan_number:
             return False
         return self._shared.now >= self._since_ns + QUIESCE_NS or not self._busy()
 

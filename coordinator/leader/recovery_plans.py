@@ -81,7 +81,6 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_view import refusal_of_restore
 from snapline.messages.host_messages import (
-    LOCAL,
     AgentFailed,
     HostLog,
     PlacedAgent,
@@ -92,6 +91,7 @@ from snapline.messages.host_messages import (
     WantRollback,
 )
 from snapline.messages.status import Concern
+from snapline.protocols.names import LOCAL
 
 REFUSE_NS = 60 * SECOND_NS
 """Time limit, in nanoseconds, for the plan to be made. Waiting for lost hosts takes seconds; waiting for an unreadable store takes longer.
@@ -706,8 +706,9 @@ class Plans:
         wanted = self._restores.wanted
         is_move, weights = reason == self._moves.reason, self._loads.weights()
         placed, frozen = (self._moves.placed, self._moves.frozen) if is_move else ({}, ())
-        names = self._restarted(), placed, frozen
-        kind: op.Kind = op.CommitPlan(*plan_fields, self._moves.is_even, is_move, weights, *names)
+        kind: op.Kind = op.CommitPlan(
+            *(*plan_fields, self._moves.is_even, is_move, weights), self._restarted(), placed=placed, frozen=frozen
+        )
         if wanted is not None:
             kind = op.Restore(*plan_fields, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
         if self._shared.propose("plan", kind):

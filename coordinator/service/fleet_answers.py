@@ -31,8 +31,8 @@ from snapline.messages.answers import (
     Rows,
     document,
 )
-from snapline.messages.host_messages import LOCAL
 from snapline.messages.status import ForkedFrom
+from snapline.protocols.names import LOCAL
 
 
 def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine:

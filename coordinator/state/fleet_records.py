@@ -10,9 +10,9 @@ import msgspec
 
 from snapline.errors import LogError, UsageError
 from snapline.ids import check_id
-from snapline.messages.host_messages import GLOBAL, LOCAL, PlaceRule, TurnDeath
+from snapline.messages.host_messages import PlaceRule, TurnDeath
 from snapline.messages.status import HOSTS_MAX
-from snapline.protocols.names import CHANDY_LAMPORT, is_logged
+from snapline.protocols.names import GLOBAL, is_logged
 
 ENDS_KEPT = 256
 """Number of newest epochs whose outcome is kept. The kept outcomes cover four minutes at one epoch per second, or ten days at one per hour.
@@ -532,15 +532,6 @@ def decode_image(image: bytes) -> FleetImage:
 def agents_max(protocol: str) -> int:
     """Return the largest number of agents that a fleet with this protocol may have."""
     return LOGGED_AGENTS_MAX if is_logged(protocol) else AGENTS_MAX
-
-
-def problem_of_recovery(recovery: str, protocol: str) -> str:
-    """Return why a fleet with this protocol cannot have this kind of recovery, or "" if it can."""
-    if recovery not in (GLOBAL, LOCAL):
-        return f'recovery is "{GLOBAL}" or "{LOCAL}", not {recovery!r}'
-    if recovery == LOCAL and protocol != CHANDY_LAMPORT:
-        return f'recovery="{LOCAL}" needs protocol "{CHANDY_LAMPORT}", not {protocol!r}'
-    return ""
 
 
 def problem_of_agent_size(agent: str, kind: str, position: int) -> str:

@@ -94,8 +94,8 @@ from snapline.coordinator.state.operation_rules import (
     weights_by_host,
 )
 from snapline.errors import LogError
-from snapline.messages.host_messages import COMMIT_AGE_NS, LOCAL
-from snapline.protocols.names import is_autonomous
+from snapline.messages.host_messages import COMMIT_AGE_NS
+from snapline.protocols.names import LOCAL, is_autonomous
 
 
 class FleetState(FleetView):

@@ -41,8 +41,8 @@ from snapline.coordinator.state.fleet_records import (
     OutcomeRecord,
     PlanRecord,
 )
-from snapline.messages.host_messages import COMMIT_AGE_NS, LOCAL
-from snapline.protocols.names import is_autonomous, is_logged
+from snapline.messages.host_messages import COMMIT_AGE_NS
+from snapline.protocols.names import LOCAL, is_autonomous, is_logged
 
 
 class FleetView:

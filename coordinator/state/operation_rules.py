@@ -63,11 +63,11 @@ from snapline.coordinator.state.fleet_records import (
     agents_max,
     is_id,
     problem_of_agent_size,
-    problem_of_recovery,
 )
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import NotFoundError, UsageError
-from snapline.messages.host_messages import GLOBAL, PlaceRule, TurnDeath
+from snapline.messages.host_messages import PlaceRule, TurnDeath
+from snapline.protocols.names import GLOBAL, problem_of_recovery
 from snapline.security.tokens import ALLOWED, USER_ROLES
 from snapline.security.tokens import REFUSED as REFUSED_CALL
 

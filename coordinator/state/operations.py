@@ -14,8 +14,9 @@ from google.protobuf.message import Message
 
 from snapline.coordinator.state.fleet_records import EpochAccount
 from snapline.errors import LogError, ProtocolError, UsageError
-from snapline.messages.host_messages import GLOBAL, PlaceRule, TurnDeath
+from snapline.messages.host_messages import PlaceRule, TurnDeath
 from snapline.messages.wire import OneofCodec
+from snapline.protocols.names import GLOBAL
 from snapline.protos.v1 import operation_pb2
 
 OPERATION_VERSION = 1

@@ -35,14 +35,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from snapline.agent_runtime.fleet import LOCAL, Fleet
+from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.host_events import Control
 from snapline.agent_runtime.snapshots.snapshot_cut import Cut
 from snapline.coordinator.state import fleet_records
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import APPLIED, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.protocols.names import is_autonomous
+from snapline.protocols.names import LOCAL, is_autonomous
 from snapline.sim.oracles import cut_oracles
 from snapline.sim.oracles.cut_oracles import StopOracle
 from snapline.sim.oracles.ground_truth import GroundTruth

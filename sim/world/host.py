@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import AgentType, agent_type
-from snapline.agent_runtime.fleet import LOCAL, encode_state
+from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.driver_interfaces import Execute, HostObserver, ObservedDriver, RunTurn
@@ -24,6 +24,7 @@ from snapline.agent_runtime.message_encoding import encode_ordered
 from snapline.messages.client_requests import RETRY, AskOutcome, GivenInput, InputOutcome
 from snapline.messages.host_messages import CheckpointsKnown, Directive, HostMessage
 from snapline.messages.payloads import split_message
+from snapline.protocols.names import LOCAL
 from snapline.sim.faults.fault_executor import (
     WHEN_CAPTURING,
     WHEN_RECEIVING,

@@ -35,7 +35,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.fleet import LOCAL, encode_state, restored
+from snapline.agent_runtime.fleet import encode_state, restored
 from snapline.agent_runtime.host import host_events as ev
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.leader.events import AnswerMoves, AnswerRestore
@@ -46,7 +46,7 @@ from snapline.errors import NotFoundError, SnaplineError
 from snapline.messages.client_requests import ACCEPTED, REPEATED, InputOutcome
 from snapline.messages.host_messages import CheckpointsStored, HostMessage, TurnDeath
 from snapline.messages.status import Standing
-from snapline.protocols.names import is_autonomous, is_logged
+from snapline.protocols.names import LOCAL, is_autonomous, is_logged
 from snapline.sim.oracles.commit_oracles import CommitOracle, CommitReader
 from snapline.sim.oracles.line_oracles import Frozen
 from snapline.sim.world.recording import EpochSpan

@@ -42,7 +42,7 @@ def local_bench() -> Bench:
 
 REFUSALS = [
     ("locally", "chandy-lamport", 'recovery is "global" or "local", not \'locally\''),
-    ("local", "koo-toueg", 'recovery="local" needs protocol "chandy-lamport", not \'koo-toueg\''),
+    ("local", "koo-toueg", "recovery=\"local\" needs the protocol 'chandy-lamport', not 'koo-toueg'"),
 ]
 
 

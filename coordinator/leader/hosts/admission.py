@@ -29,11 +29,11 @@ from snapline.coordinator.state.fleet_records import (
     OperationResult,
     agents_max,
     problem_of_agent_size,
-    problem_of_recovery,
 )
 from snapline.errors import UsageError
 from snapline.ids import check_id
-from snapline.messages.host_messages import GLOBAL, FleetDefinition, Join, ProbeRead, ReadProbe
+from snapline.messages.host_messages import FleetDefinition, Join, ProbeRead, ReadProbe
+from snapline.protocols.names import GLOBAL, problem_of_recovery
 
 PROBE_NS = 10 * SECOND_NS
 """Time limit, in nanoseconds, to write or read a probe. A coordinator or host that exceeds the limit counts as unable to use its store."""

@@ -5,6 +5,8 @@ The codec maps structs and fields by name, so their names are the same as in `co
 
 import msgspec
 
+from snapline.protocols.names import GLOBAL
+
 
 class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
     """A host in the plan that has no link to this host, and how long the link has been missing. `is_waited` is true if a message or request
@@ -15,10 +17,6 @@ class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
     elapsed_ns: int
     is_waited: bool
 
-
-GLOBAL, LOCAL = "global", "local"
-"""Kinds of recovery. After a failure, a fleet with global recovery goes back to an epoch. With local recovery, hosts regularly append
-commits (states of agents) to their logs, and each agent goes back to its newest commit or checkpoint."""
 
 COMMIT_AGE_NS = 50_000_000
 """Age of a change at which a host with local recovery commits it although nothing waits for it. A failure undoes changes that no commit

@@ -52,3 +52,17 @@ def is_logged(protocol: str) -> bool:
 def is_autonomous(protocol: str) -> bool:
     """Return whether agents take checkpoints without a request from the coordinator, so that the recovery line must be computed."""
     return is_logged(protocol) and protocol != KOO_TOUEG
+
+
+GLOBAL, LOCAL = "global", "local"
+"""Kinds of recovery. After a failure, a fleet with global recovery goes back to an epoch. With local recovery, hosts regularly append
+commits (states of agents) to their logs, and each agent that is lost goes back to its newest commit or checkpoint."""
+
+
+def problem_of_recovery(recovery: str, protocol: str) -> str:
+    """Return why a fleet with this protocol cannot have this kind of recovery, or "" if it can."""
+    if recovery not in (GLOBAL, LOCAL):
+        return f'recovery is "{GLOBAL}" or "{LOCAL}", not {recovery!r}'
+    if recovery == LOCAL and protocol != CHANDY_LAMPORT:
+        return f'recovery="{LOCAL}" needs the protocol {CHANDY_LAMPORT!r}, not {protocol!r}'
+    return ""

@@ -13,8 +13,8 @@ import msgspec
 from snapline.diagrams.style import px
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.client_requests import AgentState
-from snapline.messages.host_messages import LOCAL
 from snapline.messages.status import AskedReplica, FleetStatus, HostStatus, ReplicaStatus
+from snapline.protocols.names import LOCAL
 from snapline.view.display_text import (
     NOTHING,
     TONES,

@@ -41,7 +41,8 @@ from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.frame import Frame, Items, LinkHello, Marker, decode_control
 from snapline.errors import SnaplineError, UsageError
 from snapline.ids import check_receiver
-from snapline.messages.host_messages import LOCAL, BeginEpoch, Directive, HostMessage, Plan, PlanApplied
+from snapline.messages.host_messages import BeginEpoch, Directive, HostMessage, Plan, PlanApplied
+from snapline.protocols.names import LOCAL
 from snapline.security.transport import Security
 from snapline.storage.capture.image import StateImage
 
