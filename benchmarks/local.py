@@ -36,7 +36,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -274,14 +274,19 @@ class Failure:
 
     def largest_gap_ms(self, since_ns: int, until_ns: int) -> float:
         """Of all gaps between two turns of a survivor that overlap this time."""
-        gaps = [
-            later.began_ns - earlier.began_ns
-            for number, found in self._turns.items()
-            if number >= self._lost
-            for earlier, later in itertools.pairwise(found)
-            if earlier.began_ns < until_ns and later.began_ns > since_ns
-        ]
-        return max(gaps) / 1e6
+        survivors = [found for number, found in self._turns.items() if number >= self._lost]
+        return largest_gap_ms(survivors, since_ns, until_ns)
+
+
+def largest_gap_ms(turns: Iterable[list[Turn]], since_ns: int, until_ns: int) -> float:
+    """Of all gaps between two turns of one of these agents that overlap this time."""
+    gaps = [
+        later.began_ns - earlier.began_ns
+        for found in turns
+        for earlier, later in itertools.pairwise(found)
+        if earlier.began_ns < until_ns and later.began_ns > since_ns
+    ]
+    return max(gaps) / 1e6
 
 
 class Recovery(msgspec.Struct):
@@ -422,16 +427,13 @@ async def _moves(recovery: str, folder: Path) -> dict[str, float]:
             assert await _home(client) == target
             await asyncio.sleep(0.3)
             windows.append((began_ns, time.monotonic_ns()))
-    found = turns_in(turns_folder)
-    others = Failure(found, 0, 1)
-    mover = Failure({1: found[0]}, 0, 1)
-    pauses = [mover.largest_gap_ms(*window) for window in windows]
+    mover, *others = [found for _, found in sorted(turns_in(turns_folder).items())]
+    pauses = sorted([largest_gap_ms([mover], *window) for window in windows])
+    gaps = sorted([largest_gap_ms(others, *window) for window in windows])
     return {
         "pause of an agent that moves ms, p50": statistics.median(pauses),
-        "pause of an agent that moves ms, p95": percentile(sorted(pauses), 0.95),
-        "largest gap of the others ms, p95": percentile(
-            sorted([others.largest_gap_ms(*window) for window in windows]), 0.95
-        ),
+        "pause of an agent that moves ms, p95": percentile(pauses, 0.95),
+        "largest gap of the others ms, p95": percentile(gaps, 0.95),
     }
 
 

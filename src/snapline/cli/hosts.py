@@ -27,14 +27,11 @@ if TYPE_CHECKING:
     from snapline.messages.status import FleetStatus, HostStatus
 
 
-TIMEOUT_S = 10.0
-"""Time limit in seconds for one call of the coordinator."""
-
 LOOK_S = 0.2
 """Interval in seconds between two polls of the fleet's status."""
 
-SPREAD_AGAIN_S = 5.0
-"""Time in seconds after which the request to spread agents is resent, because a request to a leader that dies is lost."""
+MOVE_AGAIN_S = 5.0
+"""Time in seconds after which a request to move agents is resent, because a request to a leader that dies is lost."""
 
 Note = Callable[[str], None]
 
@@ -111,32 +108,37 @@ async def place_agents(
         SnaplineError: In the same cases as in `until`.
     """
     note(f"agents move to {host}")
-    while True:
-        reply = await client.move_agents(placed=dict.fromkeys(agents, host))
-        if not reply.is_moving:
-            located = (await client.locate_all(TIMEOUT_S)).agents
-            if all(each.host == host for each in located if each.agent in agents):
-                await until(client, "a fleet that runs", lambda found: found.phase == "running", deadline_s)
-                return
-        again_s = min(deadline_s, time.monotonic() + SPREAD_AGAIN_S)
-        try:
-            await until(client, f"agents on {host}", partial(is_planned, plan=reply.plan), again_s)
-        except UnknownOutcomeError:
-            if time.monotonic() > deadline_s:
-                raise
+    await _move_all(client, f"agents on {host}", deadline_s, placed=dict.fromkeys(agents, host))
+    elsewhere = [each.agent for each in (await client.locate(agents)).agents if each.host != host]
+    if elsewhere:
+        raise UnknownOutcomeError(
+            f"{', '.join(elsewhere)} did not move: host {host} takes no agents just now, try again"
+        )
 
 
 async def spread_agents(client: "CoordinatorClient", deadline_s: float, note: Note) -> None:
     """Spread agents over all hosts as evenly as placement allows, and wait until this is done. Raises the same errors as `until`."""
     note("agents are spread evenly")
+    await _move_all(client, "an even spread", deadline_s, is_even=True)
+
+
+async def _move_all(
+    client: "CoordinatorClient",
+    what: str,
+    deadline_s: float,
+    *,
+    is_even: bool = False,
+    placed: Mapping[str, str] | None = None,
+) -> None:
+    """Request a move until there is nothing left to move. Raises the same errors as `until`."""
     while True:
         await until(client, "a fleet that runs", lambda found: found.phase == "running", deadline_s)
-        reply = await client.move_agents(is_even=True)
+        reply = await client.move_agents(is_even=is_even, placed=placed)
         if not reply.is_moving:
             return
-        again_s = min(deadline_s, time.monotonic() + SPREAD_AGAIN_S)
+        again_s = min(deadline_s, time.monotonic() + MOVE_AGAIN_S)
         try:
-            await until(client, "an even spread", partial(is_planned, plan=reply.plan), again_s)
+            await until(client, what, partial(is_planned, plan=reply.plan), again_s)
         except UnknownOutcomeError:
             if time.monotonic() > deadline_s:
                 raise
