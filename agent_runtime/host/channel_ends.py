@@ -107,17 +107,19 @@ class ChannelEnds:
     def detach_moved(self, agent: LocalAgent) -> None:
         """Detach the channels between an agent that moves to another host and those on this host. All that it has consumed is in a durable
         commit."""
-        for inlet in agent.inlets.values():
+        agents = self._shared.agents
+        for sender, inlet in agent.inlets.items():
             inlet.owner = None
-        for other in self._shared.agents.values():
-            outlet, inlet_from = other.outlets.get(agent.id), other.inlets.get(agent.id)
-            if outlet is not None and outlet.inlet is not None:
-                outlet.acknowledge(outlet.inlet.consumed)
+            outlet = agents[sender].outlets.get(agent.id) if sender in agents else None
+            if outlet is not None and outlet.inlet is inlet:
+                outlet.acknowledge(inlet.consumed)
                 outlet.inlet = None
                 outlet.released = outlet.number - len(outlet.kept)  # no commit may contain the others yet
                 _detach(outlet)
-            if inlet_from is not None:
-                inlet_from.channel, inlet_from.first_number = 0, inlet_from.arrived + 1
+        for receiver in agent.outlets:
+            found = agents[receiver].inlets.get(agent.id) if receiver in agents else None
+            if found is not None:
+                found.channel, found.first_number = 0, found.arrived + 1
 
     # ---- making and opening ---------------------------------------------------------------------------------------
 

@@ -20,6 +20,9 @@ receiver may be ahead of its sender, so no epoch records the sender.
 
 The state of an agent whose turn runs is its state before the turn, because the turn has changed nothing else yet.
 
+An agent that is about to move is *frozen*: it begins no turn, and the host reports when a durable commit contains all that it has done. No
+agent on this host then depends on a state of it that its new host does not find.
+
 One commit is in progress at a time. A commit is due when work waits for it, or when a change is `COMMIT_AGE_NS` old.
 """
 

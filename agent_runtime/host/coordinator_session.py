@@ -123,9 +123,8 @@ class Session:
                 is_silent = not on_not_leader and not self._is_closing
                 if is_silent and not (is_distrust_reported and self._distrust.is_proved):
                     sentence, is_distrust = await self._why_silent(address, error)
-                    if not has_warned or (
-                        is_distrust and not is_distrust_reported
-                    ):  # it may come back with another certificate
+                    # A coordinator that was away may come back with another certificate.
+                    if not has_warned or (is_distrust and not is_distrust_reported):
                         self._warn(sentence)
                     has_warned, is_distrust_reported = True, is_distrust_reported or is_distrust
             finally:

@@ -94,10 +94,10 @@ class Effects:
     def report_quiesced(self) -> None:
         """Answer the coordinator's Quiesce directive, if there is one, as soon as no effect is being called and the frozen agents are
         committed."""
-        agents = self._shared.agents.values()
-        if not self._commits.are_frozen_committed:
+        if not self._number or not self._commits.are_frozen_committed:
             return
-        if self._number and not any(agent.effects is not None and agent.effects.is_called for agent in agents):
+        agents = self._shared.agents.values()
+        if not any(agent.effects is not None and agent.effects.is_called for agent in agents):
             self._shared.out.append(Quiesced(self._number))
             self._number = 0
 
