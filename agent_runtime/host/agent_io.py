@@ -51,14 +51,16 @@ class PendingInput:
     Attributes:
         is_durable: whether the log contains the batch to which the input belongs.
         waiters: client requests to be answered when the input is durable, as pairs of a request and the input's index in that request.
+        plan, batch: plan of the log that this host has written the input to, and number of the batch, or 0 if there is none.
     """
 
-    __slots__ = ("input", "is_durable", "waiters")
+    __slots__ = ("batch", "input", "is_durable", "plan", "waiters")
 
     def __init__(self, logged: LoggedInput, *, is_durable: bool) -> None:
         self.input = logged
         self.is_durable = is_durable
         self.waiters: list[tuple[int, int]] = []
+        self.plan = self.batch = 0
 
 
 class AgentInputs:

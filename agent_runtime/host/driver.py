@@ -38,11 +38,9 @@ from snapline.agent_runtime.host.epoch_files import (
     LoadProgress,
     StoredEpoch,
     committed_checkpoint,
-    entries_beyond,
     load_line,
-    newest_commits,
+    load_points,
     read_logs,
-    seal_and_read,
     write_epoch,
 )
 from snapline.agent_runtime.host.host_trace import Tracing
@@ -540,10 +538,7 @@ class HostDriver:
             return line
         if store.logs_unsupported_reason:
             raise UsageError(f'{store.logs_unsupported_reason}: a fleet with recovery="local" needs another store')
-        logs = seal_and_read(store, command, self._progress)
-        line = load_line(store, self.fleet, command, self._progress, clock, newest_commits(command, logs))
-        line.logged = entries_beyond(store, command, logs, line.agents)
-        return line
+        return load_points(store, self.fleet, command, self._progress, clock)
 
     def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         self._observer.line_loaded(command, outcome)

@@ -31,7 +31,7 @@ from snapline.storage.log.commits import CommittedCheckpoint, Entry, note_newest
 from snapline.storage.log.commits import checkpoint_of as committed_checkpoint_of
 from snapline.storage.log.log_record import EFFECT, LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTransitMessage, StatePart, encode_checkpoint
-from snapline.storage.packs.manifest import Manifest
+from snapline.storage.packs.manifest import Manifest, Metadata
 from snapline.storage.packs.pack import KIND_CHUNK, PackBlob, PackNeeds, PackReference, group_blobs
 from snapline.storage.store.store import Store
 
@@ -229,14 +229,43 @@ Batches = dict[LogName, list[tuple[int, LogBatch]]]
 """The batches of the logs of earlier plans, with their numbers."""
 
 
+class LogTail(msgspec.Struct, frozen=True):
+    """The part of the host logs that may contain something newer than the recovery line.
+
+    Attributes:
+        plan: logs of earlier plans contain nothing newer. If it is 0, all logs may.
+        starts: map from `<host>-<start>` to the first batch of that host's log of `plan` that may contain something newer.
+    """
+
+    plan: int = 0
+    starts: Mapping[str, int] = {}
+
+    def start_of(self, log: LogName) -> int:
+        """Return the number of the first batch to be read."""
+        return self.starts.get(f"{log.host}-{log.start}", 1) if log.plan == self.plan else 1
+
+
+ALL_LOGS = LogTail()
+
+
+def tail_beyond(command: ev.LoadAgents, line: Metadata | None) -> LogTail:
+    """Return the part of the host logs that may contain something newer than the recovery line."""
+    if line is None or line.plan < max(command.era, command.drop_before):
+        return ALL_LOGS
+    parts = {f"{host}-{start}" for host, start in line.hosts.items()}
+    return LogTail(line.plan, line.log_starts) if parts <= line.log_starts.keys() else ALL_LOGS
+
+
 def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAgent]) -> LogContents:
     """Seal the logs of all earlier plans, and return their entries that are newer than the agents' checkpoints. Raise the errors of
     `seal_and_read` and `entries_beyond`."""
     return entries_beyond(store, command, seal_and_read(store, command), agents)
 
 
-def seal_and_read(store: Store, command: ev.LoadAgents, progress: "LoadProgress | None" = None) -> Batches:
-    """Seal the logs of earlier plans that may contain entries of the agents, and read all their batches.
+def seal_and_read(
+    store: Store, command: ev.LoadAgents, progress: "LoadProgress | None" = None, tail: LogTail = ALL_LOGS
+) -> Batches:
+    """Seal the logs of earlier plans that may contain entries of the agents, and read their batches, as far as they are in `tail`.
 
     All such logs that the coordinator names are sealed, even logs without batches, because their writers may not have started yet. Logs that
     exist in the store but that the coordinator no longer knows are sealed too.
@@ -245,20 +274,25 @@ def seal_and_read(store: Store, command: ev.LoadAgents, progress: "LoadProgress 
         StoreError: If the store is currently unavailable, or if a batch is damaged or was written or removed without a key. A StoreError
             does not mean that the epoch is damaged, because every other epoch would need the same logs.
     """
-    for log in sorted({*command.logs, *store.read_logs()}):
-        if command.reads(log):
+
+    def is_read(log: LogName) -> bool:
+        return log.plan >= tail.plan and command.reads(log)
+
+    for log in sorted({*command.logs, *store.read_logs(tail.plan)}):
+        if is_read(log):
             store.seal_log(log)
-    all_logs = store.exclude_deleted(store.read_logs())
+    all_logs = store.exclude_deleted(store.read_logs(tail.plan))
     found: Batches = {}
     for log, numbers in sorted(all_logs.items()):
-        if command.reads(log):
-            read = [(number, _read_batch(store, log, number)) for number in numbers]
+        if is_read(log):
+            read = [(number, _read_batch(store, log, number)) for number in numbers if number >= tail.start_of(log)]
             found[log] = [(number, batch) for number, batch in read if batch is not None]
             if progress is not None:
                 progress.step()
     kept = {log: [number for number, _ in read] for log, read in found.items() if log.plan >= command.drop_before}
-    newest = {x: number for x, number in command.newest if x.plan >= command.drop_before and command.reads(x)}
-    _check_none_missing(store.missing_batches(kept, newest))
+    newest = {x: number for x, number in command.newest if x.plan >= command.drop_before and is_read(x)}
+    starts = {log: tail.start_of(log) for log in (*kept, *newest)}
+    _check_none_missing(store.missing_batches(kept, newest, starts))
     return found
 
 
@@ -275,9 +309,14 @@ def newest_commits(command: ev.LoadAgents, logs: Batches) -> dict[str, AgentChec
 
 
 def entries_beyond(
-    store: Store, command: ev.LoadAgents, logs: Batches, agents: Sequence[ev.LoadedAgent]
+    store: Store,
+    command: ev.LoadAgents,
+    logs: Batches,
+    agents: Sequence[ev.LoadedAgent],
+    tail: LogTail = ALL_LOGS,
 ) -> LogContents:
-    """Return the inputs and journal entries in the logs of earlier plans that are newer than the agents' checkpoints.
+    """Return the inputs and journal entries in the logs of earlier plans that are newer than the agents' checkpoints. A part of the logs
+    has no whole set of other agents' inputs, so none of those are returned then.
 
     Raises:
         StoreError: If inputs newer than a checkpoint were deleted.
@@ -287,15 +326,19 @@ def entries_beyond(
     dropped: list[LoggedInput] = []
     inputs: list[LoggedInput] = []
     entries: list[LoggedEntry] = []
+    is_whole = tail == ALL_LOGS
     for log, numbered in logs.items():
-        batches = [batch for _, batch in numbered]
-        batch_inputs = dropped if log.plan < command.drop_before else inputs
-        batch_inputs += [
-            each for batch in batches for each in batch.inputs if each.number > consumed.get(each.agent, 0)
-        ]
         is_dropped = log.plan < command.drop_before
-        beyond = [each for batch in batches for each in batch.entries if each.turn > ended_turns.get(each.agent, 0)]
-        entries += [each for each in beyond if not is_dropped or each.entry.kind == EFFECT]
+        for _, batch in numbered:
+            (dropped if is_dropped else inputs).extend(
+                [x for x in batch.inputs if x.number > consumed.get(x.agent, 0) and (is_whole or x.agent in consumed)]
+            )
+            beyond = [
+                x
+                for x in batch.entries
+                if x.turn > ended_turns.get(x.agent, 0) and (is_whole or x.agent in ended_turns)
+            ]
+            entries += [x for x in beyond if not is_dropped or x.entry.kind == EFFECT]
     for batch_inputs in (dropped, inputs):
         batch_inputs.sort(key=lambda each: (each.agent, each.number))
     # Dropped logs may have gaps, since none of their inputs is delivered.
@@ -424,7 +467,9 @@ def write_epoch(
     pack = reported(reference)
     report = _report_of(command, captures, host_start=host_start, pack=pack, state_bytes=state_bytes)
     new_bytes = sum([x.size_bytes for x in (reference, *others)])
-    report = msgspec.structs.replace(report, new_bytes=new_bytes, log_floor=command.log_floor)
+    report = msgspec.structs.replace(
+        report, new_bytes=new_bytes, log_floor=command.log_floor, log_start=command.log_start
+    )
     numbers, (since, reported_numbers) = numbers_of(command), earlier
     report = with_channels(report, numbers.since(reported_numbers), since=since)
     return StoredEpoch(report, numbers, {agent: parts.table for agent, parts in chunked.items()})
@@ -622,11 +667,8 @@ def load_line(
     command: ev.LoadAgents,
     progress: LoadProgress | None = None,
     clock: BootClock | None = None,
-    commits: Mapping[str, AgentCheckpoint] | None = None,
 ) -> LoadedLine:
     """Load the agents of a recovery line from their checkpoints. Without a recovery line, create the agents from the fleet's definition.
-
-    If there are `commits`, which map agents to their newest committed checkpoints, load each agent from its newest checkpoint.
 
     Before the first state is decoded, all checkpoints are read and the versions of all states are checked. `progress` counts the
     checkpoints that have been read and the agents that have been loaded. `clock` measures the time that has passed since a checkpoint,
@@ -639,8 +681,6 @@ def load_line(
     if not command.agents:  # a host that joined after the recovery line has no agents in it
         return LoadedLine([], {}, {})
     progress = progress or LoadProgress()
-    if commits is not None and store is not None:
-        return _load_points(store, fleet, command, progress, clock, commits)
     if command.line_epoch == 0 or store is None:
         objects = {}
         for place in command.agents:
@@ -657,17 +697,31 @@ def load_line(
     return _revive_line(fleet, command.agents, checkpoints, store.part_reader(manifest), progress, clock)
 
 
+def load_points(
+    store: Store, fleet: Fleet, command: ev.LoadAgents, progress: LoadProgress, clock: BootClock | None
+) -> LoadedLine:
+    """Load each agent from its newest commit, or from the recovery line if its checkpoint there is newer, and read the log entries beyond.
+    An agent with neither is in its initial state or, if it is not in the fleet's definition, waits for the message that creates it.
+
+    Raise the errors of `load_line`, `seal_and_read` and `entries_beyond`.
+    """
+    manifest = store.read_manifest(command.line_root, epoch=command.line_epoch) if command.line_epoch else None
+    tail = tail_beyond(command, manifest.metadata if manifest is not None else None)
+    logs = seal_and_read(store, command, progress, tail) if command.agents or tail == ALL_LOGS else {}
+    line = _load_points(store, fleet, command, progress, clock, manifest, newest_commits(command, logs))
+    line.logged = entries_beyond(store, command, logs, line.agents, tail)
+    return line
+
+
 def _load_points(
     store: Store,
     fleet: Fleet,
     command: ev.LoadAgents,
     progress: LoadProgress,
     clock: BootClock | None,
+    manifest: Manifest | None,
     commits: Mapping[str, AgentCheckpoint],
 ) -> LoadedLine:
-    """Load each agent from its newest commit, or from the recovery line if its checkpoint there is newer. An agent with neither is in its
-    initial state or, if it is not in the fleet's definition, waits for the message that creates it."""
-    manifest = store.read_manifest(command.line_root, epoch=command.line_epoch) if command.line_epoch else None
     inside = {line.agent for line in manifest.agents} if manifest is not None else set()
     line = LoadedLine([], {}, {})
     restored, checkpoints = [], []

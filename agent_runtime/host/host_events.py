@@ -438,6 +438,7 @@ class StoreEpoch(Command, frozen=True, gc=False):
     departed: dict[str, dict[str, int]]  # departed agent → receiver → sequence number of the last message sent
     heard_ns: int = 0  # arrival time of the first message about the epoch
     log_floor: int = 0  # number of the last batch of this host's log whose commits the part covers
+    log_start: int = 0  # as in EpochReport
 
 
 class ReportEpoch(Command, frozen=True, gc=False):

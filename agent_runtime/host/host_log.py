@@ -137,6 +137,8 @@ class OwnLog:
         self._key = self._certificate = b""
         self._is_reported = False
         """Whether the newest batch must be reported to the coordinator."""
+        self._has_orphans = False
+        """Whether the earlier logs contain inputs or entries of agents that are not in the plan. Those agents may be created again."""
         self._durable = self._known = 0
         """Number of the newest durable batch of the current log, and number of the newest batch that the coordinator knows."""
         self.queued_bytes = 0
@@ -157,6 +159,8 @@ class OwnLog:
         """Record, when the plan's agents have been loaded, whether the store accepts logs and whether it is signed or encrypted."""
         self.why_none = event.why_no_log
         self._key, self._is_reported = event.log_key, event.is_authenticated
+        agents = [*[x.agent for x in (*event.inputs, *event.dropped)], *[x.agent for x in event.entries]]
+        self._has_orphans = any(agent not in self._shared.routes for agent in agents)
 
     def reset(self) -> None:
         """End the log when its plan ends. For batches that are still being written, a later event reports whether the log contains them."""
@@ -164,7 +168,7 @@ class OwnLog:
         self._drop_batch(queue)
         self.queued_bytes = self._number = self._durable = self._known = 0
         self.problem = ""
-        self._is_open = self.is_sealed = False
+        self._is_open = self.is_sealed = self._has_orphans = False
         self._ask_ns = None
         self._commit_batches.clear()
 
@@ -173,7 +177,9 @@ class OwnLog:
         of the new plan, and so do those of a batch that turns out not to be in the log."""
         entries = [pending for pending in self._queue if isinstance(pending, PendingEntry)]
         self._queue = [pending for pending in self._queue if not isinstance(pending, PendingEntry)]
+        has_orphans = self._has_orphans
         self.reset()
+        self._has_orphans = has_orphans
         for pending in entries:
             self.put(pending)
 
@@ -185,6 +191,22 @@ class OwnLog:
     def batch_of_commit(self, commit: int) -> int:
         """Return the number of the batch with the end of this commit or of an earlier one, or 0 if none is known."""
         return max([batch for number, batch in self._commit_batches if number <= commit], default=0)
+
+    def start_beyond_states(self) -> int:
+        """Return the number of the first batch of the current log that may contain something that the present states of this host's agents
+        do not contain, or 0 if the logs of earlier plans may contain something too."""
+        if self.awaits_earlier or self._has_orphans:
+            return 0
+        first = self._number + 1
+        for agent in self._shared.agents.values():
+            turn = agent.turn
+            needed = list(agent.inputs.waiting.values()) if agent.inputs is not None else []
+            places = [(pending.plan, pending.batch) for pending in needed if pending.is_durable or pending.batch]
+            places += [(turn.plan, turn.batch)] if turn is not None and turn.batch else []
+            if any(plan != self._shared.plan for plan, _ in places) or (agent.begun is not None and agent.begun.logged):
+                return 0
+            first = min([first, *[batch for _, batch in places]])
+        return first
 
     # ---- out ------------------------------------------------------------------------------------------------------
 
@@ -208,8 +230,16 @@ class OwnLog:
         entries = [pending.entry for pending in batch if isinstance(pending, PendingEntry)]
         commits = [pending.part for pending in batch if isinstance(pending, PendingCommit)]
         self._commit_batches.extend([(part.commit, self._number) for part in commits if part.is_last])
+        self._note_places(batch)
         command = ev.AppendBatch(log, self._number, tuple(inputs), tuple(entries), self._certificate, tuple(commits))
         self._shared.out.append(command)
+
+    def _note_places(self, batch: list[Pending]) -> None:
+        for pending in batch:
+            if isinstance(pending, PendingInput):
+                pending.plan, pending.batch = self._shared.plan, self._number
+            elif isinstance(pending, PendingEntry) and not pending.turn.batch:
+                pending.turn.plan, pending.turn.batch = self._shared.plan, self._number
 
     def _take_batch(self) -> list[Pending]:
         size_bytes = count = 0

@@ -166,10 +166,11 @@ class DurableTurn:
         logged: number of journal entries that are in the host log, are being written to it, or need not be logged.
         rolled, prefix: number of journal entries that have been digested, and their digest.
         look: record of the waiting entries that have been compared with `waits`.
+        plan, batch: plan of the log that this host has written the turn's first entry to, and number of the batch, or 0 if there is none.
     """
 
     __slots__ = (
-        "_sealed",
+        *("_sealed", "batch", "plan"),
         *("is_live", "is_logged", "is_logging", "journal", "key", "logged", "look"),
         *("number", "payload", "prefix", "problem"),
         *("rolled", "seed", "sender", "since_ns", "waits", "what"),
@@ -183,6 +184,7 @@ class DurableTurn:
         self.is_live = self.is_logged = self.is_logging = False
         self.problem = ""
         self.since_ns = self.logged = self.rolled = 0
+        self.plan = self.batch = 0
         self.number = number
         self.prefix = b""
         self.look = UnmatchedEntries()
@@ -526,6 +528,7 @@ class HostEpoch:
         refusal: reason why this host's part must not be used, or "" if it may be used.
         heard_ns: time at which the first message about the epoch arrived on this host (monotonic ns).
         commits_before: number of commits that this host had captured before its first agent recorded its state.
+        log_start: as in `EpochReport`.
     """
 
     __slots__ = (
@@ -535,6 +538,7 @@ class HostEpoch:
             "heard_ns",
             "is_reported",
             "is_stored",
+            "log_start",
             "markers",
             "markers_sent",
             "number",
@@ -544,10 +548,17 @@ class HostEpoch:
     )
 
     def __init__(
-        self, number: int, unrecorded: dict[str, None], awaited: dict[str, None], heard_ns: int, commits_before: int
+        self,
+        number: int,
+        unrecorded: dict[str, None],
+        awaited: dict[str, None],
+        heard_ns: int,
+        commits_before: int,
+        log_start: int,
     ) -> None:
         self.number = number
         self.commits_before = commits_before
+        self.log_start = log_start
         self.heard_ns = heard_ns
         self.unrecorded = unrecorded
         self.awaited = awaited

@@ -321,7 +321,7 @@ class WriteManifest(Command, frozen=True, gc=False):
         inputs: for each agent, the number of the last external input that it has consumed.
         outputs: for each agent, the number of the last output that it has emitted.
         durable_turns: for each agent, the number of its durable turns that have ended.
-        log_floors: as in `Metadata.log_floors`.
+        log_floors, log_starts: as in `Metadata`.
     """
 
     epoch: int
@@ -339,6 +339,7 @@ class WriteManifest(Command, frozen=True, gc=False):
     outputs: dict[str, int] = {}
     durable_turns: dict[str, int] = {}
     log_floors: dict[str, int] = {}
+    log_starts: dict[str, int] = {}
 
 
 class PublishEpoch(Command, frozen=True, gc=False):

@@ -408,6 +408,7 @@ class StoreKeeper:
             outputs=command.outputs,
             durable_turns=command.durable_turns,
             log_floors=command.log_floors,
+            log_starts=command.log_starts,
             validity=validity,
             ordinals=ordinals,
             next_ordinal=image.next_ordinal if ordinals else 0,

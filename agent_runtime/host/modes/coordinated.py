@@ -223,7 +223,8 @@ class CoordinatedMode:
                 if agent.protocol.recorded < number and agent.retired_in is None
             }
             awaited = {host: None for host, peer in shared.peers.items() if _is_marked(peer, number)}
-            self.epochs[number] = HostEpoch(number, unrecorded, awaited, shared.now, shared.commits.captured)
+            commits, start = shared.commits.captured, self._log.start_beyond_states() if shared.commits.is_on else 0
+            self.epochs[number] = HostEpoch(number, unrecorded, awaited, shared.now, commits, start)
             if any(agent.is_repeating for agent in shared.agents.values()):
                 self._refuse(number, f"host {shared.host} still repeats messages from before the recovery")
         shared.begun_epoch = epoch
@@ -388,7 +389,7 @@ class CoordinatedMode:
         }
         floor = self._log.batch_of_commit(epoch.commits_before)
         self._shared.out.append(
-            ev.StoreEpoch(epoch.number, self._shared.plan, records, departed, epoch.heard_ns, floor)
+            ev.StoreEpoch(epoch.number, self._shared.plan, records, departed, epoch.heard_ns, floor, epoch.log_start)
         )
 
     # ---- epochs: ending -------------------------------------------------------------------------------------------

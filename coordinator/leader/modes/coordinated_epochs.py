@@ -428,6 +428,7 @@ def _manifest(
         outputs=_numbers([(x.names, x.output_of, x.output_number) for x in reports.values()], lines),
         durable_turns=_numbers([(x.names, x.durable_of, x.durable_number) for x in reports.values()], lines),
         log_floors={f"{host}-{starts[host]}": x.log_floor for host, x in reports.items() if x.log_floor},
+        log_starts={f"{host}-{starts[host]}": x.log_start for host, x in reports.items() if x.log_start},
     )
 
 

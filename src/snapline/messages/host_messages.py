@@ -184,7 +184,8 @@ class EpochReport(HostMessage, frozen=True, gc=False):
     since this host's report of epoch `since` are omitted. If `since` is 0, no channel is omitted.
 
     `log_floor` is the number of the newest batch, in this host's log of the epoch's plan, up to which this part of the epoch covers all
-    commits. The number is 0 if there is no such batch.
+    commits. The number is 0 if there is no such batch. `log_start` is the number of the first batch in this log that may contain commits,
+    inputs or journal entries that this part does not cover. It is 0 if logs of earlier plans may contain inputs or journal entries too.
     """
 
     epoch: int
@@ -219,6 +220,7 @@ class EpochReport(HostMessage, frozen=True, gc=False):
     new_bytes: int = 0
     since: int = 0
     log_floor: int = 0
+    log_start: int = 0
 
 
 class EpochRefused(HostMessage, frozen=True, gc=False):

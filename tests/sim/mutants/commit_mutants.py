@@ -15,7 +15,7 @@ from tests.sim.mutants.registry import BUSY, HOSTS, MESSAGES, SWEPT_OFTEN_MS, Mu
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.host import driver, epoch_files
+from snapline.agent_runtime.host import epoch_files
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds, Outlets
 from snapline.agent_runtime.host.commits import CapturedAgent, Commits
@@ -245,7 +245,7 @@ def older_eras_revived() -> list[Patch]:
     def newest_commits(command: ev.LoadAgents, logs: Any) -> dict[str, AgentCheckpoint]:
         return original(replace(command, era=0), logs)
 
-    return [(driver, "newest_commits", newest_commits)]
+    return [(epoch_files, "newest_commits", newest_commits)]
 
 
 def earlier_owners_unread() -> list[Patch]:

@@ -275,7 +275,7 @@ class ReportedPack(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., index_digest: _Optional[bytes] = ...) -> None: ...
 
 class EpochReport(_message.Message):
-    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages", "input_of", "input_number", "output_of", "output_number", "durable_of", "durable_number", "captures_ns", "slowest", "start_delay_ns", "slowest_capture_ns", "alignment_ns", "store_ns", "new_bytes", "since", "log_floor")
+    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages", "input_of", "input_number", "output_of", "output_number", "durable_of", "durable_number", "captures_ns", "slowest", "start_delay_ns", "slowest_capture_ns", "alignment_ns", "store_ns", "new_bytes", "since", "log_floor", "log_start")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     PACK_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +308,7 @@ class EpochReport(_message.Message):
     NEW_BYTES_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     LOG_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     host_start: int
     pack: ReportedPack
@@ -340,7 +341,8 @@ class EpochReport(_message.Message):
     new_bytes: int
     since: int
     log_floor: int
-    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., input_of: _Optional[_Iterable[int]] = ..., input_number: _Optional[_Iterable[int]] = ..., output_of: _Optional[_Iterable[int]] = ..., output_number: _Optional[_Iterable[int]] = ..., durable_of: _Optional[_Iterable[int]] = ..., durable_number: _Optional[_Iterable[int]] = ..., captures_ns: _Optional[int] = ..., slowest: _Optional[str] = ..., start_delay_ns: _Optional[int] = ..., slowest_capture_ns: _Optional[int] = ..., alignment_ns: _Optional[int] = ..., store_ns: _Optional[int] = ..., new_bytes: _Optional[int] = ..., since: _Optional[int] = ..., log_floor: _Optional[int] = ...) -> None: ...
+    log_start: int
+    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., input_of: _Optional[_Iterable[int]] = ..., input_number: _Optional[_Iterable[int]] = ..., output_of: _Optional[_Iterable[int]] = ..., output_number: _Optional[_Iterable[int]] = ..., durable_of: _Optional[_Iterable[int]] = ..., durable_number: _Optional[_Iterable[int]] = ..., captures_ns: _Optional[int] = ..., slowest: _Optional[str] = ..., start_delay_ns: _Optional[int] = ..., slowest_capture_ns: _Optional[int] = ..., alignment_ns: _Optional[int] = ..., store_ns: _Optional[int] = ..., new_bytes: _Optional[int] = ..., since: _Optional[int] = ..., log_floor: _Optional[int] = ..., log_start: _Optional[int] = ...) -> None: ...
 
 class EpochRefused(_message.Message):
     __slots__ = ("epoch", "reason", "is_final")

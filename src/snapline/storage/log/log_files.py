@@ -413,6 +413,8 @@ def _lowest_covered(agent: str, epochs: Mapping[int, Mapping[str, int]], left: i
     return min(asking, default=_ALL)
 
 
+NO_STARTS: Mapping[LogName, int] = {}
+
 READINGS = 3
 """Number of times that the deletion records are read before a batch counts as missing. One listing may miss both a record and its
 replacement."""
@@ -438,10 +440,10 @@ class LogReader:
         """Return why this store cannot contain host logs, or "" if it supports them."""
         return unsupported_reason(self._disk)
 
-    def read_logs(self) -> dict[LogName, list[int]]:
+    def read_logs(self, since_plan: int = 0) -> dict[LogName, list[int]]:
         """Return the entry numbers of each log. See `Store.read_logs`."""
         logs = {}
-        for log in find_logs(self._disk):
+        for log in find_logs(self._disk, since_plan):
             numbers, marks = list_log(self._disk, log)
             if numbers:
                 if SEALED not in marks:
@@ -469,12 +471,15 @@ class LogReader:
         }
 
     def missing_batches(
-        self, batches: Mapping[LogName, Collection[int]], newest: Mapping[LogName, int]
+        self,
+        batches: Mapping[LogName, Collection[int]],
+        newest: Mapping[LogName, int],
+        starts: Mapping[LogName, int] = NO_STARTS,
     ) -> dict[LogName, int]:
         """Return the lowest missing batch of each log. See `Store.missing_batches`."""
         if self._guard is None or not authenticates(self._guard):
             return {}
-        return missing_batches(self._disk, batches, newest, store_id=self._store_id, guard=self._guard)
+        return missing_batches(self._disk, batches, newest, starts, store_id=self._store_id, guard=self._guard)
 
     def _make_durable(self, log: LogName, numbers: frozenset[int]) -> None:
         known = self._durable.get(log, frozenset())
@@ -485,14 +490,15 @@ class LogReader:
             self._durable[log] = numbers | known
 
 
-def find_logs(disk: Disk) -> list[LogName]:
-    """Return all logs that have a directory, in sorted order. The result is empty if the store has never contained a log."""
+def find_logs(disk: Disk, since_plan: int = 0) -> list[LogName]:
+    """Return all logs of this plan and later ones that have a directory, in sorted order. The result is empty if the store has never
+    contained a log."""
     logs = []
     for plan in _directories(disk, LOG):
-        for directory in _directories(disk, plan):
-            log = parse_directory(directory)
-            if log is not None:
-                logs.append(log)
+        number = plan.rpartition("/")[2]
+        if number.isdecimal() and int(number) >= since_plan:
+            found = [parse_directory(directory) for directory in _directories(disk, plan)]
+            logs += [log for log in found if log is not None]
     return sorted(logs)
 
 
@@ -518,18 +524,25 @@ def missing_batches(
     disk: Disk,
     batches: Mapping[LogName, Collection[int]],
     newest: Mapping[LogName, int],
+    starts: Mapping[LogName, int] = NO_STARTS,
     *,
     store_id: str | None,
     guard: Guard,
 ) -> dict[LogName, int]:
-    """Return the lowest missing number of each log. Logs without missing numbers are omitted. See `first_missing`."""
+    """Return the lowest missing number of each log, not counting the numbers below the log's start. Logs without missing numbers are
+    omitted. See `first_missing`."""
+
+    def unneeded(log: LogName, deleted: Mapping[str, Spans]) -> Spans:
+        below = [(1, starts[log] - 1)] if starts.get(log, 1) > 1 else []
+        return [*below, *deleted.get(log.directory, [])]
+
     missing: dict[LogName, int] = {}
     for _ in range(READINGS):
         deleted, _ = read_all(disk, store_id=store_id, guard=guard)
         missing = {
             log: number
             for log in sorted({*batches, *newest})
-            if (number := first_missing(batches.get(log, ()), deleted.get(log.directory, []), newest.get(log, 0)))
+            if (number := first_missing(batches.get(log, ()), unneeded(log, deleted), newest.get(log, 0)))
         }
         if not missing:
             break

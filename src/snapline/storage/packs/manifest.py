@@ -93,6 +93,9 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             Files omit an empty map.
         log_floors: map from `<host>-<start>`, the name of a host's log of the plan, to the number of the newest batch up to which the
             epoch covers all commits in the log. Files omit an empty map.
+        log_starts: map from `<host>-<start>` to the number of the first batch in the host's log of the plan that may contain something that
+            the epoch does not cover. A host is missing if logs of earlier plans may also contain inputs or journal entries that its part of
+            the epoch does not cover. Files omit an empty map.
         ordinals: map from each agent to its index in the vectors of its protocol. Only agents that take checkpoints independently have an
             ordinal. Files omit an empty map.
         next_ordinal: lowest index that is above every index ever used by an agent of the fleet. Files omit 0.
@@ -119,6 +122,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     outputs: dict[str, int] = {}
     durable_turns: dict[str, int] = {}
     log_floors: dict[str, int] = {}
+    log_starts: dict[str, int] = {}
     ordinals: dict[str, int] = {}
     next_ordinal: int = 0
     validity: str = ""
@@ -280,7 +284,7 @@ def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
 
 def _encode_metadata(metadata: Metadata) -> bytes:
     fields = msgspec.structs.asdict(metadata)
-    for name in ("inputs", "outputs", "durable_turns", "log_floors", "ordinals", "next_ordinal"):
+    for name in ("inputs", "outputs", "durable_turns", "log_floors", "log_starts", "ordinals", "next_ordinal"):
         if not fields[name]:
             del fields[name]
     return canonical.encode(fields)
@@ -364,7 +368,8 @@ def _contradiction(manifest: Manifest) -> str:
         _contradiction_in_numbers(manifest.metadata.inputs, "an input")
         or _contradiction_in_numbers(manifest.metadata.outputs, "an output")
         or _contradiction_in_numbers(manifest.metadata.durable_turns, "a durable turn")
-        or _contradiction_in_floors(manifest.metadata.log_floors)
+        or _contradiction_in_batches(manifest.metadata.log_floors)
+        or _contradiction_in_batches(manifest.metadata.log_starts)
         or _contradiction_in_ordinals(manifest.metadata)
         or _contradiction_in_lines(manifest)
         or _contradiction_in_chunks(manifest)
@@ -382,8 +387,8 @@ def _contradiction_in_numbers(numbers: dict[str, int], what: str) -> str:
     return ""
 
 
-def _contradiction_in_floors(floors: dict[str, int]) -> str:
-    for name, number in floors.items():
+def _contradiction_in_batches(numbers: dict[str, int]) -> str:
+    for name, number in numbers.items():
         if _LOG.fullmatch(name) is None or not 1 <= number <= layout.EPOCH_MAX:
             return f"{number} is no number of a batch in the log {name!r}: they count from 1"
     return ""

@@ -14,7 +14,7 @@ from snapline.storage.disk.local_disk import Disk, parallel_map, requests_at_onc
 from snapline.storage.disk.record import Guard, authenticates
 from snapline.storage.disk.store_files import ForkRecord, LogMark, OpenedDisk, exists, read_fork, read_marks
 from snapline.storage.keys.key_records import list_keys
-from snapline.storage.log.log_files import LogReader
+from snapline.storage.log.log_files import NO_STARTS, LogReader
 from snapline.storage.log.log_record import LogBatch, LogName
 from snapline.storage.outputs.output_files import ConsumerPosition, OutputBatch, OutputReader, read_consumers
 from snapline.storage.outputs.output_record import Release
@@ -214,8 +214,8 @@ class StoreReader:
         """Return why this store cannot contain host logs, or "" if it supports them."""
         return self._log_reader.unsupported_reason
 
-    def read_logs(self) -> dict[LogName, list[int]]:
-        """Return the numbers of all entries (batches and seals) of each non-empty host log, in ascending order.
+    def read_logs(self, since_plan: int = 0) -> dict[LogName, list[int]]:
+        """Return the numbers of all entries (batches and seals) of each non-empty host log of this plan and later ones, in ascending order.
 
         The function returns only after the entries are durable. The numbers may have gaps, and any entry may be a seal. So callers must
         read all entries and skip the seals.
@@ -223,7 +223,7 @@ class StoreReader:
         Raises:
             StoreError: If the store is unreadable.
         """
-        return self._log_reader.read_logs()
+        return self._log_reader.read_logs(since_plan)
 
     def read_batch(self, log: LogName, number: int) -> LogBatch | None:
         """Read one entry of a host log. Return the batch, or None for a seal. The function returns only after the entry is durable.
@@ -248,7 +248,10 @@ class StoreReader:
         return self._log_reader.exclude_deleted(logs)
 
     def missing_batches(
-        self, batches: Mapping[LogName, Collection[int]], newest: Mapping[LogName, int]
+        self,
+        batches: Mapping[LogName, Collection[int]],
+        newest: Mapping[LogName, int],
+        starts: Mapping[LogName, int] = NO_STARTS,
     ) -> dict[LogName, int]:
         """Return the lowest missing batch number of each host log. A batch counts as missing only if it was not deleted as garbage.
 
@@ -258,11 +261,12 @@ class StoreReader:
             batches: map from log to the numbers of the batches found by `read_logs` and `read_batch`. No process may append to the logs
                 meanwhile.
             newest: map from log to the highest number that is known to have been appended.
+            starts: map from log to the first number that is needed. No lower number counts as missing.
 
         Raises:
             StoreError: If the store is unreadable, or somebody without a key has written a deletion record.
         """
-        return self._log_reader.missing_batches(batches, newest)
+        return self._log_reader.missing_batches(batches, newest, starts)
 
     @property
     def log_key(self) -> bytes:
