@@ -79,7 +79,7 @@ from snapline.messages.host_messages import (
 from snapline.protocols.names import LOCAL
 from snapline.protocols.policy import Adaptive, AnyOf
 from snapline.storage.disk.record import finding_of
-from snapline.storage.log.commits import encode_commit
+from snapline.storage.log.commits import CommitEncoder
 from snapline.storage.store.store import Store
 
 TURNS_IN_A_ROW = 64
@@ -151,6 +151,7 @@ class HostDriver:
         self._captures: dict[int, Captures] = {}
         self._tables = ChunkTables()
         self._reports = EpochReports()
+        self._commits = CommitEncoder()
         self._frame: Frame | None = None
         self._progress = LoadProgress(self._now_ns, self.fleet.busy_limit_s)
         self._is_over = False
@@ -393,6 +394,7 @@ class HostDriver:
     # ---- epochs and plans -----------------------------------------------------------------------------------------
 
     def _capture(self, command: ev.CaptureState) -> None:
+        self._commits.recorded(command.agent)
         if not command.control.is_born:
             return
         started = self._now_ns()
@@ -429,7 +431,8 @@ class HostDriver:
                 return
             self._environment.committed(each, state)
             checkpoints.append(committed_checkpoint(each, known, version, state, *recorded))
-        self.feed(ev.CommitCaptured(command.plan, command.commit, tuple(encode_commit(command.commit, checkpoints))))
+        parts = self._commits.encode(command.plan, command.commit, checkpoints)
+        self.feed(ev.CommitCaptured(command.plan, command.commit, tuple(parts)))
 
     def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
         started = self._now_ns()

@@ -27,7 +27,7 @@ from snapline.storage.capture.chunking import ChunkedState, chunk_image, split_j
 from snapline.storage.capture.decoder import PartReader
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.disk.local_disk import parallel_map, requests_at_once
-from snapline.storage.log.commits import CommittedCheckpoint, Entry, note_newest
+from snapline.storage.log.commits import CommittedCheckpoint, NewestCommit, note_newest
 from snapline.storage.log.commits import checkpoint_of as committed_checkpoint_of
 from snapline.storage.log.log_record import EFFECT, LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTransitMessage, StatePart, encode_checkpoint
@@ -296,16 +296,21 @@ def seal_and_read(
     return found
 
 
-def newest_commits(command: ev.LoadAgents, logs: Batches) -> dict[str, AgentCheckpoint]:
-    """Return the newest committed checkpoint of each agent to be loaded. Raise StoreError if a commit is damaged."""
-    newest: dict[str, Entry] = {}
+def newest_commits(command: ev.LoadAgents, logs: Batches) -> dict[str, NewestCommit]:
+    """Return the newest commit of each agent in these logs. Raise StoreError if a commit is damaged."""
+    newest: dict[str, NewestCommit] = {}
     try:
         for log, batches in logs.items():
             if log.plan >= command.era:
                 note_newest([batch for _, batch in batches], newest)
-        return {x.agent: committed_checkpoint_of(newest[x.agent]) for x in command.agents if x.agent in newest}
     except DamagedDataError as error:
-        raise StoreError(f"a commit in the host logs of plans before {command.plan} is damaged: {error}") from error
+        raise damaged_commit(command, error) from error
+    return newest
+
+
+def damaged_commit(command: ev.LoadAgents, error: DamagedDataError) -> StoreError:
+    """Return the error for a damaged commit. The epoch is not damaged, so it must not count as such."""
+    return StoreError(f"a commit in the host logs of plans before {command.plan} is damaged: {error}")
 
 
 def entries_beyond(
@@ -720,7 +725,7 @@ def _load_points(
     progress: LoadProgress,
     clock: BootClock | None,
     manifest: Manifest | None,
-    commits: Mapping[str, AgentCheckpoint],
+    commits: Mapping[str, NewestCommit],
 ) -> LoadedLine:
     inside = {line.agent for line in manifest.agents} if manifest is not None else set()
     line = LoadedLine([], {}, {})
@@ -729,7 +734,10 @@ def _load_points(
         base = None
         if manifest is not None and place.agent in inside:
             base = _read(store, manifest, place.agent, command.line_epoch)
-        point = _newest_point(base, commits.get(place.agent))
+        try:
+            point = _newest_point(base, commits.get(place.agent))
+        except DamagedDataError as error:
+            raise damaged_commit(command, error) from error
         if point is None and place.agent in fleet.agents and not command.line_epoch:
             with progress.in_users_code():
                 line.objects[place.agent] = fleet.make(place.agent)
@@ -746,13 +754,14 @@ def _load_points(
     return LoadedLine([*line.agents, *revived.agents], {**line.objects, **revived.objects}, revived.tables)
 
 
-def _newest_point(base: AgentCheckpoint | None, commit: AgentCheckpoint | None) -> AgentCheckpoint | None:
+def _newest_point(base: AgentCheckpoint | None, newest: NewestCommit | None) -> AgentCheckpoint | None:
     """Return the newer checkpoint of an agent, with the messages in transit that it has not consumed. The senders may have forgotten
     them."""
-    if base is None or commit is None:
-        return base or commit
-    if not base.is_unborn and base.number > commit.number:
+    if newest is None or (base is not None and not base.is_unborn and base.number > newest.number):
         return base
+    commit = committed_checkpoint_of(newest)
+    if base is None:
+        return commit
     in_transit: dict[str, list[InTransitMessage]] = {}
     for sender in dict.fromkeys([*base.in_transit, *commit.in_transit]):
         consumed = commit.received.get(sender, 0)

@@ -194,19 +194,20 @@ class OwnLog:
 
     def start_beyond_states(self) -> int:
         """Return the number of the first batch of the current log that may contain something that the present states of this host's agents
-        do not contain, or 0 if the logs of earlier plans may contain something too."""
-        if self.awaits_earlier or self._has_orphans:
+        do not contain, or 0 if the logs of earlier plans may contain something too.
+
+        The states contain the results of all steps so far, but an effect is marked as called only when its mark is durable.
+        """
+        agents = self._shared.agents.values()
+        is_rerun = any(agent.begun is not None and agent.begun.logged for agent in agents)
+        if self.awaits_earlier or self._has_orphans or is_rerun:
             return 0
-        first = self._number + 1
-        for agent in self._shared.agents.values():
-            turn = agent.turn
-            needed = list(agent.inputs.waiting.values()) if agent.inputs is not None else []
-            places = [(pending.plan, pending.batch) for pending in needed if pending.is_durable or pending.batch]
-            places += [(turn.plan, turn.batch)] if turn is not None and turn.batch else []
-            if any(plan != self._shared.plan for plan, _ in places) or (agent.begun is not None and agent.begun.logged):
-                return 0
-            first = min([first, *[batch for _, batch in places]])
-        return first
+        first = self._number + ((self.name, self._number) not in self._batches)
+        waiting = [x for agent in agents if agent.inputs is not None for x in agent.inputs.waiting.values()]
+        written = [pending for pending in waiting if pending.is_durable or pending.batch]
+        if any(pending.plan != self._shared.plan for pending in written):
+            return 0
+        return min([first, *[pending.batch for pending in written]])
 
     # ---- out ------------------------------------------------------------------------------------------------------
 
@@ -230,16 +231,11 @@ class OwnLog:
         entries = [pending.entry for pending in batch if isinstance(pending, PendingEntry)]
         commits = [pending.part for pending in batch if isinstance(pending, PendingCommit)]
         self._commit_batches.extend([(part.commit, self._number) for part in commits if part.is_last])
-        self._note_places(batch)
-        command = ev.AppendBatch(log, self._number, tuple(inputs), tuple(entries), self._certificate, tuple(commits))
-        self._shared.out.append(command)
-
-    def _note_places(self, batch: list[Pending]) -> None:
         for pending in batch:
             if isinstance(pending, PendingInput):
-                pending.plan, pending.batch = self._shared.plan, self._number
-            elif isinstance(pending, PendingEntry) and not pending.turn.batch:
-                pending.turn.plan, pending.turn.batch = self._shared.plan, self._number
+                pending.plan, pending.batch = log.plan, self._number
+        command = ev.AppendBatch(log, self._number, tuple(inputs), tuple(entries), self._certificate, tuple(commits))
+        self._shared.out.append(command)
 
     def _take_batch(self) -> list[Pending]:
         size_bytes = count = 0

@@ -166,11 +166,10 @@ class DurableTurn:
         logged: number of journal entries that are in the host log, are being written to it, or need not be logged.
         rolled, prefix: number of journal entries that have been digested, and their digest.
         look: record of the waiting entries that have been compared with `waits`.
-        plan, batch: plan of the log that this host has written the turn's first entry to, and number of the batch, or 0 if there is none.
     """
 
     __slots__ = (
-        *("_sealed", "batch", "plan"),
+        "_sealed",
         *("is_live", "is_logged", "is_logging", "journal", "key", "logged", "look"),
         *("number", "payload", "prefix", "problem"),
         *("rolled", "seed", "sender", "since_ns", "waits", "what"),
@@ -184,7 +183,6 @@ class DurableTurn:
         self.is_live = self.is_logged = self.is_logging = False
         self.problem = ""
         self.since_ns = self.logged = self.rolled = 0
-        self.plan = self.batch = 0
         self.number = number
         self.prefix = b""
         self.look = UnmatchedEntries()

@@ -39,7 +39,7 @@ from snapline.storage.log.log_record import (
 )
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
 
-_decode_entries = msgspec.msgpack.Decoder(list[tuple[str, int, bytes]]).decode
+_decode_entries = msgspec.msgpack.Decoder(list[tuple[str, int, bytes, int]]).decode
 
 
 class CommitReader:
@@ -51,15 +51,22 @@ class CommitReader:
     def newest(self, files: Mapping[str, bytes], era: int, plan: int) -> dict[str, AgentCheckpoint]:
         """Return the newest checkpoint of each agent in the commits of the logs of plans from `era` and below `plan`."""
         newest: dict[str, AgentCheckpoint] = {}
-        for commit in self.commits(files, era, plan):
-            for _, _, blob in _decode_entries(commit):
-                checkpoint = decode_checkpoint(blob)
-                if checkpoint.number >= newest.get(checkpoint.agent, checkpoint).number:
-                    newest[checkpoint.agent] = checkpoint
+        for checkpoint in map(decode_checkpoint, self.checkpoints(files, era, plan)):
+            if checkpoint.number >= newest.get(checkpoint.agent, checkpoint).number:
+                newest[checkpoint.agent] = checkpoint
         return newest
 
-    def commits(self, files: Mapping[str, bytes], era: int, plan: int) -> Iterator[bytes]:
-        """Return the bytes of every commit of which no part is missing, in the logs of plans from `era` and below `plan`."""
+    def checkpoints(self, files: Mapping[str, bytes], era: int, plan: int) -> Iterator[bytes]:
+        """Return all encoded checkpoints in the commits of the logs of plans from `era` and below `plan`, but for those that are written as
+        changes of a missing one."""
+        for commits in self._logs(files, era, plan):
+            entries = {
+                (agent, number): (blob, base) for x in commits for agent, number, blob, base in _decode_entries(x)
+            }
+            yield from filter(None, [_whole(entries, place) for place in entries])
+
+    def _logs(self, files: Mapping[str, bytes], era: int, plan: int) -> Iterator[list[bytes]]:
+        """Yield, for each log of the plans from `era` and below `plan`, the bytes of all commits of which no part is missing."""
         logs: dict[LogName, dict[int, LogBatch]] = {}
         for path, data in files.items():
             place = parse_path(path)
@@ -72,16 +79,31 @@ class CommitReader:
             for batch in batches.values():
                 for part in batch.commits:
                     parts.setdefault(part.commit, {})[part.part] = part
-            for pieces in parts.values():
-                ordered = [pieces[place] for place in sorted(pieces)]
-                if ordered[-1].is_last and ordered[-1].part == len(ordered) - 1:
-                    yield b"".join([piece.data for piece in ordered])
+            all_parts = [[pieces[place] for place in sorted(pieces)] for pieces in parts.values()]
+            whole = [pieces for pieces in all_parts if pieces[-1].is_last and pieces[-1].part == len(pieces) - 1]
+            yield [b"".join([piece.data for piece in pieces]) for pieces in whole]
 
     def _batch(self, path: str, data: bytes) -> LogBatch | None:
         known = self._batches.get(path)
         if known is None or known[0] != data:
             known = self._batches[path] = data, _decode(path, data)
         return known[1]
+
+
+def _whole(entries: Mapping[tuple[str, int], tuple[bytes, int]], place: tuple[str, int]) -> bytes | None:
+    """Return an agent's encoded checkpoint, or None if it is written as changes of one that is missing."""
+    if place not in entries:
+        return None
+    blob, base = entries[place]
+    if not base:
+        return blob
+    before = _whole(entries, (place[0], base))
+    if before is None:
+        return None
+    changed = bytearray(before)
+    for start, length, data in reversed(msgspec.msgpack.decode(blob)[0]):
+        changed[start : start + length] = data
+    return bytes(changed)
 
 
 def _decode(path: str, data: bytes) -> LogBatch | None:

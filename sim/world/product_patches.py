@@ -222,6 +222,12 @@ LIMITS: Mapping[str, Limit] = {
         with_it=(("snapline.agent_runtime.host.host_log.BATCH_BYTES_MAX", lambda part: part),),
         is_local=True,
     ),
+    "commit_changes_bytes": Limit(
+        ("snapline.storage.log.commits.CHANGES_BYTES_MIN",),
+        (1, 300),
+        with_it=(("snapline.storage.log.commits.CHAIN_MAX", lambda size: 3 if size == 1 else 64),),
+        is_local=True,
+    ),
     "commit_age_ms": Limit(("snapline.agent_runtime.host.commits.COMMIT_AGE_NS",), (1, 500), _ms, is_local=True),
 }
 

@@ -354,7 +354,8 @@ class StoreObserver:
     def is_committed(self, text: bytes) -> bool:
         """Return whether a durable commit contains this text."""
         plan = self._log.canonical.plan_number
-        return any(text in commit for commit in self.commits.commits(self._disk.durable_files(f"{LOG}/"), 0, plan + 1))
+        files = self._disk.durable_files(f"{LOG}/")
+        return any(text in checkpoint for checkpoint in self.commits.checkpoints(files, 0, plan + 1))
 
     # ---- publishing and deletion ----------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.channels import link_events as lk
 from snapline.channels.link import LinkCore
 from snapline.messages import host_messages as msg
+from snapline.protocols.names import CHANDY_LAMPORT
 from snapline.storage.log.log_record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
@@ -96,8 +97,9 @@ class Driver:
         starts: bool = True,
         protocol: str = "",
         host: str = "h1",
+        is_local: bool = False,
     ) -> None:
-        self.core = HostCore(host, protocol=protocol) if protocol else HostCore(host)
+        self.core = HostCore(host, protocol=protocol or CHANDY_LAMPORT, is_local=is_local)
         self.host = host
         self.now = 0
         self.said: list[ev.HostOutput] = []

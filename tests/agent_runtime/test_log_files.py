@@ -4,13 +4,23 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.epoch_files import LogContents, read_logs
+from snapline.agent_runtime.host.epoch_files import (
+    ALL_LOGS,
+    LogContents,
+    LogTail,
+    entries_beyond,
+    read_logs,
+    seal_and_read,
+    tail_beyond,
+)
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.keys.key_files import Keys, make_signing_key
 from snapline.storage.log.log_record import LogBatch, LoggedEntry, LoggedInput, LogName, entry_path
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedInputs, SavedTurn
+from snapline.storage.packs.manifest import Metadata
 from snapline.storage.store.store import Store
 
 FIRST, SECOND = LogName(1, "h1", 1), LogName(2, "h2", 3)
@@ -228,3 +238,46 @@ def test_damaged_batch_is_no_damage_of_the_epoch_that_is_restored(store: Store, 
         with pytest.raises(StoreError, match=rf"{path} is damaged: .*--drop-inputs") as caught:
             read_logs(each, load(3, FIRST), [])
         assert not isinstance(caught.value, DamagedDataError)
+
+
+# -- beyond a recovery line -----------------------------------------------------------------------------------------------
+
+THIRD = LogName(2, "h1", 1)
+LINE = Metadata(epoch=1, plan=2, hosts={"h1": 1, "h2": 3}, log_starts={"h1-1": 1, "h2-3": 2})
+
+
+def test_only_the_batches_that_the_line_does_not_cover_are_read(store: Store) -> None:
+    append(store, FIRST, 1, ("a", 1))
+    append(store, THIRD, 1, ("a", 2))
+    for number in (1, 2, 3):
+        append(store, SECOND, number, ("b", number))
+    command = load(4, FIRST, SECOND, THIRD)
+    tail = tail_beyond(command, LINE)
+    logs = seal_and_read(store, command, tail=tail)
+    assert {log: [number for number, _ in batches] for log, batches in logs.items()} == {THIRD: [1], SECOND: [2, 3]}
+    contents = entries_beyond(store, command, logs, [restored("b", 1)], tail)
+    assert numbers(contents.inputs) == [("b", 2), ("b", 3)], "of other agents, earlier inputs may be missing"
+    assert append(store, FIRST, 2) and not append(store, THIRD, 2), "the earlier log was sealed under the line's plan"
+
+
+@pytest.mark.parametrize(
+    ("line", "era", "drop_before"),
+    [(None, 0, 0), (LINE, 3, 0), (LINE, 0, 3), (replace(LINE, log_starts={"h1-1": 1}), 0, 0)],
+    ids=["without a line", "before the era", "before dropped logs", "a host needs earlier logs"],
+)
+def test_all_logs_are_read_if_the_line_may_not_cover_them(line: Metadata | None, era: int, drop_before: int) -> None:
+    command = replace(load(4, FIRST, SECOND), era=era, drop_before=drop_before)
+    assert tail_beyond(command, line) == ALL_LOGS
+    assert tail_beyond(load(4, FIRST, SECOND), LINE) == LogTail(2, LINE.log_starts)
+
+
+def test_batches_that_are_not_read_are_not_looked_for(signed: Store) -> None:
+    for number in (1, 2, 3):
+        append(signed, SECOND, number, ("b", number))
+    command = replace(load(4, SECOND), newest=((SECOND, 3), (FIRST, 7)))
+    remove(signed, SECOND, 1)
+    (batches,) = seal_and_read(signed, command, tail=tail_beyond(command, LINE)).values()
+    assert [number for number, _ in batches] == [2, 3]
+    remove(signed, SECOND, 3)
+    with pytest.raises(StoreError, match="batch 3 of"):
+        seal_and_read(signed, command, tail=tail_beyond(command, LINE))

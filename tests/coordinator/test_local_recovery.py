@@ -372,14 +372,14 @@ def test_a_repeated_request_is_answered_like_the_first() -> None:
 # ---- floors and deletion ----------------------------------------------------------------------------------------------
 
 
-def test_floors_that_hosts_report_reach_the_manifest() -> None:
+def test_floors_and_starts_that_hosts_report_reach_the_manifest() -> None:
     bench = local_bench()
     bench.start_fleet("h1", "h2")
     bench.feed(ev.SnapshotRequested(1))
-    bench.report("h1", 1, log_floor=7)
+    bench.report("h1", 1, log_floor=7, log_start=8)
     bench.report("h2", 1)
     (command,) = [x for x in bench.commands if isinstance(x, ev.WriteManifest)]
-    assert command.log_floors == {"h1-1": 7}
+    assert (command.log_floors, command.log_starts) == ({"h1-1": 7}, {"h1-1": 8})
 
 
 def write(store: Store, epoch: int, plan: int, **floors: int) -> str:
@@ -390,22 +390,25 @@ def write(store: Store, epoch: int, plan: int, **floors: int) -> str:
     return root
 
 
-def test_manifests_keep_floors_and_omit_an_empty_map() -> None:
+@pytest.mark.parametrize("name", ["log_floors", "log_starts"])
+def test_manifests_keep_floors_and_starts_and_omit_an_empty_map(name: str) -> None:
     disk = SimulatedDisk()
     store = make_store(disk)
     keeper = StoreKeeper(store, FleetView())
     for epoch, floors in ((1, {}), (2, {"h-1-3": 7})):
-        written = keeper.write_manifest(ev.WriteManifest(epoch, 1, "", {}, (), (), (), 0, 0, 0, log_floors=floors))
-        assert store.read_manifest(written.root).metadata.log_floors == floors
+        command = ev.WriteManifest(epoch, 1, "", {}, (), (), (), 0, 0, 0)
+        written = keeper.write_manifest(msgspec.structs.replace(command, **{name: floors}))
+        assert getattr(store.read_manifest(written.root).metadata, name) == floors
         node = disk.nodes[manifest_path(written.root)]
-        assert node is not None and (b"log_floors" in node.data) == bool(floors)
+        assert node is not None and (name.encode() in node.data) == bool(floors)
 
 
 @pytest.mark.parametrize("floors", [{"h1": 1}, {"h1-1": 0}, {"h 1-1": 1}, {"h1-01": 1}])
-def test_impossible_floors_are_not_written(floors: dict[str, int]) -> None:
+@pytest.mark.parametrize("name", ["log_floors", "log_starts"])
+def test_impossible_floors_and_starts_are_not_written(name: str, floors: dict[str, int]) -> None:
     store = make_store(SimulatedDisk())
     manifest = make_manifest(store, 1, write_packs(store, 1))
-    wrong = msgspec.structs.replace(manifest, metadata=Metadata(epoch=1, log_floors=floors))
+    wrong = msgspec.structs.replace(manifest, metadata=msgspec.structs.replace(Metadata(epoch=1), **{name: floors}))
     with pytest.raises(UsageError, match="no number of a batch"):
         store.write_manifest(wrong)
 

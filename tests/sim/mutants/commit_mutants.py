@@ -42,7 +42,7 @@ from snapline.sim.scenario import (
     StorePart,
 )
 from snapline.sim.world.product_patches import Patch
-from snapline.storage.log.commits import COMMIT, Entry
+from snapline.storage.log.commits import CommitEncoder, CommitEntry, NewestCommit, checkpoint_of
 from snapline.storage.log.commits import note_newest as newest_in_log
 from snapline.storage.log.log_files import CommitBase
 from snapline.storage.log.log_record import LogBatch, LogName
@@ -229,11 +229,11 @@ def oldest_commit_wins() -> list[Patch]:
     """Start each agent from the oldest commit that is left."""
     original = newest_in_log
 
-    def note_newest(batches: Iterable[LogBatch], newest: dict[str, Entry]) -> None:
+    def note_newest(batches: Iterable[LogBatch], newest: dict[str, NewestCommit]) -> None:
         for batch in reversed(list(batches)):
-            found: dict[str, Entry] = {}
+            found: dict[str, NewestCommit] = {}
             original([batch], found)
-            newest.update(found)
+            newest.update({agent: commit for agent, commit in found.items() if commit.entries})
 
     return [(epoch_files, "note_newest", note_newest)]
 
@@ -242,7 +242,7 @@ def older_eras_revived() -> list[Patch]:
     """Start agents from commits that a restore has made void."""
     original = epoch_files.newest_commits
 
-    def newest_commits(command: ev.LoadAgents, logs: Any) -> dict[str, AgentCheckpoint]:
+    def newest_commits(command: ev.LoadAgents, logs: Any) -> dict[str, NewestCommit]:
         return original(replace(command, era=0), logs)
 
     return [(epoch_files, "newest_commits", newest_commits)]
@@ -261,7 +261,7 @@ def unfinished_commits_read() -> list[Patch]:
     """Start agents also from a commit without its last part, as far as it goes."""
     original = newest_in_log
 
-    def note_newest(batches: Iterable[LogBatch], newest: dict[str, Entry]) -> None:
+    def note_newest(batches: Iterable[LogBatch], newest: dict[str, NewestCommit]) -> None:
         known = list(batches)
         original(known, newest)
         parts = [part for batch in known for part in batch.commits]
@@ -269,22 +269,23 @@ def unfinished_commits_read() -> list[Patch]:
             return
         pieces = [part.data for part in parts if part.commit == parts[-1].commit]
         for entry in _decode_prefix(b"".join(pieces)):
-            newest[entry[0]] = entry
+            if not entry.base:
+                newest[entry.agent] = NewestCommit(entry.agent, entry.number, (entry,))
 
     return [(epoch_files, "note_newest", note_newest)]
 
 
-def _decode_prefix(data: bytes) -> list[Entry]:
+def _decode_prefix(data: bytes) -> list[CommitEntry]:
     """Return the entries at the start of an encoded commit that may have been cut off."""
-    found: list[Entry] = []
+    found: list[CommitEntry] = []
     place = _after(data, 0)
     while place < len(data):
         end = place + 1
-        for _ in range(3):
+        for _ in range(4):
             end = _after(data, end) if end < len(data) else len(data) + 1
         if end > len(data):
             break
-        found.append(msgspec.msgpack.decode(data[place:end], type=Entry))
+        found.append(msgspec.msgpack.decode(data[place:end], type=CommitEntry))
         place = end
     return found
 
@@ -308,9 +309,9 @@ def line_messages_forgotten() -> list[Patch]:
     """Start an agent from its commit without the messages in transit that only the recovery line contains."""
     original = epoch_files._newest_point
 
-    def newest_point(base: AgentCheckpoint | None, commit: AgentCheckpoint | None) -> AgentCheckpoint | None:
-        point = original(base, commit)
-        return commit if point is not None and point.basis == COMMIT else point
+    def newest_point(base: AgentCheckpoint | None, newest: NewestCommit | None) -> AgentCheckpoint | None:
+        point = original(base, newest)
+        return checkpoint_of(newest) if newest is not None and point is not base else point
 
     return [(epoch_files, "_newest_point", newest_point)]
 
@@ -406,6 +407,45 @@ def floor_at_the_end() -> list[Patch]:
     return [(OwnLog, "batch_of_commit", batch_of_commit)]
 
 
+# -- what is read of the logs ---------------------------------------------------------------------------------------------
+
+
+def _starts(*, is_earlier: bool = True, has_inputs: bool = True) -> list[Patch]:
+    """Let an epoch name the first batch that it does not cover without regard to earlier logs or to open inputs."""
+
+    def start_beyond_states(self: OwnLog) -> int:
+        agents = list(self._shared.agents.values())
+        pending = [x for agent in agents if agent.inputs is not None for x in agent.inputs.waiting.values()]
+        places = [(x.plan, x.batch) for x in pending if has_inputs and (x.is_durable or x.batch)]
+        is_rerun = any(agent.begun is not None and agent.begun.logged for agent in agents)
+        are_earlier = any(plan != self._shared.plan for plan, _ in places)
+        if is_earlier and (self.awaits_earlier or self._has_orphans or is_rerun or are_earlier):
+            return 0
+        is_written = (self.name, self._number) in self._batches
+        return min([self._number + (not is_written), *[batch for plan, batch in places if plan == self._shared.plan]])
+
+    return [(OwnLog, "start_beyond_states", start_beyond_states)]
+
+
+def open_inputs_unread() -> list[Patch]:
+    """Skip batches with inputs that an epoch does not cover."""
+    return _starts(has_inputs=False)
+
+
+def earlier_logs_unread() -> list[Patch]:
+    """Skip logs of the plans before that of the epoch, although they contain inputs that it does not cover."""
+    return _starts(is_earlier=False)
+
+
+def changes_since_before_an_epoch() -> list[Patch]:
+    """Write changes of a checkpoint from before the agent recorded an epoch, after which that checkpoint may be deleted or not read."""
+
+    def recorded(self: CommitEncoder, agent: str) -> None:
+        """Go on as if the agent had not recorded its state."""
+
+    return [(CommitEncoder, "recorded", recorded)]
+
+
 # -- the mutants ----------------------------------------------------------------------------------------------------------
 
 CRASHES = ("450ms", "800ms", "1.2s", "1.7s")
@@ -419,7 +459,9 @@ def _local(*patterns: str, **options: Any) -> Scenario:
 
 
 ASKED = ClientsPart(count=3, inputs=60, pause="10ms")
+WAITING = ClientsPart(count=3, inputs=60, pause="1ms")
 PARTS = {"commit_part_bytes": 300}
+CHANGES = {"commit_changes_bytes": 1}
 MOVED = replace(
     _local("bank", "random"),
     fleet=FleetPart(hosts=HOSTS, recovery="local", pattern=PatternPart(messages=1000)),
@@ -605,6 +647,27 @@ COMMIT_MUTANTS: dict[str, Mutant] = {
         scenario=_local("spawning"),
         oracle="refused",
         seed=1,
+    ),
+    "open-inputs-unread": Mutant(
+        text="recoveries skip batches with inputs that the recovery line does not cover",
+        patches=open_inputs_unread,
+        scenario=_local("stepping", clients=WAITING),
+        oracle="inputs",
+        seed=0,
+    ),
+    "earlier-logs-unread": Mutant(
+        text="recoveries skip logs of the plans before that of the recovery line",
+        patches=earlier_logs_unread,
+        scenario=_local("paying", "planning", clients=WAITING),
+        oracle="inputs",
+        seed=57,
+    ),
+    "changes-since-before-an-epoch": Mutant(
+        text="commits contain changes of checkpoints from before an epoch, which are not there any more",
+        patches=changes_since_before_an_epoch,
+        scenario=replace(_local(*BUSY), limits=CHANGES),
+        oracle="garbage",
+        seed=11,
     ),
     "commits-deleted-at-the-newest-epoch": Mutant(
         text="commits are deleted that only the newest epoch covers",
