@@ -278,17 +278,15 @@ def seal_and_read(
     def is_read(log: LogName) -> bool:
         return log.plan >= tail.plan and command.reads(log)
 
-    for log in sorted({*command.logs, *store.read_logs(tail.plan)}):
-        if is_read(log):
-            store.seal_log(log)
-    all_logs = store.exclude_deleted(store.read_logs(tail.plan))
+    wanted = [log for log in sorted({*command.logs, *store.find_logs(tail.plan)}) if is_read(log)]
+    for log in wanted:
+        store.seal_log(log)
     found: Batches = {}
-    for log, numbers in sorted(all_logs.items()):
-        if is_read(log):
-            read = [(number, _read_batch(store, log, number)) for number in numbers if number >= tail.start_of(log)]
-            found[log] = [(number, batch) for number, batch in read if batch is not None]
-            if progress is not None:
-                progress.step()
+    for log, numbers in store.exclude_deleted(store.read_logs(wanted)).items():
+        read = [(number, _read_batch(store, log, number)) for number in numbers if number >= tail.start_of(log)]
+        found[log] = [(number, batch) for number, batch in read if batch is not None]
+        if progress is not None:
+            progress.step()
     kept = {log: [number for number, _ in read] for log, read in found.items() if log.plan >= command.drop_before}
     newest = {x: number for x, number in command.newest if x.plan >= command.drop_before and is_read(x)}
     starts = {log: tail.start_of(log) for log in (*kept, *newest)}

@@ -440,17 +440,21 @@ class LogReader:
         """Return why this store cannot contain host logs, or "" if it supports them."""
         return unsupported_reason(self._disk)
 
-    def read_logs(self, since_plan: int = 0) -> dict[LogName, list[int]]:
+    def find_logs(self, since_plan: int) -> list[LogName]:
+        """Return the logs that have a directory. See `Store.find_logs`."""
+        return find_logs(self._disk, since_plan)
+
+    def read_logs(self, logs: Iterable[LogName] | None) -> dict[LogName, list[int]]:
         """Return the entry numbers of each log. See `Store.read_logs`."""
-        logs = {}
-        for log in find_logs(self._disk, since_plan):
+        found = {}
+        for log in find_logs(self._disk) if logs is None else logs:
             numbers, marks = list_log(self._disk, log)
             if numbers:
                 if SEALED not in marks:
                     self._make_durable(log, frozenset(numbers))
                 self._durable[log] = frozenset(numbers)
-                logs[log] = numbers
-        return logs
+                found[log] = numbers
+        return found
 
     def read_batch(self, log: LogName, number: int) -> LogBatch | None:
         """Read an entry of a log. Return the batch, or None for a seal. See `Store.read_batch`."""
@@ -687,11 +691,12 @@ class LogWriter:
         with store_files.writing(self._disk, f"the seal of {log}"):
             if self._is_marked(log, SEALED):
                 return
-            self._prepare_directory(log)
-            failpoint("store.log.seal.directory")
+            self._begin_seal(log)
             try:
-                self._mark(log, SEALING)
                 top = max(list_numbers(self._disk, log), default=0)
+                if not top:
+                    self._prepare_directory(log)  # otherwise the writer of an entry has done so
+                failpoint("store.log.seal.directory")
                 failpoint("store.log.seal.listed")
                 if not top or not self._is_seal(log, top):
                     top = self._seal_above(log, top)
@@ -748,6 +753,17 @@ class LogWriter:
             write_once(self._disk, path, (data,), temporary_name=self._temporary_name(log), point="store.log.mark")
         except FileExistsError:
             self._disk.sync_directory(log.directory)
+
+    def _begin_seal(self, log: LogName) -> None:
+        """Create the mark `sealing`, and the log's directory if it is missing."""
+        if log not in self._known_directories:
+            self._require_support()
+            try:
+                self._mark(log, SEALING)
+                return
+            except FileNotFoundError:
+                self._prepare_directory(log)
+        self._mark(log, SEALING)
 
     def _is_marked(self, log: LogName, mark: str) -> bool:
         try:
@@ -832,12 +848,15 @@ class LogWriter:
             self._disk, [path for path, folder, plan in temporary_files if folder == LOG and plan < plans_below]
         )
 
+    def _require_support(self) -> None:
+        if unsupported_reason(self._disk):
+            raise UsageError(f"{unsupported_reason(self._disk)}: a fleet with inputs needs another one")
+
     def _prepare_directory(self, log: LogName) -> None:
         """Create the log's directory durably, unless this writer has already done so."""
         if log in self._known_directories:
             return
-        if unsupported_reason(self._disk):
-            raise UsageError(f"{unsupported_reason(self._disk)}: a fleet with inputs needs another one")
+        self._require_support()
         for directory in (LOG, log.directory.rpartition("/")[0], log.directory):
             make_durable_directory(self._disk, directory)
         self._known_directories.add(log)

@@ -214,8 +214,17 @@ class StoreReader:
         """Return why this store cannot contain host logs, or "" if it supports them."""
         return self._log_reader.unsupported_reason
 
-    def read_logs(self, since_plan: int = 0) -> dict[LogName, list[int]]:
-        """Return the numbers of all entries (batches and seals) of each non-empty host log of this plan and later ones, in ascending order.
+    def find_logs(self, since_plan: int = 0) -> list[LogName]:
+        """Return the host logs of this plan and later ones that have a directory, in sorted order.
+
+        Raises:
+            StoreError: If the store is unreadable.
+        """
+        return self._log_reader.find_logs(since_plan)
+
+    def read_logs(self, logs: Iterable[LogName] | None = None) -> dict[LogName, list[int]]:
+        """Return the numbers of all entries (batches and seals) of each non-empty log among `logs`, or among all host logs if that is None.
+        Numbers are in ascending order.
 
         The function returns only after the entries are durable. The numbers may have gaps, and any entry may be a seal. So callers must
         read all entries and skip the seals.
@@ -223,7 +232,7 @@ class StoreReader:
         Raises:
             StoreError: If the store is unreadable.
         """
-        return self._log_reader.read_logs(since_plan)
+        return self._log_reader.read_logs(logs)
 
     def read_batch(self, log: LogName, number: int) -> LogBatch | None:
         """Read one entry of a host log. Return the batch, or None for a seal. The function returns only after the entry is durable.
