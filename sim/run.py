@@ -202,6 +202,7 @@ class Watch:
                 is_released=world.is_released(),
             )
             world.check_outputs()
+            world.notes.host_logs.check_bounded(self.healed_ns)
             shared.workload.was_rolled_back = shared.judge.ground_truth.inputs.has_fallen_back
             finding = shared.workload.check_end(states) if shared.workload.ends else None
             if finding:

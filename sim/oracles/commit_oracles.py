@@ -27,6 +27,8 @@ from snapline.messages.host_messages import HostMessage, ReserveAgents, RetireAg
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import Branch, Report
 from snapline.storage.log.log_record import (
+    SEALED,
+    SEALING,
     BatchBody,
     CommitPart,
     LogBatch,
@@ -64,6 +66,23 @@ class CommitReader:
                 (agent, number): (blob, base) for x in commits for agent, number, blob, base in _decode_entries(x)
             }
             yield from filter(None, [_whole(entries, place) for place in entries])
+
+    def numbers_in_batches(self, files: Mapping[str, bytes]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+        """Yield the path of each batch that contains nothing but whole commits and is not the last entry of its log, with the agents and the
+        numbers of their checkpoints. A log whose sealing has begun but not ended is omitted, because nobody deletes its batches."""
+        places = {path: place for path in files if (place := parse_path(path)) is not None}
+        marks = {(log, name) for log, name in places.values() if isinstance(name, str)}
+        last: dict[LogName, int] = {}
+        for log, number in places.values():
+            last[log] = max(number if isinstance(number, int) else 0, last.get(log, 0))
+        for path, (log, number) in places.items():
+            batch = self._batch(path, files[path]) if number != last[log] and isinstance(number, int) else None
+            is_sealing = (log, SEALING) in marks and (log, SEALED) not in marks
+            if batch is None or batch.inputs or batch.entries or is_sealing:
+                continue
+            if batch.commits and all(part.is_last and part.part == 0 for part in batch.commits):
+                entries = [entry for part in batch.commits for entry in _decode_entries(part.data)]
+                yield path, [(agent, number) for agent, number, _, _ in entries]
 
     def _logs(self, files: Mapping[str, bytes], era: int, plan: int) -> Iterator[list[bytes]]:
         """Yield, for each log of the plans from `era` and below `plan`, the bytes of all commits of which no part is missing."""

@@ -63,6 +63,11 @@ from snapline.storage.retention.epoch_retention import parse_created
 # -- host logs ------------------------------------------------------------------------------------------------------------
 
 
+SWEPT_BEHIND = 4
+"""A deletion leaves no commits that the epoch with this place among the complete ones covers, from the newest. The leader needs two, and may
+not know the newest ones yet."""
+
+
 class HostLogOracle:
     """Oracle that checks the host logs during a run. The oracle stops reporting once a fault has damaged a file or bytes of a complete
     epoch have been lost."""
@@ -75,6 +80,8 @@ class HostLogOracle:
         self._commits = commits
         self._payloads: dict[tuple[str, str], bytes] = {}
         """Each input's payload, by (agent, key)."""
+        self._swept_ns, self._old = 0, ""
+        """Time of the last deletion, and an old batch that it has left."""
 
     def _is_judged(self) -> bool:
         oracle = self._shared.judge.ground_truth.inputs
@@ -128,6 +135,8 @@ class HostLogOracle:
         now = self.files()
         deleted = [data for path, data in before.items() if path not in now]
         epochs = self._log.canonical.complete_epochs()
+        if before and self._shared.workload.fleet.recovery == LOCAL:
+            self._swept_ns, self._old = self._shared.kernel.now_ns, self._find_old(now, epochs)
         if deleted and self._is_judged() and self._shared.workload.fleet.recovery == LOCAL:
             self._check_points(before, now, epochs)
         if not deleted or not epochs or not self._is_judged():
@@ -162,6 +171,21 @@ class HostLogOracle:
                     text = f"commit {commit.number} of {agent} is deleted, and epoch {line} or another commit holds only checkpoint {least}"
                     self._shared.say("garbage", "G7", text)
                     return
+
+    def _find_old(self, now: Mapping[str, bytes], epochs: Sequence[int]) -> str:
+        """Return a description of a batch whose commits are older than the `SWEPT_BEHIND`-th newest complete epoch, or "" if there is none.
+        The leader that has swept may not have known the newest epochs."""
+        numbers = self._shared.judge.checkpoint_numbers(epochs[-SWEPT_BEHIND]) if len(epochs) >= SWEPT_BEHIND else None
+        for path, commits in self._store.commits.numbers_in_batches(now) if numbers else ():
+            if commits and all(number <= (numbers or {}).get(agent, -1) for agent, number in commits):
+                return f"{path} is left, and epoch {epochs[-SWEPT_BEHIND]} contains newer checkpoints of all its agents"
+        return ""
+
+    def check_bounded(self, healed_ns: int) -> None:
+        """Check at the end of a run that the last deletion, if it was after all faults were healed, has left no old commits. Then logs stay
+        bounded."""
+        if self._old and self._swept_ns > healed_ns:
+            self._shared.say("garbage", "G7", self._old)
 
 
 # -- requested snapshots --------------------------------------------------------------------------------------------------

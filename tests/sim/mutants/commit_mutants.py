@@ -398,6 +398,11 @@ def deleted_at_the_newest() -> list[Patch]:
     return [(store_keeper, "base_of", base_of)]
 
 
+def never_deleted() -> list[Patch]:
+    """Do not delete commits, so that logs grow without bound."""
+    return [(CommitBase, "covers", lambda *_: False)]
+
+
 def floor_at_the_end() -> list[Patch]:
     """Report, as covered by an epoch, the commits up to the end of the epoch instead of up to its beginning."""
 
@@ -675,6 +680,13 @@ COMMIT_MUTANTS: dict[str, Mutant] = {
         scenario=replace(_local(*BUSY), limits={"sweep_ms": SWEPT_OFTEN_MS}),
         oracle="garbage",
         seed=1,
+    ),
+    "commits-never-deleted": Mutant(
+        text="commits are not deleted",
+        patches=never_deleted,
+        scenario=replace(_local(*BUSY), limits={"sweep_ms": SWEPT_OFTEN_MS}),
+        oracle="garbage",
+        seed=0,
     ),
     "commits-deleted-up-to-the-end-of-an-epoch": Mutant(
         text="commits are deleted that were captured while the epoch was recorded",
