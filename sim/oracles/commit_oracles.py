@@ -254,6 +254,8 @@ class CommitOracle:
             history = branch.histories.get(receiver)
             if sender != agent or receiver == agent or history is None or history.stopped_at or not channel.sent:
                 continue
+            if len(channel.sent) <= self._forgotten.get(sender, {}).get(receiver, 0):
+                continue  # the recovery line contained the messages in transit, and the sender did not have them any more
             last = channel.consumed_at[-1] if len(channel.consumed_at) >= len(channel.sent) else history.turns + 1
             if not self._has_committed(branch.plan, receiver, last):
                 text = (

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.integration.running import Running, running
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.deploy import supervisor
 from snapline.errors import UsageError
+from snapline.messages.status import FleetStatus
 
 HOSTS = 8
 MOVED_AMONG = 3
@@ -108,6 +110,10 @@ async def test_agents_move_under_load_with_a_kill_in_half_of_the_moves(
     figures.append(await move_and_end(data_dir, random.Random(first_seed), moves=MOVES, kills_one_in=2))
 
 
+def runs_after(plan: int) -> Callable[[FleetStatus], bool]:
+    return lambda now: now.plan > plan and now.phase == "running"
+
+
 async def move_and_end(data_dir: Path, chosen: random.Random, *, moves: int, kills_one_in: int) -> str:
     """Move agents one after the other while tokens are passed; a host is killed during some of the moves. Each agent exists once: its turns are
     counted without a gap, and only those of hosts that died are taken twice."""
@@ -131,7 +137,7 @@ async def move_and_end(data_dir: Path, chosen: random.Random, *, moves: int, kil
             homes = {each.agent: each.host for each in (await fleet.client.locate_all()).agents}
             agent = chosen.choice(sorted(homes))
             target = chosen.choice([host for host in hosts if host != homes[agent]])
-            earlier = len(await fleet.recoveries())
+            plan = (await fleet.client.status()).plan
             try:
                 await fleet.client.move_agents(placed={agent: target})
             except UsageError:  # the target was killed just now, and its loss is known only since
@@ -143,7 +149,7 @@ async def move_and_end(data_dir: Path, chosen: random.Random, *, moves: int, kil
                 homes = {each.agent: each.host for each in (await fleet.client.locate_all()).agents}
                 undone |= {other for other, host in homes.items() if host == victim}
                 fleet.local.kill(victim)
-            await fleet.until_recovered(earlier)
+            await fleet.until(runs_after(plan))
             homes = {each.agent: each.host for each in (await fleet.client.locate_all()).agents}
             moved += homes[agent] == target
         assert kills or moved == moves
