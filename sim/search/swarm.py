@@ -545,7 +545,7 @@ def _with_enough_time(scenario: Scenario) -> LivenessPart:
     if scenario.fleet.protocol == KOO_TOUEG:
         each_ns += 2 * (ROUND_WAYS * way_ns + ROUND_CALLS * (store.least_ns + store.jitter_ns))
     if scenario.fleet.recovery == "local":
-        each_ns += COMMITS_AWAITED * (store.least_ns + store.jitter_ns)
+        each_ns += COMMITS_AWAITED * (store.least_ns + store.jitter_ns) + scenario.limits.get("commit_age_ms", 0) * MS
     within_ns = scenario.liveness.within_ns + scenario.fleet.pattern.messages * each_ns
     within_ns += PAYING_NS if scenario.fleet.pattern.name in _PAYING else 0
     return msgspec.structs.replace(scenario.liveness, within=format_duration(within_ns))
