@@ -10,7 +10,6 @@ from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.channels import link_events as lk
 from snapline.channels.link import LinkCore
 from snapline.messages import host_messages as msg
-from snapline.protocols.names import CHANDY_LAMPORT
 from snapline.storage.log.log_record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
@@ -99,7 +98,9 @@ class Driver:
         host: str = "h1",
         is_local: bool = False,
     ) -> None:
-        self.core = HostCore(host, protocol=protocol or CHANDY_LAMPORT, is_local=is_local)
+        self.core = HostCore(host, protocol=protocol) if protocol else HostCore(host)
+        if is_local:
+            self.core = HostCore(host, is_local=True)
         self.host = host
         self.now = 0
         self.said: list[ev.HostOutput] = []
