@@ -376,7 +376,7 @@ class HostPlans:
                 self.confirm()
             return
         own_places = tuple(place for place in event.agents if place.host == shared.host)
-        are_kept = self._are_agents_kept(own_places)
+        are_kept = event.era < event.number and self._are_agents_kept(own_places)  # a restore takes everything back
         if are_kept:
             self._detach_agents()
         else:

@@ -2,6 +2,7 @@
 
 from collections import deque
 
+import pytest
 from msgspec.structs import replace
 from tests.agent_runtime.driving import Driver
 
@@ -106,3 +107,16 @@ def test_earlier_logs_are_needed_for_their_inputs_and_entries() -> None:
         agents = tuple(ev.LoadedAgent(agent, 2, None) for agent in driver.here)
         driver.feed(ev.AgentsLoaded(2, agents, **contents))
         assert start(driver) == 0, contents
+
+
+# -- who goes on under a new plan -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", [1, 2])
+def test_a_restore_takes_a_host_back_although_all_its_agents_have_asked_to_leave(era: int) -> None:
+    """After a failure elsewhere, such agents are gone, and the host has nothing to load. A restore ends the history of everything."""
+    driver = Driver(here=("a",), is_local=True)
+    driver.core.agents["a"].is_retiring = True
+    said = driver.feed(ev.PlanReceived(2, 0, "", 0, ("h1", "h2"), (ev.Placement("z", "k", "h2", 1),), era=era))
+    assert any(isinstance(each, ev.CancelTurns) for each in said) == (era == 2)
+    assert not driver.core.agents
