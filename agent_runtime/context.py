@@ -10,17 +10,19 @@ Most turns only send messages and reply. To save time, a context creates the rec
 import functools
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, cast, overload
 
 from snapline.agent_runtime import durable, rollback_errors
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.durable import (
     ADOPTED,
+    GROUP_MAX,
     REFUSED,
     EffectWork,
     Pause,
+    StepRequest,
     StepWork,
     TurnJournal,
     argument_digest,
@@ -75,6 +77,41 @@ WAITED_WHOLE_NS = 15 * 60 * 10**9
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
+
+
+def _requested(journal: TurnJournal, member: Coroutine[Any, Any, Any]) -> StepRequest:
+    """Begin a member of a group, and return the step that it requests."""
+    journal.is_grouping = True
+    try:
+        request = member.send(None)
+    except (StopIteration, AttributeError) as error:
+        raise UsageError(
+            f"ctx.gather takes steps, such as ctx.step(…), and not a {type(member).__qualname__}"
+        ) from error
+    finally:
+        journal.is_grouping = False
+    if not isinstance(request, StepRequest):
+        raise UsageError(
+            f"a member of ctx.gather awaits a {type(request).__qualname__}: it takes steps, such as ctx.step(…)"
+        )
+    return request
+
+
+def _results_of(members: Sequence[Coroutine[Any, Any, Any]], entries: Sequence[JournalEntry]) -> list[Any]:
+    """Return the results of the members of a group, or raise the first error."""
+    results, failure = [], None
+    for member, entry in zip(members, entries, strict=True):
+        try:
+            member.send(entry)
+        except StopIteration as end:
+            results.append(end.value)
+        except Exception as error:
+            failure = failure or error
+        else:
+            raise UsageError("a member of ctx.gather is one step: await what follows it behind the group")
+    if failure is not None:
+        raise failure
+    return results
 
 
 class Context:
@@ -354,6 +391,41 @@ class Context:
         entry = await self._wait("step", name, argument_digest(name, args), work=work)
         with self._journal.reading():
             return read_result(name, entry, function)
+
+    @awaited
+    async def gather(self, *steps: Awaitable[Any]) -> list[Any]:  # the functions' own results
+        """Run steps at the same time, and wait for all of them: `a, b = await ctx.gather(ctx.step(…), ctx.step(…))`. Only durable turns can.
+
+        Each step has its own time limits and retries. The results are always in the log before the turn continues. A recovery does not run
+        completed steps again, even if others were still running. The order in which the steps end has no effect on the turn.
+
+        Returns:
+            The results, in the order of the steps.
+
+        Raises:
+            StepFailedError: If a step failed. The error is that of the first failed step in the order of the steps, and is raised when all
+                steps have ended. If the turn is retried, only failed steps run again.
+            UsageError: If a member is no step, or if there are more than 64 steps.
+            DivergenceError: If the rerun turn asks for another group of steps. The turn is then suspended.
+        """
+        journal = self._durable("ctx.gather")
+        members = [cast(Coroutine[Any, Any, Any], step) for step in steps]
+        try:
+            if len(members) > GROUP_MAX:
+                raise UsageError(
+                    f"ctx.gather takes at most {GROUP_MAX} steps, not {len(members)}: gather them in turns"
+                )
+            requests = [_requested(journal, member) for member in members]
+            if not requests:
+                return []
+            entries = await journal.wait_for_group(requests)
+            if journal.has_left:
+                self.take_segment()
+            return _results_of(members, entries)
+        finally:
+            for member in members:
+                if hasattr(member, "close"):
+                    member.close()
 
     @awaited
     async def effect(

@@ -114,6 +114,15 @@ class LoggedSteps:
                 return logged_entry.entry
         return None
 
+    def find_member(self, place: int, earlier: Sequence[JournalEntry], request: JournalEntry) -> JournalEntry | None:
+        """Return the logged entry of a member of a group, if an earlier run of the same turn made this request at this place. `earlier`
+        contains the requests of the group's members before it, of which at most the results differ."""
+        prefix, self._prefix = self._prefix, self._prefix if place > self._last else rolled(self._prefix, earlier)
+        try:
+            return self.find(place, request.kind, request.name, request.digest)
+        finally:
+            self._prefix = prefix
+
     def passed(self, place: int, entry: JournalEntry) -> None:
         """Add the entry at this place, including its result in this run, to the digest."""
         if place < self._last:
@@ -193,16 +202,29 @@ class EffectWork(msgspec.Struct, frozen=True):
     waits_s: tuple[float, ...]
 
 
+class StepRequest(msgspec.Struct, frozen=True):
+    """A step that a handler requests as a member of a group (`Context.gather`), and whose coroutine yields it to the group."""
+
+    request: JournalEntry
+    work: StepWork
+
+
+GROUP_MAX = 64
+"""Largest number of steps in a group."""
+
+
 class SegmentEnd(msgspec.Struct, frozen=True):
     """The end of a segment, which the handler's coroutine yields to the runtime.
 
     Attributes:
-        waits: the request for whose result the handler waits.
+        waits: the request for whose result the handler waits. If the handler waits for a group of steps, the first of their requests.
         timeout_ns: nanoseconds until the wait times out or the sleep ends, or None if the wait is unlimited.
         work: the step or effect to run, or None if the request is of another kind.
         entries: requests made since the previous segment ended whose results were available immediately.
         is_repeated: whether an earlier run of the turn already waited here. In a repeated segment, the messages have already been passed
             on.
+        members, works: requests of a group of steps, some of which may have results already, and the steps to run, by their places in the
+            journal. Both are empty if the handler waits for a single request.
     """
 
     waits: JournalEntry
@@ -210,20 +232,22 @@ class SegmentEnd(msgspec.Struct, frozen=True):
     work: StepWork | EffectWork | None
     entries: list[JournalEntry]
     is_repeated: bool
+    members: list[JournalEntry] = []
+    works: dict[int, StepWork] = {}
 
     def pause(self, seed: bytes) -> "Pause":
         """Convert this segment end to a `Pause` for the core. `seed` is the turn's seed."""
         if isinstance(self.work, EffectWork):
             return Pause(seed, self.waits, self.timeout_ns, self.entries, True, self.work.intent)
-        is_logged = self.work is not None and self.work.is_logged
-        return Pause(seed, self.waits, self.timeout_ns, self.entries, is_logged)
+        is_logged = bool(self.members) or (self.work is not None and self.work.is_logged)
+        return Pause(seed, self.waits, self.timeout_ns, self.entries, is_logged, members=self.members)
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False):
     """The information that a host core needs about the end of a segment of an unfinished turn.
 
     Attributes:
-        waits, timeout_ns, entries: same as in `SegmentEnd`.
+        waits, timeout_ns, entries, members: same as in `SegmentEnd`.
         is_logged: whether the turn continues only when the host log contains the result.
         intent: description of the effect that the turn waits for, or None if the turn waits for something else.
     """
@@ -234,6 +258,7 @@ class Pause(msgspec.Struct, frozen=True, gc=False):
     entries: list[JournalEntry]
     is_logged: bool = False
     intent: EffectIntent | None = None
+    members: list[JournalEntry] = []
 
 
 class TurnJournal:
@@ -244,6 +269,7 @@ class TurnJournal:
         received_from: sender of the message that the turn received last.
         divergence: the error raised because a request of the handler differed from the journal, or None. The handler may have caught this
             error and continued.
+        is_grouping: whether the handler's request is a member of a group, which waits for all members together.
         has_left: whether the messages sent before the last wait have been passed on, because the turn really waited there.
         takes_effects: whether the store can release effect intents, without which no effect can be performed.
         own_modules: modules in which the functions of compensations are looked up (`sagas.py`).
@@ -268,8 +294,12 @@ class TurnJournal:
         self._draws = self._size_bytes = 0
         self._known: list[JournalEntry] = []
         if begun is not None:
-            self._known = [*begun.journal, begun.waits] if begun.waits is not None else list(begun.journal)
+            self._known = [*begun.journal, *begun.members, *([begun.waits] if begun.waits is not None else [])]
+        self._open_group = range(0)
+        if begun is not None and begun.members:
+            self._open_group = range(len(begun.journal), len(self._known))
         self._place = 0
+        self.is_grouping = False
         self._fresh: list[JournalEntry] = []
         self._logged = LoggedSteps(self.seed, logged)
         self.has_left = True
@@ -316,7 +346,13 @@ class TurnJournal:
     ) -> JournalEntry:
         """Return the journal entry that contains the result of this request. If neither the journal nor the host log contains the entry,
         end the segment and wait."""
+        if self.is_grouping:
+            if not isinstance(work, StepWork):
+                raise UsageError(f"ctx.gather takes steps, and not a {kind}: await it before or behind the group")
+            return await _await_group(StepRequest(JournalEntry(kind, name, digest), work))
         place = self._place
+        if place in self._open_group:
+            self._refuse_other_group(f"asks for {_described(kind, name)} alone")
         entry = known = self._reach(kind, name, digest)
         # The limit does not apply to compensations, since they must not fail. There is at most one for each effect.
         is_undo = isinstance(work, EffectWork) and work.intent.is_undo
@@ -335,6 +371,37 @@ class TurnJournal:
         self._passed(place, entry)
         return entry
 
+    async def wait_for_group(self, steps: Sequence[StepRequest]) -> list[JournalEntry]:
+        """Return the journal entries that contain the results of these steps, in order. If the journal and the host log do not contain all
+        of them, end the segment and wait for the rest, which run at the same time.
+
+        The members of a group have consecutive places. A logged result of a member is recognized by the entries before the group and the
+        requests of earlier members, but not by their results, because members may end in any order.
+        """
+        first, requests = self._place, [step.request for step in steps]
+        places = range(first, first + len(steps))
+        if first in self._open_group and places != self._open_group:
+            self._refuse_other_group(f"asks for a group of {len(steps)} steps")
+        known = [self._reach(request.kind, request.name, request.digest) for request in requests]
+        if first >= len(self._known):
+            self._check_room(places[-1])
+        found = [each or request for each, request in zip(known, requests, strict=True)]
+        for index, entry in enumerate(found):
+            if not entry.outcome:
+                logged = self._logged.find_member(first + index, requests[:index], entry)
+                found[index] = logged or entry
+        self.has_left = known[0] is not None or any(not entry.outcome for entry in found)
+        if any(not entry.outcome for entry in found):
+            entries, self._fresh = self._fresh, []
+            works = {first + index: step.work for index, step in enumerate(steps) if not found[index].outcome}
+            end = SegmentEnd(requests[0], None, None, entries, known[0] is not None, found, works)
+            found = await _await_members(end)
+        elif known[0] is None or places == self._open_group:
+            self._fresh += found
+        for index, entry in enumerate(found):
+            self._passed(first + index, entry)
+        return found
+
     def _passed(self, place: int, found: JournalEntry) -> None:
         self._size_bytes += len(found.result)
         self._logged.passed(place, found)
@@ -350,6 +417,15 @@ class TurnJournal:
             request = f"asks for {_described(kind, name)}{_difference(known, kind, name)}, at {_line_of_handler()}"
             raise self._diverged(place, request)
         return known
+
+    def _refuse_other_group(self, what: str) -> None:
+        place = self._open_group.start
+        error = self.divergence = self.divergence or DivergenceError(
+            f"entry {place + 1} of the turn's journal begins a group of {len(self._open_group)} steps, and now the handler {what}, at "
+            f"{_line_of_handler()}: a durable handler must ask for the same things in the same order whenever it runs. Run the code that "
+            "began the turn"
+        )
+        raise error
 
     def _check_room(self, place: int) -> None:
         """Raise UsageError if the journal has no room for another entry."""
@@ -395,6 +471,18 @@ class TurnJournal:
 @types.coroutine
 def _await_segment(stand: SegmentEnd) -> Generator[SegmentEnd, JournalEntry, JournalEntry]:
     entry = yield stand
+    return entry
+
+
+@types.coroutine
+def _await_members(stand: SegmentEnd) -> Generator[SegmentEnd, list[JournalEntry], list[JournalEntry]]:
+    entries = yield stand
+    return entries
+
+
+@types.coroutine
+def _await_group(request: StepRequest) -> Generator[StepRequest, JournalEntry, JournalEntry]:
+    entry = yield request
     return entry
 
 

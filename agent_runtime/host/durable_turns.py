@@ -105,8 +105,11 @@ class DurableTurns:
             turn = agent.turn = self._begin(agent, entry, pause)
         turn.journal.extend(pause.entries)
         if pause.entries:
-            turn.waits = None  # the host log already had the result
-        turn.is_logged = pause.is_logged
+            turn.waits, turn.members = None, []  # the host log already had the results
+        turn.is_logged, turn.group = pause.is_logged, 0
+        if pause.members:
+            self._pause_for_group(agent, turn, pause)
+            return
         is_again = turn.waits is not None
         if turn.waits is None:
             turn.waits, turn.look = pause.waits, UnmatchedEntries()
@@ -117,6 +120,17 @@ class DurableTurns:
             self._unanswered(agent, turn, turn.waits)  # the callee proved missing during the replay
         elif turn.waits.kind == "step":
             self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
+
+    def _pause_for_group(self, agent: LocalAgent, turn: DurableTurn, pause: Pause) -> None:
+        """Run the steps of a group that have no results yet. If the turn has waited for the group before, members may have ended since
+        only if the host log had their results."""
+        turn.waits, turn.look = None, UnmatchedEntries()
+        turn.members = list(pause.members)
+        turn.is_live, turn.since_ns = True, self._shared.now
+        for index, member in enumerate(turn.members):
+            if not member.outcome:
+                place = len(turn.journal) + index
+                self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, place, member.name))
 
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
         """Handle a turn that waits for an effect. The caller has already emitted the segment's outputs."""
@@ -192,10 +206,14 @@ class DurableTurns:
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
         """Prepare the retry of a turn that failed because of a step. If the last journal entry is the failed step, remove the entry, so
-        that the step runs again."""
-        if turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
+        that the step runs again. If the last entries are a group, its failed steps run again."""
+        if turn.group:
+            members, turn.group = turn.journal[-turn.group :], 0
+            del turn.journal[-len(members) :]
+            turn.members = [JournalEntry(x.kind, x.name, x.digest) if x.outcome == FAILED else x for x in members]
+        elif turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
             del turn.journal[-1]
-            turn.logged = min(turn.logged, len(turn.journal))
+        turn.logged = min(turn.logged, len(turn.journal))
         self._steps.retried(agent, turn)
 
     def dead_letter(self, agent: LocalAgent, event: ev.TurnFailed) -> None:
@@ -227,6 +245,8 @@ class DurableTurns:
     def _has_come(self, agent: LocalAgent, turn: DurableTurn) -> bool:
         """Return whether the durable turn may continue. A turn that is being rerun may always continue, because the awaited entry must not
         be consumed before the rerun reaches its wait."""
+        if turn.members:
+            return not turn.is_live
         if turn.waits is None or not (turn.is_live or agent.is_crowded):
             return True
         return self._find(agent, turn, turn.waits) or not turn.is_live
@@ -241,6 +261,9 @@ class DurableTurns:
         turn = agent.turn
         assert turn is not None
         start = ev.StartTurn(agent.id, agent.incarnation, "segment", turn.sender, turn.payload)
+        if turn.is_live and turn.group:
+            self._shared.out.append(msgspec.structs.replace(start, group=tuple(turn.journal[-turn.group :])))
+            return
         if turn.is_live:
             self._shared.out.append(msgspec.structs.replace(start, found=turn.journal[-1]))
             return
@@ -253,7 +276,12 @@ class DurableTurns:
     def on_step_ended(self, event: ev.StepEnded) -> None:
         agent = self._shared.agents.get(event.agent)
         turn = agent.turn if agent is not None else None
-        if agent is None or turn is None or turn.waits is None or agent.incarnation != event.incarnation:
+        if agent is None or turn is None or agent.incarnation != event.incarnation:
+            return
+        if turn.members:
+            self._member_ended(agent, turn, event)
+            return
+        if turn.waits is None:
             return
         if turn.waits.kind in OUTSIDE and event.place == len(turn.journal):
             if turn.waits.kind == "effect":
@@ -264,6 +292,23 @@ class DurableTurns:
                 self._steps.put(agent, turn)
             self._mode.moved(agent)
             self._mailboxes.next_turn(agent)
+
+    def _member_ended(self, agent: LocalAgent, turn: DurableTurn, event: ev.StepEnded) -> None:
+        """Record the result of a member of a group. When all members have ended, their entries enter the journal, in their order."""
+        index = event.place - len(turn.journal)
+        if not 0 <= index < len(turn.members) or turn.members[index].outcome:
+            return
+        asked = turn.members[index]
+        turn.members[index] = JournalEntry(asked.kind, asked.name, asked.digest, event.outcome, event.result)
+        has_ended = all(member.outcome for member in turn.members)
+        if turn.is_logged:
+            self._steps.put_member(agent, turn, index, is_last=has_ended)
+        if has_ended:
+            turn.journal.extend(turn.members)
+            turn.group, turn.members = len(turn.members), []
+            turn.logged = len(turn.journal)
+        self._mode.moved(agent)
+        self._mailboxes.next_turn(agent)
 
     def gone(self, agent: LocalAgent, callee: str) -> None:
         """End the wait for a reply from `callee`, because `callee` does not exist or has left. All messages from `callee` have already

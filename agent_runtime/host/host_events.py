@@ -332,7 +332,8 @@ turn. These words must not change, since files and traces contain them."""
 class StartTurn(Command, frozen=True, gc=False):
     """Run a turn.
 
-    If the turn's kind is "segment", the turn continues with the entry `found`, or all segments of `turn` are run again. If the turn is
+    If the turn's kind is "segment", the turn continues with the entry `found`, or with the entries `group` of a group of steps, or all
+    segments of `turn` are run again. If the turn is
     durable, `number` is its number among the agent's durable turns. `logged` contains the host-log entries of turns with that number. If
     `refusal` is not empty, the turn fails for this reason, and its handler is not called. If `is_made` is set, a refused turn still creates
     its agent."""
@@ -348,6 +349,7 @@ class StartTurn(Command, frozen=True, gc=False):
     logged: tuple[LoggedEntry, ...] = ()
     refusal: str = ""
     is_made: bool = False
+    group: tuple[JournalEntry, ...] = ()
 
 
 class UndoTurn(Command, frozen=True, gc=False):

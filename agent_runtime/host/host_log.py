@@ -420,6 +420,30 @@ class StepLog:
         if self._log.why_none:
             self._tell(self._log.why_none)
             return
+        fresh = self._take_fresh(agent, turn)
+        for entry in fresh:
+            self._log.put(PendingEntry(entry, turn, is_last=entry is fresh[-1]))
+        turn.is_logging = bool(fresh)
+        self._log.append()
+
+    def put_member(self, agent: LocalAgent, turn: DurableTurn, index: int, *, is_last: bool) -> None:
+        """Log the entry of a step of a group, and the entries before the group. After the last step of the group to end, the turn continues
+        when the log contains all entries."""
+        if self._log.why_none:
+            self._tell(self._log.why_none)
+            return
+        for entry in self._take_fresh(agent, turn):
+            self._log.put(PendingEntry(entry, turn, is_last=False))
+        place, member = len(turn.journal) + index, turn.members[index]
+        requests = [JournalEntry(each.kind, each.name, each.digest) for each in turn.members[:index]]
+        prefix = rolled(self._prefix_of(turn, len(turn.journal)), requests)
+        logged = LoggedEntry(agent.id, turn.number, turn.seed, place, prefix, member)
+        self._log.put(PendingEntry(logged, turn, is_last=is_last))
+        turn.is_logging = is_last
+        self._log.append()
+
+    def _take_fresh(self, agent: LocalAgent, turn: DurableTurn) -> list[LoggedEntry]:
+        """Return the entries of the turn's journal that must be logged and have not been given to the log."""
         known = self._places_known(agent, turn)
         fresh = [
             place
@@ -427,12 +451,10 @@ class StepLog:
             if turn.journal[place].kind in LOGGED_KINDS and place not in known
         ]
         turn.logged = len(turn.journal)
-        for place in fresh:
-            prefix = self._prefix_of(turn, place)
-            entry = LoggedEntry(agent.id, turn.number, turn.seed, place, prefix, turn.journal[place])
-            self._log.put(PendingEntry(entry, turn, is_last=place == fresh[-1]))
-        turn.is_logging = bool(fresh)
-        self._log.append()
+        return [
+            LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), turn.journal[place])
+            for place in fresh
+        ]
 
     def _tell(self, why: str) -> None:
         if not self._has_warned:

@@ -166,12 +166,13 @@ class DurableTurn:
         logged: number of journal entries that are in the host log, are being written to it, or need not be logged.
         rolled, prefix: number of journal entries that have been digested, and their digest.
         look: record of the waiting entries that have been compared with `waits`.
+        members, group: as in `SavedTurn`.
     """
 
     __slots__ = (
         "_sealed",
-        *("is_live", "is_logged", "is_logging", "journal", "key", "logged", "look"),
-        *("number", "payload", "prefix", "problem"),
+        *("group", "is_live", "is_logged", "is_logging", "journal", "key", "logged", "look"),
+        *("members", "number", "payload", "prefix", "problem"),
         *("rolled", "seed", "sender", "since_ns", "waits", "what"),
     )
 
@@ -180,6 +181,8 @@ class DurableTurn:
         self.seed = saved.seed
         self.journal = list(saved.journal)
         self.waits: JournalEntry | None = saved.waits
+        self.members = list(saved.members)
+        self.group = saved.group
         self.is_live = self.is_logged = self.is_logging = False
         self.problem = ""
         self.since_ns = self.logged = self.rolled = 0
@@ -187,6 +190,11 @@ class DurableTurn:
         self.prefix = b""
         self.look = UnmatchedEntries()
         self._sealed = SealedJournal()
+
+    @property
+    def awaited(self) -> JournalEntry | None:
+        """Return the entry that the turn is waiting for, or the first unfinished one of a group."""
+        return self.waits or next((member for member in self.members if not member.outcome), None)
 
     def whole(self) -> SavedTurn:
         """Return the turn with its complete journal, from which the turn can be rerun."""
@@ -198,7 +206,20 @@ class DurableTurn:
         return self._from(0 if sealed is None else sealed.count), sealed
 
     def _from(self, place: int) -> SavedTurn:
-        return SavedTurn(self.what, self.sender, self.payload, self.seed, self.key, self.journal[place:], self.waits)
+        journal = self.journal[place:]
+        return SavedTurn(
+            *(
+                self.what,
+                self.sender,
+                self.payload,
+                self.seed,
+                self.key,
+                journal,
+                self.waits,
+                list(self.members),
+                self.group,
+            )
+        )
 
 
 class DurableTurnHistory:

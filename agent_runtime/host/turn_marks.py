@@ -284,6 +284,10 @@ class TurnMarks:
         self._slots[slot * SLOT_BYTES : slot * SLOT_BYTES + 2] = _NOTHING
 
 
+THREADS_MAX = 64
+"""Largest number of threads for steps, as many as a group has members. Threads start when they are needed."""
+
+
 class TurnThreads(ThreadPoolExecutor):
     """The thread pool that runs `asyncio.to_thread` calls. While one of its threads works, the turn that called `to_thread` is marked."""
 
@@ -370,7 +374,7 @@ class ProcessMarks:
 
     def threads(self) -> TurnThreads:
         """Return a thread pool for the event loop, whose threads are marked with the turns for which they work."""
-        return TurnThreads(thread_name_prefix="asyncio")
+        return TurnThreads(THREADS_MAX, thread_name_prefix="asyncio")
 
     def task_of(
         self, at: ev.StartTurn | ev.RunStep, coroutine: Coroutine[Any, Any, None], context: contextvars.Context

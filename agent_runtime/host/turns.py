@@ -56,14 +56,16 @@ from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect, SavedTur
 
 
 class WaitingTurn:
-    """A durable turn whose handler is waiting for a journal entry. `work` is the step or effect that the handler waits for, if any."""
+    """A durable turn whose handler is waiting for a journal entry. `work` is the step or effect that the handler waits for, if any. `works`
+    contains the steps of a group, by place in the journal."""
 
-    __slots__ = ("coroutine", "ctx", "work")
+    __slots__ = ("coroutine", "ctx", "work", "works")
 
     def __init__(self, ctx: Context, coroutine: Any) -> None:
         self.ctx = ctx
         self.coroutine = coroutine
         self.work: StepWork | EffectWork | None = None
+        self.works: dict[int, StepWork] = {}
 
     def close(self) -> None:
         """Close the handler of a turn that was undone. If the handler awaits again or raises an error while it is closed, ignore this."""
@@ -194,8 +196,8 @@ def refused(
 
 
 _DURABLE_HANDLER_ADVICE = (
-    "asyncio.create_task, gather, TaskGroup, wait_for, timeout and sleep do not work in a durable handler: await ctx.step, ctx.call, ctx.sleep or ctx.receive one after the "
-    "other, give them a timeout_s, and do what is outside in a step"
+    "asyncio.create_task, gather, TaskGroup, wait_for, timeout and sleep do not work in a durable handler: run steps together with ctx.gather, await ctx.call, ctx.sleep or "
+    "ctx.receive one after the other, give them a timeout_s, and do what is outside in a step"
 )
 
 
@@ -365,13 +367,12 @@ class _Running:
         "before",
         "encoder",
         "flight",
-        "handling",
         "image",
         "imaged_authors",
         "is_turning",
         "known",
         "on_error",
-        "task",
+        "tasks",
         "warned",
     )
 
@@ -382,24 +383,27 @@ class _Running:
         self.encoder: StateEncoder | None = None
         self.image = b""
         self.before: object = None  # decoded image, set from a turn's failure until its undo
-        self.handling: _Coroutine | None = None  # coroutine of the handler that `task` runs
-        self.task: RunningTurn | None = None
+        self.tasks: list[
+            tuple[_Coroutine, RunningTurn]
+        ] = []  # coroutines of the handler or the steps, and what runs them
         self.flight: WaitingTurn | None = None
         self.is_turning = False  # whether a turn runs in a task
         self.warned = False
         self.authors: dict[str, None] = {}  # handlers that have run since the last capture
         self.imaged_authors = Authors()  # handlers that had run before that capture
 
-    def goes_on(self, handling: "_Coroutine", task: RunningTurn) -> None:
-        """Record the coroutine of a handler or step that may await, together with the task that runs it."""
-        self.handling, self.task = handling, task
+    def goes_on(self, handling: "_Coroutine", task: RunningTurn, *, is_member: bool = False) -> None:
+        """Record the coroutine of a handler or step that may await, together with the task that runs it. With `is_member`, the steps before
+        may still be running."""
+        self.tasks = [*self.tasks, (handling, task)] if is_member else [(handling, task)]
 
-    def cancel(self, task: RunningTurn) -> None:
-        """Cancel the task of a turn because the turn was undone. If the task has not started the coroutine, close the coroutine too.
-        Without this, Python would warn that the coroutine was never awaited."""
-        task.cancel()
-        if inspect.iscoroutine(self.handling) and inspect.getcoroutinestate(self.handling) == inspect.CORO_CREATED:
-            self.handling.close()
+    def cancel(self) -> None:
+        """Cancel the tasks of a turn because the turn was undone. If a task has not started the coroutine, close the coroutine too. Without
+        this, Python would warn that the coroutine was never awaited."""
+        for handling, task in self.tasks:
+            task.cancel()
+            if inspect.iscoroutine(handling) and inspect.getcoroutinestate(handling) == inspect.CORO_CREATED:
+                handling.close()
 
     def take_authors(self) -> Authors:
         """Return the handlers that have run since the last capture. If the image from that capture was rejected, include the handlers that
@@ -493,8 +497,8 @@ class Turns:
         running = self._running.pop(agent, None)
         if running is not None and running.flight is not None:
             running.flight.close()
-        if running is not None and running.task is not None:
-            running.cancel(running.task)
+        if running is not None:
+            running.cancel()
 
     def forget_all(self) -> None:
         for agent in list(self._running):
@@ -649,7 +653,7 @@ class Turns:
         running, durable_turn = self._running[turn.agent], turn.turn
         if durable_turn is None:
             assert running.flight is not None, f"no turn of {turn.agent} waits"
-            return self._advance(turn, running, running.flight, turn.found)
+            return self._advance(turn, running, running.flight, list(turn.group) if turn.group else turn.found)
         ctx = Context(turn.agent, turn.incarnation, durable_turn.sender, self._world)
         again = replace(turn, what=durable_turn.what, sender=durable_turn.sender, payload=durable_turn.payload)
         try:
@@ -661,7 +665,11 @@ class Turns:
         return self._advance(turn, running, WaitingTurn(ctx, handle(running.agent, message, ctx)), None)
 
     def _advance(
-        self, turn: ev.StartTurn, running: _Running, flight: WaitingTurn, found: JournalEntry | None
+        self,
+        turn: ev.StartTurn,
+        running: _Running,
+        flight: WaitingTurn,
+        found: JournalEntry | list[JournalEntry] | None,
     ) -> ev.TurnEnded | ev.TurnFailed:
         """Run the handler until it awaits or ends."""
         ctx, running.flight = flight.ctx, None
@@ -684,7 +692,7 @@ class Turns:
         if problem is not None:
             flight.close()
             return self._failed(turn, ctx, problem)
-        running.flight, flight.work = flight, segment.work
+        running.flight, flight.work, flight.works = flight, segment.work, segment.works
         ctx.stand()
         pause = segment.pause(journal.seed)
         outcome = ctx.take_segment(pause)
@@ -693,9 +701,13 @@ class Turns:
     def run_step(self, command: ev.RunStep) -> None:
         """Run the step that an agent's turn waits for. `step_ended` is called when the step has ended."""
         running = self._running.get(command.agent)
-        if running is not None and running.flight is not None and running.flight.work is not None:
-            coroutine = step_of(command, running.flight.work, self._world, self._step_ended)
-            running.goes_on(coroutine, self._start(coroutine))
+        if running is None or running.flight is None:
+            return
+        works = running.flight.works
+        work = works.get(command.place) if works else running.flight.work
+        if work is not None:
+            coroutine = step_of(command, work, self._world, self._step_ended)
+            running.goes_on(coroutine, self._start(coroutine), is_member=bool(works))
 
     # ---- how turns end --------------------------------------------------------------------------------------------
 

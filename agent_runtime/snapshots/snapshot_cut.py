@@ -143,7 +143,8 @@ def pending_turns(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Pendi
     turn = checkpoint.turn
     if turn is not None:
         kind, decoded = decode(checkpoint.agent, turn.payload)
-        waits = "" if turn.waits is None else f"{turn.waits.kind} {turn.waits.name}".rstrip()
+        awaited = turn.awaited
+        waits = "" if awaited is None else f"{awaited.kind} {awaited.name}".rstrip()
         yield PendingTurn(checkpoint.agent, turn.sender, decoded, kind, checkpoint.journal_entries, waits)
 
 

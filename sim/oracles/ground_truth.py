@@ -62,7 +62,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from snapline.agent_runtime.durable import DONE, LATE
+from snapline.agent_runtime.durable import DONE, FAILED, LATE
 from snapline.agent_runtime.host.host_events import Control, Spawn, StartTurn, TurnEnded, TurnFailed
 from snapline.agent_runtime.host.plans import creation_payload
 from snapline.coordinator.state import fleet_records
@@ -153,14 +153,16 @@ class StepRun(msgspec.Struct):
         begun: the identity of the turn, which consists of the agent, the number of its earlier durable turns, the turn's cause, and its
             first state.
         seen: outcomes of all requests that the turn has made so far.
-        asked: step that is running, or None.
+        asked: steps that are running: one, or the members of a group.
+        group: number of entries at the end of `seen` that were the members of a group.
         is_counted: whether the turn is already counted as a durable turn.
         has_failed: whether the durable handler has raised an exception.
     """
 
     begun: tuple[object, ...]
     seen: list[JournalEntry]
-    asked: tuple[object, ...] | None = None
+    asked: list[tuple[object, ...]] = []
+    group: int = 0
     is_counted: bool = False
     has_failed: bool = False
 
@@ -204,13 +206,14 @@ class StepOracle:
             self._runs[place] = StepRun(identity, list(saved.journal), is_counted=True)
         elif turn.what != "segment":
             self._runs[place] = StepRun((turn.agent, count + 1, turn.sender, turn.payload, state), [])
-        elif turn.found is not None:
+        elif turn.found is not None or turn.group:
             run = self._runs[place]
-            run.seen.append(turn.found)
-            if run.asked is not None:
-                first = self._continued_steps.get(run.asked, turn.incarnation)
-                self._continued_steps[run.asked] = min(first, turn.incarnation)
-                run.asked = None
+            run.seen += turn.group or [found for found in (turn.found,) if found is not None]
+            run.group = len(turn.group)
+            for asked in run.asked:
+                first = self._continued_steps.get(asked, turn.incarnation)
+                self._continued_steps[asked] = min(first, turn.incarnation)
+            run.asked = []
 
     def on_ended(self, ended: TurnEnded | TurnFailed) -> None:
         """Record that a turn has ended or that its handler is waiting. Also record the outcomes of requests that were answered
@@ -221,10 +224,13 @@ class StepOracle:
         if isinstance(ended, TurnFailed):
             run.has_failed = ended.is_durable
             if ended.is_of_step and run.seen:
-                self._continued_steps.pop((*run.begun, _timeless(run.seen[:-1]), run.seen[-1].name), None)
+                before, last = run.seen[: -(run.group or 1)], run.seen[-(run.group or 1) :]
+                for entry in last if run.group == 0 else [entry for entry in last if entry.outcome == FAILED]:
+                    self._continued_steps.pop((*run.begun, _timeless(before), entry.name), None)
             return
         if ended.pause is not None:
             run.seen += ended.pause.entries
+            run.group = 0
         if ended.pause is not None or ended.is_durable:
             self._count(ended.agent, ended.incarnation, run)
 
@@ -242,8 +248,9 @@ class StepOracle:
     def on_step(self, t_ns: int, agent: str, incarnation: int, name: str) -> None:
         """Check that a step that starts to run may run for its turn."""
         run = self._runs[agent, incarnation]
-        run.asked = (*run.begun, _timeless(run.seen), name)
-        continued = self._continued_steps.get(run.asked)
+        asked = (*run.begun, _timeless(run.seen), name)
+        run.asked.append(asked)
+        continued = self._continued_steps.get(asked)
         if continued is not None and continued <= incarnation:
             text = (
                 f"step {name!r} of {agent}, behind {len(run.seen)} entries, is run again: its turn had gone on from it"

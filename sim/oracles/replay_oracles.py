@@ -611,8 +611,8 @@ class DurableOracle:
             self._runs[place] = run
         elif turn.what != "segment":
             self._runs[place] = DurableRun(turn.what, turn.sender, turn.payload, state, [], turn.logged)
-        elif turn.found is not None and place in self._runs:
-            self._runs[place].entries.append(turn.found)
+        elif place in self._runs:
+            self._runs[place].entries += turn.group or [found for found in (turn.found,) if found is not None]
 
     def on_failed(self, t_ns: int, failed: TurnFailed, turn: StartTurn, known: AgentType | None) -> None:
         """Report a handler that diverged from its journal when a recovery replayed it. After any other failure, only end the record of the

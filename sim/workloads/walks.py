@@ -361,7 +361,11 @@ class Stepper(RandomWalker):
     @snapline.handler(durable=True)
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
         """Handle a client's input. After a recovery, the turn either continues or restarts, but the agent answers exactly once."""
-        results = [await ctx.step("look", functools.partial(float, number)) for number in range(LOOKS)]
+        looks = [functools.partial(float, number) for number in range(LOOKS)]
+        if message.serial % 2:
+            results = [await ctx.step("look", look) for look in looks]
+        else:
+            results = await ctx.gather(*[ctx.step(f"look {number}", look) for number, look in enumerate(looks)])
         ctx.reply(Echo(message.serial, sum(results) + ctx.random()))
 
 

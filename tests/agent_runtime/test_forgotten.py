@@ -236,6 +236,6 @@ async def test_a_turn_that_fails_says_why_by_itself() -> None:
 @pytest.mark.parametrize("what", ["taskgroup", "timeout", "gather", "wait_for", "task", "beside"])
 async def test_what_asyncio_has_for_tasks_gets_a_sentence_in_a_durable_turn(what: str) -> None:
     failed = await Seat().run(Go(what))
-    assert type(failed) is ev.TurnFailed and "await ctx.step, ctx.call, ctx.sleep or ctx.receive" in failed.error
+    assert type(failed) is ev.TurnFailed and "run steps together with ctx.gather" in failed.error
     await asyncio.sleep(0)
     assert not called

@@ -10,7 +10,7 @@ from tests.sim.mutants.registry import HOSTS, Mutant, crash_at, template
 
 from snapline.agent_runtime import sagas as asked
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import DONE, LoggedSteps, TurnJournal, call_id, turn_seed
+from snapline.agent_runtime.durable import DONE, LoggedSteps, TurnJournal, call_id, rolled, turn_seed
 from snapline.agent_runtime.host import epoch_files, turns
 from snapline.agent_runtime.host.agent_effects import COMPENSATED, AgentEffects
 from snapline.agent_runtime.host.agent_io import AgentOutputs
@@ -74,6 +74,39 @@ def adopted_without_arguments() -> list[Patch]:
         return next((entry for entry in entries if (entry.kind, entry.name) == (kind, name)), None)
 
     return [(LoggedSteps, "__init__", every), (LoggedSteps, "find", find)]
+
+
+def members_behind_results() -> list[Patch]:
+    """Log the steps of a group with the results of the steps that have ended before, so that a rerun does not recognize them."""
+    original = StepLog.put_member
+
+    def put_member(self: StepLog, agent: LocalAgent, turn: DurableTurn, index: int, *, is_last: bool) -> None:
+        members, put, log = turn.members, self._log.put, self._log
+
+        def put_with_results(pending: Any) -> None:
+            prefix = rolled(self._prefix_of(turn, len(turn.journal)), members[:index])
+            if pending.entry.place == len(turn.journal) + index:
+                pending.entry = replace(pending.entry, prefix=prefix)
+            put(pending)
+
+        log.put = put_with_results  # type: ignore[method-assign]
+        try:
+            original(self, agent, turn, index, is_last=is_last)
+        finally:
+            del log.put
+
+    return [(StepLog, "put_member", put_member)]
+
+
+def group_before_its_batch() -> list[Patch]:
+    """Let a durable turn continue from a group before the log contains its steps."""
+    original = StepLog.put_member
+
+    def put_member(self: StepLog, agent: LocalAgent, turn: DurableTurn, index: int, *, is_last: bool) -> None:
+        original(self, agent, turn, index, is_last=is_last)
+        turn.is_logging = False
+
+    return [(StepLog, "put_member", put_member)]
 
 
 def prefix_not_compared() -> list[Patch]:
@@ -186,6 +219,11 @@ def resumed_while_held() -> list[Patch]:
     return [(LocalAgent, "may_start", property(may_start))]
 
 
+GROUPS = template(
+    patterns=("stepping",),
+    faults=crash_at("500ms", "900ms", "1.3s"),
+    clients=ClientsPart(count=3, inputs=60, pause="1ms"),
+)
 PLANS = template(patterns=("planning",), faults=crash_at("500ms", "900ms", "1.3s"))
 
 TURN_MUTANTS: dict[str, Mutant] = {
@@ -258,6 +296,20 @@ TURN_MUTANTS: dict[str, Mutant] = {
         scenario=PLANS,
         oracle="steps",
         seed=4,
+    ),
+    "members-behind-results": Mutant(
+        text="steps of a group are logged with the results of others, which may be missing when the turn runs again",
+        patches=members_behind_results,
+        scenario=GROUPS,
+        oracle="steps",
+        seed=2,
+    ),
+    "group-before-its-batch": Mutant(
+        text="a durable turn goes on from a group of steps before the log holds them",
+        patches=group_before_its_batch,
+        scenario=GROUPS,
+        oracle="steps",
+        seed=24,
     ),
     "sends-lost-before-adopted-steps": Mutant(
         text="what a durable turn sends before a step that the log knows is thrown away",

@@ -291,6 +291,9 @@ class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
         seed: 16-byte seed of the turn's random numbers.
         journal: finished entries. A file contains only the entries that are not stored in chunks (`AgentCheckpoint.journal_part`).
         waits: entry that the turn is waiting for, or None if the last entry is finished and the turn has not resumed yet.
+        members: entries of the group of steps that the turn is waiting for, in order. At least one of them is not finished, and `waits` is
+            None. They follow the entries of the journal.
+        group: number of entries at the end of the journal that were the members of a group, until the turn resumes.
     """
 
     what: str
@@ -300,6 +303,13 @@ class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
     key: str = ""
     journal: list[JournalEntry] = []
     waits: JournalEntry | None = None
+    members: list[JournalEntry] = []
+    group: int = 0
+
+    @property
+    def awaited(self) -> JournalEntry | None:
+        """Return the entry that the turn is waiting for, or the first unfinished one of a group."""
+        return self.waits or next((member for member in self.members if not member.outcome), None)
 
 
 class StashedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

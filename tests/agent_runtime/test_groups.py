@@ -1,0 +1,292 @@
+"""Steps that run at the same time in a durable turn: `ctx.gather`, its places in the journal, and what a recovery does with it."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.agent_runtime.driving import Driver
+from tests.agent_runtime.test_durable import SEED, Clock, Quote, Told, saved
+from tests.agent_runtime.test_durable_turns import GO, control
+from tests.agent_runtime.test_step_log import appended, batches
+
+from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.durable import (
+    DONE,
+    FAILED,
+    GROUP_MAX,
+    Pause,
+    SegmentEnd,
+    TurnJournal,
+    encode_error,
+    encode_result,
+    rolled,
+)
+from snapline.agent_runtime.host import host_events as ev
+from snapline.errors import DivergenceError, StepFailedError, UsageError
+from snapline.messages import host_messages as msg
+from snapline.storage.log.log_record import LoggedEntry
+from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
+
+# -- the handler's side ---------------------------------------------------------------------------------------------------
+
+
+def context(begun: SavedTurn | None = None, logged: Sequence[LoggedEntry] = ()) -> Context:
+    ctx = Context("a", 1, "z", Clock())
+    ctx.begin(journal=TurnJournal(SEED, begun, logged))
+    return ctx
+
+
+def open_group(journal: Sequence[JournalEntry], members: Sequence[JournalEntry]) -> SavedTurn:
+    turn = saved(journal)
+    return SavedTurn(turn.what, turn.sender, turn.payload, turn.seed, "", turn.journal, None, list(members))
+
+
+async def play(ctx: Context, sizes: Sequence[int], seen: list[object]) -> None:
+    """A handler that runs groups of these sizes, and single steps for 0."""
+    for index, size in enumerate(sizes):
+        if size:
+            seen.append(await ctx.gather(*[ctx.step(f"g{index}.{n}", int, index * 100 + n) for n in range(size)]))
+        else:
+            seen.append(await ctx.step(f"s{index}", int, index))
+        ctx.send("c", Told(index))
+
+
+def ended(stand: SegmentEnd, place: int) -> JournalEntry:
+    """The entry of a step that has ended: a member of the group, or the single step."""
+    work = stand.works[place] if stand.works else stand.work
+    request = stand.members[place - min(place_of(stand))] if stand.works else stand.waits
+    assert work is not None
+    result = encode_result(request.name, work.function())
+    return JournalEntry(request.kind, request.name, request.digest, DONE, result)
+
+
+def place_of(stand: SegmentEnd) -> range:
+    """The places of the group, of which some members may have ended before."""
+    first = next(iter(stand.works)) - [bool(member.outcome) for member in stand.members].index(False)
+    return range(first, first + len(stand.members))
+
+
+@given(st.data())
+def test_results_are_in_order_and_each_step_runs_once_wherever_the_turn_is_cut(data: st.DataObject) -> None:
+    """Members end in any order. The process may die between any two events: the journal and the members that have ended are kept."""
+    sizes = data.draw(st.lists(st.integers(0, 4), max_size=4))
+    expected = [[index * 100 + n for n in range(size)] if size else index for index, size in enumerate(sizes)]
+    chosen = random.Random(data.draw(st.integers(0, 2**32)))
+    journal: list[JournalEntry] = []
+    members: list[JournalEntry] = []
+    waits: JournalEntry | None = None
+    ran: list[str] = []
+    sent = 0
+    coroutine: Any = None
+    found: Any = None
+    while True:
+        if coroutine is None:
+            begun = None
+            if journal or members or waits is not None:
+                begun = SavedTurn("message", "z", saved().payload, SEED, "", journal, waits, members)
+            seen: list[object] = []
+            ctx, found = context(begun), None
+            coroutine = play(ctx, sizes, seen)
+        try:
+            stand = coroutine.send(found)
+        except StopIteration:
+            sent += len(ctx.take_segment().sends)
+            break
+        segment = ctx.take_segment()
+        sent += 0 if stand.is_repeated else len(segment.sends)
+        journal, members = [*journal, *stand.entries], list(stand.members)
+        waits = None if members else stand.waits
+        open_members = [place for place in stand.works] if members else [len(journal)]
+        chosen.shuffle(open_members)
+        for place in open_members:
+            if data.draw(st.booleans()):
+                break
+            entry = ended(stand, place)
+            ran.append(entry.name)
+            if members:
+                members[place - len(journal)] = entry
+            else:
+                waits, journal = None, [*journal, entry]
+        if members and all(member.outcome for member in members):
+            found, journal, members = members, [*journal, *members], []
+            if data.draw(st.booleans()):
+                coroutine = None
+        elif not members and waits is None:
+            found = journal[-1]
+        else:
+            coroutine = None  # the process dies while steps run
+    assert seen == expected and sent == len(sizes)
+    names = [f"g{i}.{n}" for i, size in enumerate(sizes) for n in range(size)]
+    names += [f"s{index}" for index, size in enumerate(sizes) if not size]
+    assert sorted(ran) == sorted(names), "each step has run once"
+
+
+def failing(*outcomes: str) -> list[JournalEntry]:
+    errors = [encode_error(ValueError(f"step {n}")) for n in range(len(outcomes))]
+    return [
+        JournalEntry("step", f"s{n}", b"", outcome, errors[n] if outcome == FAILED else encode_result(f"s{n}", n))
+        for n, outcome in enumerate(outcomes)
+    ]
+
+
+def test_the_first_failure_in_the_order_of_the_steps_is_raised() -> None:
+    async def handler(ctx: Context) -> None:
+        await ctx.gather(*[ctx.step(f"s{n}", int) for n in range(3)])
+
+    coroutine = handler(context())
+    stand = coroutine.send(None)
+    assert isinstance(stand, SegmentEnd) and [member.name for member in stand.members] == ["s0", "s1", "s2"]
+    with pytest.raises(StepFailedError, match="step 's1' failed: ValueError: step 1"):
+        coroutine.send(failing(DONE, FAILED, FAILED))
+
+
+def first_of(members: Any) -> SegmentEnd:
+    async def handler(ctx: Context) -> None:
+        await ctx.gather(*members(ctx))
+
+    coroutine = handler(context())
+    try:
+        stand = coroutine.send(None)
+    finally:
+        coroutine.close()
+    assert isinstance(stand, SegmentEnd)
+    return stand
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        (lambda ctx: [ctx.call("b", Quote(1), Told)], "ctx.gather takes steps, and not a call"),
+        (lambda ctx: [ctx.sleep(1)], "ctx.gather takes steps, and not a sleep"),
+        (lambda ctx: [7], "ctx.gather takes steps, such as .*, and not a int"),
+        (
+            lambda ctx: [ctx.gather(ctx.step("s", int))],
+            "a member of ctx.gather awaits a SegmentEnd|ctx.gather takes steps",
+        ),
+        (lambda ctx: [ctx.step(f"s{n}", int) for n in range(GROUP_MAX + 1)], "at most 64 steps, not 65"),
+    ],
+    ids=["call", "sleep", "value", "group", "too many"],
+)
+def test_what_a_group_cannot_take_is_refused_in_a_sentence(members: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        first_of(members)
+
+
+def test_a_plain_turn_has_no_groups() -> None:
+    ctx = Context("a", 1, "z", Clock())
+    ctx.begin()
+    with pytest.raises(UsageError, match=r"ctx\.gather waits, and a plain turn cannot"):
+        ctx.gather().send(None)
+
+
+def test_a_member_that_asks_for_more_than_one_step_is_refused() -> None:
+    async def two(ctx: Context) -> None:
+        await ctx.step("one", int)
+        await ctx.step("two", int)
+
+    async def handler(ctx: Context) -> None:
+        await ctx.gather(two(ctx))
+
+    coroutine = handler(context())
+    coroutine.send(None)
+    with pytest.raises(UsageError, match=r"a member of ctx\.gather is one step"):
+        coroutine.send([JournalEntry("step", "one", b"", DONE, encode_result("one", 0))])
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_a_turn_that_stood_in_a_group_and_asks_for_another_one_diverges(size: int) -> None:
+    async def handler(ctx: Context) -> None:
+        if size:
+            await ctx.gather(*[ctx.step(f"s{n}", int) for n in range(size)])
+        else:
+            await ctx.step("s0", int)
+
+    request = [JournalEntry("step", f"s{n}", b"") for n in range(2)]
+    with pytest.raises(DivergenceError, match=r"entry 1 of the turn's journal begins a group of 2 steps, and now"):
+        handler(context(open_group([], request))).send(None)
+
+
+def test_logged_members_are_adopted_whatever_other_members_returned() -> None:
+    requests = [JournalEntry("step", f"s{n}", b"") for n in range(3)]
+    result = JournalEntry("step", "s2", b"", DONE, encode_result("s2", 5))
+    logged = [LoggedEntry("a", 1, SEED, 2, rolled(b"", requests[:2]), result)]
+
+    async def handler(ctx: Context) -> list[Any]:
+        return await ctx.gather(*[ctx.step(f"s{n}", int) for n in range(3)])
+
+    coroutine = handler(context(logged=logged))
+    stand = coroutine.send(None)
+    assert isinstance(stand, SegmentEnd)
+    assert stand.members == [*requests[:2], result] and list(stand.works) == [0, 1]
+    other = [LoggedEntry("a", 1, SEED, 2, rolled(b"", [result]), result)]
+    stand = handler(context(logged=other)).send(None)
+    assert isinstance(stand, SegmentEnd) and list(stand.works) == [0, 1, 2], "that one has another past"
+
+
+# -- the core's side ------------------------------------------------------------------------------------------------------
+
+MEMBERS = [JournalEntry("step", f"s{n}", b"") for n in range(3)]
+
+
+def group_begun() -> Driver:
+    """A driver with an open log, whose agent `a` waits for a group."""
+    driver = Driver()
+    driver.remote_sends("z", "a", GO)
+    driver.end("a", pause=Pause(SEED, MEMBERS[0], None, [], True, members=MEMBERS))
+    driver.feed(msg.LogOpened(1))
+    return driver
+
+
+def asked_of(driver: Driver) -> list[tuple[int, str]]:
+    return [(each.place, each.name) for each in driver.said if isinstance(each, ev.RunStep)]
+
+
+def end(driver: Driver, place: int, outcome: str = DONE) -> None:
+    driver.feed(ev.StepEnded("a", 1, place, outcome, b"%d" % place))
+
+
+def member(place: int, outcome: str = DONE) -> JournalEntry:
+    return JournalEntry("step", f"s{place}", b"", outcome, b"%d" % place)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_turn_goes_on_when_all_members_are_in_the_log(order: tuple[int, ...]) -> None:
+    driver = group_begun()
+    assert asked_of(driver) == [(0, "s0"), (1, "s1"), (2, "s2")]
+    for place in order:
+        assert "a" not in driver.turns
+        end(driver, place)
+        end(driver, place, FAILED)  # a late or repeated end counts for nothing
+        if place == order[0]:
+            driver.feed(msg.LogOpened(1))
+    while "a" not in driver.turns:
+        appended(driver)
+    turn = driver.turns["a"]
+    assert turn.group == tuple(member(place) for place in range(3)) and turn.found is None
+    logged = [entry for batch in batches(driver) for entry in batch.entries]
+    expected = [LoggedEntry("a", 1, SEED, n, rolled(b"", MEMBERS[:n]), member(n)) for n in order]
+    assert logged == expected
+
+
+def test_a_checkpoint_contains_the_members_that_have_ended() -> None:
+    driver = group_begun()
+    end(driver, 1)
+    turn = control(driver).turn
+    assert turn is not None and (turn.journal, turn.members) == ([], [MEMBERS[0], member(1), MEMBERS[2]])
+    assert turn.awaited == MEMBERS[0]
+
+
+def test_only_failed_members_run_again_when_the_turn_is_retried() -> None:
+    driver = group_begun()
+    for place, outcome in ((0, FAILED), (1, DONE), (2, FAILED)):
+        end(driver, place, outcome)
+    while "a" not in driver.turns:
+        appended(driver)
+    del driver.turns["a"]
+    driver.feed(ev.TurnFailed("a", 1, "StepFailedError", 0, "undo", 3, False, (0,), is_durable=True, is_of_step=True))
+    turn = driver.core.agents["a"].turn
+    assert turn is not None and turn.members == [MEMBERS[0], member(1), MEMBERS[2]] and turn.journal == []

@@ -1,0 +1,71 @@
+"""An agent whose turn runs steps at the same time; each step says outside when it begins and when it ends."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+
+import snapline
+
+SIZE, WAITING = 16, 1
+"""The step `WAITING` ends only when the test says so, and all others meanwhile."""
+
+
+class Seen(msgspec.Struct):
+    notes: str
+    results: list[int] = []
+
+
+class Ask(snapline.Message):
+    pass
+
+
+def note(notes: str, text: str) -> None:
+    with open(notes, "a") as file:
+        file.write(f"{text}\n")
+
+
+async def look(notes: str, number: int) -> int:
+    note(notes, f"begin {number}")
+    while number == WAITING and not Path(f"{notes}.go").exists():
+        await asyncio.sleep(0.01)
+    note(notes, f"end {number}")
+    return number
+
+
+def read(notes: str, number: int) -> int:
+    """A step in a thread."""
+    note(notes, f"begin {number}")
+    time.sleep(0.01)
+    note(notes, f"end {number}")
+    return number
+
+
+class Reader(snapline.Agent):
+    state: Seen
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.send(ctx.agent, Ask())
+
+    @snapline.handler(durable=True)
+    async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
+        notes = self.state.notes
+        steps = [ctx.step(f"step {n}", look if n % 2 else read, notes, n) for n in range(SIZE)]
+        self.state.results = await ctx.gather(*steps)
+
+
+def is_over(cut: snapline.Cut) -> bool:
+    state = cut.states["reader"]
+    assert isinstance(state, Seen)
+    return len(state.results) == SIZE
+
+
+def fleet(notes: str, recovery: str = "global") -> snapline.Fleet:
+    return snapline.Fleet(
+        "groups",
+        agents={"reader": lambda: Reader(Seen(notes))},
+        triggers=[snapline.Every(seconds=0.2)],
+        stop_when=is_over,
+        recovery=recovery,
+    )
