@@ -189,10 +189,9 @@ class Commits:
     @property
     def is_due(self) -> bool:
         """Return whether a commit can and should be captured now."""
-        shared = self._shared
-        return self._may_capture and (
-            shared.commits.is_wanted or shared.now >= shared.commits.changed_ns + COMMIT_AGE_NS
-        )
+        commits = self._shared.commits
+        is_wanted = commits.is_wanted or not commits.frozen.keys().isdisjoint(commits.changed)
+        return self._may_capture and (is_wanted or self._shared.now >= commits.changed_ns + COMMIT_AGE_NS)
 
     @property
     def _may_capture(self) -> bool:

@@ -120,3 +120,25 @@ def test_a_restore_takes_a_host_back_although_all_its_agents_have_asked_to_leave
     said = driver.feed(ev.PlanReceived(2, 0, "", 0, ("h1", "h2"), (ev.Placement("z", "k", "h2", 1),), era=era))
     assert any(isinstance(each, ev.CancelTurns) for each in said) == (era == 2)
     assert not driver.core.agents
+
+
+def committed(driver: Driver) -> list[str]:
+    """The batch of events ends. Return the agents of the commit that is captured then, which becomes durable."""
+    captured = [x for x in driver.feed(ev.BatchEnded(), after_ns=0) if isinstance(x, ev.CaptureCommit)]
+    for command in captured:
+        driver.feed(ev.CommitCaptured(1, command.commit, (CommitPart(command.commit, 0, True, b""),)))
+        appended(driver)
+    return [each.agent for command in captured for each in command.agents]
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_the_last_turn_of_a_frozen_agent_is_committed_at_once(is_frozen: bool) -> None:
+    """The plan that moves the agent waits for it. Other changes wait for 50 ms if nothing else does."""
+    driver = Driver(is_local=True)
+    driver.feed(msg.LogOpened(1))
+    driver.remote_sends("z", "a", b"\x01p")
+    committed(driver)
+    driver.feed(msg.Quiesce(1, frozen=("a",) if is_frozen else ()))
+    committed(driver)
+    driver.end("a")
+    assert committed(driver) == (["a"] if is_frozen else [])
