@@ -125,7 +125,7 @@ class Commits:
         self._log = log
         self._captured: list[CapturedAgent] | None = None
         """The commit in progress, or None."""
-        self._captured_ns = 0
+        self._captured_ns = self._changed_ns = 0
         self.adopting: dict[str, None] = {}
 
     def wire(
@@ -219,7 +219,7 @@ class Commits:
             agent.checkpoints += 1
         if captured:
             shared.commits.captured += 1
-            self._captured, self._captured_ns = captured, shared.now
+            self._captured, self._captured_ns, self._changed_ns = captured, shared.now, shared.commits.changed_ns
             shared.out.append(ev.CaptureCommit(shared.plan, shared.commits.captured, tuple(committed)))
 
     def on_commit_captured(self, event: ev.CommitCaptured) -> None:
@@ -259,6 +259,7 @@ class Commits:
         captured, self._captured = self._captured, None
         self._shared.counts.commits += 1
         self._shared.counts.commit_ns += self._shared.now - self._captured_ns
+        self._shared.counts.hold_ns += self._shared.now - self._changed_ns
         for each in captured:
             self._release(each)
         for agent in [agent for agent in self._shared.agents.values() if agent.is_leaving]:

@@ -34,7 +34,7 @@ FAMILIES = (
     Family(
         "agents_full",
         GAUGE,
-        "agents that take nothing from outside until outputs of theirs are released",
+        "agents that take nothing from outside until their outputs are released",
         "backpressure",
     ),
     Family(
@@ -69,14 +69,15 @@ FAMILIES = (
     Family("message_log_bytes", GAUGE, "the same in bytes"),
     Family("commits_total", COUNTER, "durable commits of a fleet with local recovery"),
     Family("commit_bytes_total", COUNTER, "their size in bytes"),
-    Family("commit_seconds_total", COUNTER, "time from the capture of each commit until it was durable"),
+    Family("commit_seconds_total", COUNTER, "from capture until durable"),
+    Family("commit_hold_seconds_total", COUNTER, "from the first change in each"),
     Family("effects_total", COUNTER, "effects by what came of them", "", ("outcome",)),
     Family("effects_needing_people", GAUGE, "effects that may have been done, and wait for people to say so"),
     Family("unreached_hosts", GAUGE, "other hosts of the fleet that no link reaches"),
     Family(
         "fenced_streams_total",
         COUNTER,
-        "streams of hosts that were refused, since what they speak for was replaced, or is not known here yet",
+        "streams of hosts that were refused, as replaced or not known here yet",
     ),
     Family("plan", GAUGE, "number of the plan that is applied here"),
 )
@@ -197,6 +198,7 @@ class HostMetrics:
             "commits_total": counts.commits,
             "commit_bytes_total": counts.commit_bytes,
             "commit_seconds_total": counts.commit_ns / 1e9,
+            "commit_hold_seconds_total": counts.hold_ns / 1e9,
             "effects_total": {(outcome,): count for outcome, count in counts.effects.items()},
             "effects_needing_people": sum(
                 1 for agent in agents if agent.effects is not None and agent.effects.needs_people

@@ -608,6 +608,7 @@ class HostCounts:
             carried.
         effects: number of effects, by their recorded outcome. Completed compensations are counted as "undone".
         commits, commit_bytes, commit_ns: number of durable commits, their total size, and the total time from capture until durable.
+        hold_ns: total time from the first change in each commit until it was durable. What leaves the host waits for part of it.
         plans, first_plan_ns: number of applied plans, and time of the first plan. Each plan after the first plan means that the fleet has
             recovered.
     """
@@ -617,6 +618,7 @@ class HostCounts:
             "checkpoints",
             "commit_bytes",
             "commit_ns",
+            "hold_ns",
             "commits",
             "dead_letters",
             "effects",
@@ -633,7 +635,7 @@ class HostCounts:
         self.turns = self.dead_letters = 0
         self.checkpoints = self.forced = self.put_off = 0
         self.piggybacked = self.piggyback_bytes = 0
-        self.commits = self.commit_bytes = self.commit_ns = 0
+        self.commits = self.commit_bytes = self.commit_ns = self.hold_ns = 0
         self.plans = self.first_plan_ns = 0
         self.effects = dict.fromkeys((DONE, FAILED, LEFT, NOT_DONE, UNDONE), 0)
 
