@@ -367,6 +367,8 @@ class BookingWorkload(Workload):
         self._helpless = {
             dead_letter.agent for dead_letter in cut.dead_letters if not isinstance(dead_letter.message, Book)
         }
+        # If the fleet ends by `stop_when`, the last cut may contain requests that are paid and not completed.
+        self._helpless |= {turn.agent for turn in cut.pending_turns}
         return self._check(cut.states)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
