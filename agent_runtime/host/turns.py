@@ -392,10 +392,9 @@ class _Running:
         self.authors: dict[str, None] = {}  # handlers that have run since the last capture
         self.imaged_authors = Authors()  # handlers that had run before that capture
 
-    def goes_on(self, handling: "_Coroutine", task: RunningTurn, *, is_member: bool = False) -> None:
-        """Record the coroutine of a handler or step that may await, together with the task that runs it. With `is_member`, the steps before
-        may still be running."""
-        self.tasks = [*self.tasks, (handling, task)] if is_member else [(handling, task)]
+    def goes_on(self, handling: "_Coroutine", task: RunningTurn) -> None:
+        """Record the coroutine of a handler or step that may await, together with the task that runs it."""
+        self.tasks.append((handling, task))
 
     def cancel(self) -> None:
         """Cancel the tasks of a turn because the turn was undone. If a task has not started the coroutine, close the coroutine too. Without
@@ -634,6 +633,7 @@ class Turns:
                 )
             running = self._running[turn.agent]
             running.is_turning = True
+            running.tasks.clear()  # those of earlier turns have ended
             running.goes_on(coroutine, self._start(self._finish(turn, ctx, coroutine)))
             return None
         has_ended = True
@@ -673,6 +673,7 @@ class Turns:
     ) -> ev.TurnEnded | ev.TurnFailed:
         """Run the handler until it awaits or ends."""
         ctx, running.flight = flight.ctx, None
+        running.tasks.clear()  # the steps of earlier segments have ended
         journal = ctx.journal
         assert journal is not None
         ctx.go_on()
@@ -707,7 +708,7 @@ class Turns:
         work = works.get(command.place) if works else running.flight.work
         if work is not None:
             coroutine = step_of(command, work, self._world, self._step_ended)
-            running.goes_on(coroutine, self._start(coroutine), is_member=bool(works))
+            running.goes_on(coroutine, self._start(coroutine))
 
     # ---- how turns end --------------------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.agent_runtime.driving import Driver
-from tests.agent_runtime.test_durable import SEED, Clock, Quote, Told, saved
+from tests.agent_runtime.test_durable import SEED, Clock, Go, Notes, Quote, Told, saved
 from tests.agent_runtime.test_durable_turns import GO, control
 from tests.agent_runtime.test_step_log import appended, batches
 
+import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import (
     DONE,
@@ -26,6 +27,8 @@ from snapline.agent_runtime.durable import (
     rolled,
 )
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.errors import DivergenceError, StepFailedError, UsageError
 from snapline.messages import host_messages as msg
 from snapline.storage.log.log_record import LoggedEntry
@@ -225,6 +228,49 @@ def test_logged_members_are_adopted_whatever_other_members_returned() -> None:
     other = [LoggedEntry("a", 1, SEED, 2, rolled(b"", [result]), result)]
     stand = handler(context(logged=other)).send(None)
     assert isinstance(stand, SegmentEnd) and list(stand.works) == [0, 1, 2], "that one has another past"
+
+
+class Grouping(snapline.Agent):
+    state: Notes
+
+    @snapline.handler(durable=True)
+    async def on_go(self, message: Go, ctx: Context) -> None:
+        while True:
+            await ctx.gather(*[ctx.step(f"s{n}", int) for n in range(3)])
+
+
+class Task:
+    """A step that runs, as the runtime holds it."""
+
+    def __init__(self, coroutine: Any) -> None:
+        self.coroutine = coroutine
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def test_all_steps_of_a_group_are_cancelled_with_their_turn_and_none_of_earlier_groups() -> None:
+    tasks: list[Task] = []
+
+    def begin(coroutine: Any) -> Task:
+        tasks.append(Task(coroutine))
+        return tasks[-1]
+
+    fleet = snapline.Fleet("groups", agents={"a": Grouping(Notes())})
+    turns = Turns(fleet, lambda event: None, lambda text: None, start=begin)
+    turns.add("a", fleet.make("a"))
+    turns.run(ev.StartTurn("a", 1, "message", "z", encode_message(Go())))
+    for number in range(3):
+        for place in range(3 * number, 3 * number + 3):
+            turns.run_step(ev.RunStep("a", 1, place, f"s{place % 3}"))
+        if number < 2:
+            done = tuple(JournalEntry("step", f"s{n}", b"", DONE, encode_result(f"s{n}", 0)) for n in range(3))
+            turns.run(ev.StartTurn("a", 1, "segment", "z", b"", group=done))
+    turns.forget("a")
+    assert [task.is_cancelled for task in tasks] == [False] * 6 + [True] * 3
+    for task in tasks:
+        task.coroutine.close()
 
 
 # -- the core's side ------------------------------------------------------------------------------------------------------
