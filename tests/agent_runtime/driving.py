@@ -1,7 +1,7 @@
 """Drives one host core, `h1` unless the test says otherwise, by hand: events in, commands out. Its peer `h2` is a bare link that the test speaks for."""
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.core import HostCore
@@ -98,9 +98,8 @@ class Driver:
         host: str = "h1",
         is_local: bool = False,
     ) -> None:
-        self.core = HostCore(host, protocol=protocol) if protocol else HostCore(host)
-        if is_local:
-            self.core = HostCore(host, is_local=True)
+        options: dict[str, Any] = {"protocol": protocol, "is_local": is_local}
+        self.core = HostCore(host, **{name: value for name, value in options.items() if value})  # modules replace it
         self.host = host
         self.now = 0
         self.said: list[ev.HostOutput] = []

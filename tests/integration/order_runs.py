@@ -80,8 +80,9 @@ class Customers:
                 self._asked.append((desk, order))
 
     async def check_answers(self) -> None:
-        """Who asks again hears the same again, as long as the desk remembers the key: each one knows its last thousand."""
-        remembered = self._asked[-order_desk.DESKS * KEYS_KEPT // 2 :]
+        """Who asks again hears the same again, as long as the desk remembers the key: each one knows its last thousand. Customers may be
+        answered in another order than they asked."""
+        remembered = self._asked[-order_desk.DESKS * (KEYS_KEPT - CUSTOMERS) :]
         async with httpx.AsyncClient(timeout=60) as http:
             for at in range(0, len(remembered), CUSTOMERS):
                 asked = remembered[at : at + CUSTOMERS]
