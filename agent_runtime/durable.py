@@ -100,28 +100,23 @@ class LoggedSteps:
                 self._by_place.setdefault(entry.place, []).append(entry)
         self._last = max(self._by_place, default=-1)
 
-    def find(self, place: int, kind: str, name: str, digest: bytes) -> JournalEntry | None:
-        """Return the logged entry if an earlier run of the same turn made this request at this place. Otherwise return None.
+    def find(
+        self, place: int, kind: str, name: str, digest: bytes, earlier: Sequence[JournalEntry] = ()
+    ) -> JournalEntry | None:
+        """Return the logged entry if an earlier run of the same turn made this request at this place. Otherwise return None. For a step of a
+        group, `earlier` contains the requests of the group's steps before it.
 
         For effects, the result is always None. The core looks up the results of effects itself, because several turns may share one effect
         (`host/host_effects.py`).
         """
         if kind == EFFECT:
             return None
+        prefix = rolled(self._prefix, earlier) if place in self._by_place else b""
         for logged_entry in reversed(self._by_place.get(place, ())):  # the last entry comes from the newest run
             request = logged_entry.entry.kind, logged_entry.entry.name, logged_entry.entry.digest
-            if logged_entry.prefix == self._prefix and request == (kind, name, digest):
+            if logged_entry.prefix == prefix and request == (kind, name, digest):
                 return logged_entry.entry
         return None
-
-    def find_member(self, place: int, earlier: Sequence[JournalEntry], request: JournalEntry) -> JournalEntry | None:
-        """Return the logged entry of a member of a group, if an earlier run of the same turn made this request at this place. `earlier`
-        contains the requests of the group's members before it, of which at most the results differ."""
-        prefix, self._prefix = self._prefix, self._prefix if place > self._last else rolled(self._prefix, earlier)
-        try:
-            return self.find(place, request.kind, request.name, request.digest)
-        finally:
-            self._prefix = prefix
 
     def passed(self, place: int, entry: JournalEntry) -> None:
         """Add the entry at this place, including its result in this run, to the digest."""
@@ -349,10 +344,11 @@ class TurnJournal:
         if self.is_grouping:
             if not isinstance(work, StepWork):
                 raise UsageError(f"ctx.gather takes steps, and not a {kind}: await it before or behind the group")
-            return await _await_group(StepRequest(JournalEntry(kind, name, digest), work))
+            member: JournalEntry = await _suspend(StepRequest(JournalEntry(kind, name, digest), work))
+            return member
         place = self._place
         if place in self._open_group:
-            self._refuse_other_group(f"asks for {_described(kind, name)} alone")
+            raise self._diverged_from_group(f"asks for {_described(kind, name)} alone")
         entry = known = self._reach(kind, name, digest)
         # The limit does not apply to compensations, since they must not fail. There is at most one for each effect.
         is_undo = isinstance(work, EffectWork) and work.intent.is_undo
@@ -365,7 +361,7 @@ class TurnJournal:
         self.has_left = entry is None or known is not None
         if entry is None:
             entries, self._fresh = self._fresh, []
-            entry = await _await_segment(
+            entry = await _suspend(
                 SegmentEnd(JournalEntry(kind, name, digest), timeout_ns, work, entries, is_repeated=known is not None)
             )
         self._passed(place, entry)
@@ -381,21 +377,21 @@ class TurnJournal:
         first, requests = self._place, [step.request for step in steps]
         places = range(first, first + len(steps))
         if first in self._open_group and places != self._open_group:
-            self._refuse_other_group(f"asks for a group of {len(steps)} steps")
+            raise self._diverged_from_group(f"asks for a group of {len(steps)} steps")
         known = [self._reach(request.kind, request.name, request.digest) for request in requests]
         if first >= len(self._known):
             self._check_room(places[-1])
         found = [each or request for each, request in zip(known, requests, strict=True)]
         for index, entry in enumerate(found):
             if not entry.outcome:
-                logged = self._logged.find_member(first + index, requests[:index], entry)
-                found[index] = logged or entry
+                request = entry.kind, entry.name, entry.digest
+                found[index] = self._logged.find(first + index, *request, requests[:index]) or entry
         self.has_left = known[0] is not None or any(not entry.outcome for entry in found)
         if any(not entry.outcome for entry in found):
             entries, self._fresh = self._fresh, []
             works = {first + index: step.work for index, step in enumerate(steps) if not found[index].outcome}
             end = SegmentEnd(requests[0], None, None, entries, known[0] is not None, found, works)
-            found = await _await_members(end)
+            found = await _suspend(end)
         elif known[0] is None or places == self._open_group:
             self._fresh += found
         for index, entry in enumerate(found):
@@ -417,15 +413,6 @@ class TurnJournal:
             request = f"asks for {_described(kind, name)}{_difference(known, kind, name)}, at {_line_of_handler()}"
             raise self._diverged(place, request)
         return known
-
-    def _refuse_other_group(self, what: str) -> None:
-        place = self._open_group.start
-        error = self.divergence = self.divergence or DivergenceError(
-            f"entry {place + 1} of the turn's journal begins a group of {len(self._open_group)} steps, and now the handler {what}, at "
-            f"{_line_of_handler()}: a durable handler must ask for the same things in the same order whenever it runs. Run the code that "
-            "began the turn"
-        )
-        raise error
 
     def _check_room(self, place: int) -> None:
         """Raise UsageError if the journal has no room for another entry."""
@@ -458,10 +445,15 @@ class TurnJournal:
         if self.divergence is None and self._place < len(self._known):
             self._diverged(self._place, "has ended")
 
-    def _diverged(self, place: int, what: str) -> DivergenceError:
+    def _diverged_from_group(self, what: str) -> DivergenceError:
+        group = self._open_group
+        return self._diverged(group.start, f"{what}, at {_line_of_handler()}", f"begins a group of {len(group)} steps")
+
+    def _diverged(self, place: int, what: str, found: str = "") -> DivergenceError:
         known = self._known[place]
+        found = found or f"is {_described(known.kind, known.name)}"
         error = self.divergence = self.divergence or DivergenceError(
-            f"entry {place + 1} of the turn's journal is {_described(known.kind, known.name)}, and now the handler {what}: "
+            f"entry {place + 1} of the turn's journal {found}, and now the handler {what}: "
             "a durable handler must ask for the same things in the same order whenever it runs. Run the code that began the turn, "
             "or take values that differ from ctx.now, ctx.random or a step"
         )
@@ -469,21 +461,10 @@ class TurnJournal:
 
 
 @types.coroutine
-def _await_segment(stand: SegmentEnd) -> Generator[SegmentEnd, JournalEntry, JournalEntry]:
-    entry = yield stand
-    return entry
-
-
-@types.coroutine
-def _await_members(stand: SegmentEnd) -> Generator[SegmentEnd, list[JournalEntry], list[JournalEntry]]:
-    entries = yield stand
-    return entries
-
-
-@types.coroutine
-def _await_group(request: StepRequest) -> Generator[StepRequest, JournalEntry, JournalEntry]:
-    entry = yield request
-    return entry
+def _suspend(request: SegmentEnd | StepRequest) -> Generator[SegmentEnd | StepRequest, Any, Any]:
+    """Suspend the handler, or a member of a group, with this request. Return the journal entry with its result, or the entries of a group."""
+    found = yield request
+    return found
 
 
 def _described(kind: str, name: str) -> str:

@@ -122,8 +122,7 @@ class DurableTurns:
             self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
 
     def _pause_for_group(self, agent: LocalAgent, turn: DurableTurn, pause: Pause) -> None:
-        """Run the steps of a group that have no results yet. If the turn has waited for the group before, members may have ended since
-        only if the host log had their results."""
+        """Run the steps of a group that have no results yet. Others ended before a recovery, or the host log has their results."""
         turn.waits, turn.look = None, UnmatchedEntries()
         turn.members = list(pause.members)
         turn.is_live, turn.since_ns = True, self._shared.now

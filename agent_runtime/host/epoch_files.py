@@ -329,18 +329,16 @@ def entries_beyond(
     dropped: list[LoggedInput] = []
     inputs: list[LoggedInput] = []
     entries: list[LoggedEntry] = []
-    is_whole = tail == ALL_LOGS
+
+    def is_beyond(agent: str, number: int, last: Mapping[str, int]) -> bool:
+        return number > last.get(agent, 0) and (agent in last or tail == ALL_LOGS)
+
     for log, numbered in logs.items():
         is_dropped = log.plan < command.drop_before
         for _, batch in numbered:
-            (dropped if is_dropped else inputs).extend(
-                [x for x in batch.inputs if x.number > consumed.get(x.agent, 0) and (is_whole or x.agent in consumed)]
-            )
-            beyond = [
-                x
-                for x in batch.entries
-                if x.turn > ended_turns.get(x.agent, 0) and (is_whole or x.agent in ended_turns)
-            ]
+            batch_inputs = dropped if is_dropped else inputs
+            batch_inputs += [x for x in batch.inputs if is_beyond(x.agent, x.number, consumed)]
+            beyond = [x for x in batch.entries if is_beyond(x.agent, x.turn, ended_turns)]
             entries += [x for x in beyond if not is_dropped or x.entry.kind == EFFECT]
     for batch_inputs in (dropped, inputs):
         batch_inputs.sort(key=lambda each: (each.agent, each.number))
@@ -711,12 +709,12 @@ def load_points(
     manifest = store.read_manifest(command.line_root, epoch=command.line_epoch) if command.line_epoch else None
     tail = tail_beyond(command, manifest.metadata if manifest is not None else None)
     logs = seal_and_read(store, command, progress, tail) if command.agents or tail == ALL_LOGS else {}
-    line = _load_points(store, fleet, command, progress, clock, manifest, newest_commits(command, logs))
+    line = _revive_points(store, fleet, command, progress, clock, manifest, newest_commits(command, logs))
     line.logged = entries_beyond(store, command, logs, line.agents, tail)
     return line
 
 
-def _load_points(
+def _revive_points(
     store: Store,
     fleet: Fleet,
     command: ev.LoadAgents,
@@ -725,6 +723,7 @@ def _load_points(
     manifest: Manifest | None,
     commits: Mapping[str, NewestCommit],
 ) -> LoadedLine:
+    """Create each agent from the newer one of its newest commit and its checkpoint in the recovery line."""
     inside = {line.agent for line in manifest.agents} if manifest is not None else set()
     line = LoadedLine([], {}, {})
     restored, checkpoints = [], []

@@ -194,7 +194,7 @@ class DurableTurn:
     @property
     def awaited(self) -> JournalEntry | None:
         """Return the entry that the turn is waiting for, or the first unfinished one of a group."""
-        return self.waits or next((member for member in self.members if not member.outcome), None)
+        return self._from(len(self.journal)).awaited
 
     def whole(self) -> SavedTurn:
         """Return the turn with its complete journal, from which the turn can be rerun."""
@@ -206,19 +206,9 @@ class DurableTurn:
         return self._from(0 if sealed is None else sealed.count), sealed
 
     def _from(self, place: int) -> SavedTurn:
-        journal = self.journal[place:]
         return SavedTurn(
-            *(
-                self.what,
-                self.sender,
-                self.payload,
-                self.seed,
-                self.key,
-                journal,
-                self.waits,
-                list(self.members),
-                self.group,
-            )
+            *(self.what, self.sender, self.payload, self.seed, self.key, self.journal[place:]),
+            *(self.waits, list(self.members), self.group),
         )
 
 

@@ -153,9 +153,11 @@ def note_newest(batches: Iterable[LogBatch], newest: dict[str, NewestCommit]) ->
     """
     found: dict[str, list[CommitEntry]] = {}
     for entry in _entries_in(batches):
-        entries = found.get(entry.agent, [])
-        follows = bool(entry.base and entries and entries[0].base == 0 and entries[-1].number == entry.base)
-        found[entry.agent] = [*entries, entry] if follows else [entry]
+        entries = found.get(entry.agent)
+        if entry.base and entries and not entries[0].base and entries[-1].number == entry.base:
+            entries.append(entry)
+        else:
+            found[entry.agent] = [entry]
     for agent, entries in found.items():
         number, known = entries[-1].number, newest.get(agent)
         if known is None or number > known.number:
