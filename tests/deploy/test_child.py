@@ -22,12 +22,12 @@ def python(code: str) -> list[str]:
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie counts as dead: it waits for its parent, it does nothing any more."""
+    """A zombie counts as dead: it waits for its parent. So does a process that its parent has waited for and that the kernel is removing (X)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def wait_until_dead(pid: int) -> bool:
