@@ -21,8 +21,8 @@ from snapline.agent_runtime.durable import (
     GROUP_MAX,
     REFUSED,
     EffectWork,
+    MemberRequest,
     Pause,
-    StepRequest,
     StepWork,
     TurnJournal,
     argument_digest,
@@ -79,21 +79,31 @@ _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
 
 
-def _requested(journal: TurnJournal, member: Coroutine[Any, Any, Any]) -> StepRequest:
-    """Begin a member of a group, and return the step that it requests."""
-    journal.is_grouping = True
+GROUP_TAKES = "ctx.gather takes calls of the context that wait: ctx.step(…), ctx.call(…), ctx.receive(…), ctx.sleep(…)"
+
+
+def _requested(journal: TurnJournal, members: Sequence[Coroutine[Any, Any, Any]]) -> list[MemberRequest]:
+    """Begin the members of a group, and return what they request."""
+    requests: list[MemberRequest] = []
+    try:
+        for member in members:
+            journal.grouped = len(requests)
+            requests.append(_request_of(member))
+    finally:
+        journal.grouped = None
+    received = [each.request.name for each in requests if each.request.kind == "receive"]
+    if len(received) > len(set(received)):
+        raise UsageError("ctx.gather takes one ctx.receive of each type of message")
+    return requests
+
+
+def _request_of(member: Coroutine[Any, Any, Any]) -> MemberRequest:
     try:
         request = member.send(None)
     except (StopIteration, AttributeError) as error:
-        raise UsageError(
-            f"ctx.gather takes steps, such as ctx.step(…), and not a {type(member).__qualname__}"
-        ) from error
-    finally:
-        journal.is_grouping = False
-    if not isinstance(request, StepRequest):
-        raise UsageError(
-            f"a member of ctx.gather awaits a {type(request).__qualname__}: it takes steps, such as ctx.step(…)"
-        )
+        raise UsageError(f"{GROUP_TAKES}, and not a {type(member).__qualname__}") from error
+    if not isinstance(request, MemberRequest):
+        raise UsageError(f"a member of ctx.gather awaits a {type(request).__qualname__}: {GROUP_TAKES}")
     return request
 
 
@@ -108,7 +118,7 @@ def _results_of(members: Sequence[Coroutine[Any, Any, Any]], entries: Sequence[J
         except Exception as error:
             failure = failure or error
         else:
-            raise UsageError("a member of ctx.gather is one step: await what follows it behind the group")
+            raise UsageError("a member of ctx.gather waits once: await what follows it behind the group")
     if failure is not None:
         raise failure
     return results
@@ -393,39 +403,42 @@ class Context:
             return read_result(name, entry, function)
 
     @awaited
-    async def gather(self, *steps: Awaitable[Any]) -> list[Any]:  # the functions' own results
-        """Run steps at the same time, and wait for all of them: `a, b = await ctx.gather(ctx.step(…), ctx.step(…))`. Only durable turns can.
+    async def gather(self, *members: Awaitable[Any]) -> list[Any]:  # the members' own results
+        """Wait for several things at the same time: `a, b = await ctx.gather(ctx.step(…), ctx.call(…))`. Only durable turns can.
 
-        Each step has its own time limits and retries. The results are always in the log before the turn continues. A recovery does not run
-        completed steps again, even if others were still running. The order in which the steps end has no effect on the turn.
+        Members are steps, calls, messages to receive and sleeps. Each has its own time limits and retries. The results of steps are always
+        in the log before the turn continues. A recovery does not run completed steps again, even if others were still running. The order
+        in which the members end has no effect on the turn.
 
         Returns:
-            The results, in the order of the steps.
+            The results, in the order of the members.
 
         Raises:
-            StepFailedError: If a step failed. The error is that of the first failed step in the order of the steps, and is raised when all
-                steps have ended. If the turn is retried, only failed steps run again.
-            UsageError: If a member is no step, or if there are more than 64 steps.
-            DivergenceError: If the rerun turn asks for another group of steps. The turn is then suspended.
+            StepFailedError, WaitTimeoutError, UnansweredCallError: If a member failed. The error is that of the first failed member in their
+                order, and is raised when all members have ended. If the turn is retried, only failed steps run again.
+            UsageError: If a member is something else, if there are more than 64 members, or if two receive messages of the same type.
+            DivergenceError: If the rerun turn asks for another group. The turn is then suspended.
         """
         journal = self._durable("ctx.gather")
-        members = [cast(Coroutine[Any, Any, Any], step) for step in steps]
+        coroutines = [cast(Coroutine[Any, Any, Any], member) for member in members]
         try:
-            if len(members) > GROUP_MAX:
+            if journal.grouped is not None:
+                raise UsageError(f"a group has no groups in it: {GROUP_TAKES}")
+            if len(coroutines) > GROUP_MAX:
                 raise UsageError(
-                    f"ctx.gather takes at most {GROUP_MAX} steps, not {len(members)}: gather them in turns"
+                    f"ctx.gather takes at most {GROUP_MAX} members, not {len(coroutines)}: gather them in turns"
                 )
-            requests = [_requested(journal, member) for member in members]
+            requests = _requested(journal, coroutines)
             if not requests:
                 return []
             entries = await journal.wait_for_group(requests)
             if journal.has_left:
                 self.take_segment()
-            return _results_of(members, entries)
+            return _results_of(coroutines, entries)
         finally:
-            for member in members:
-                if hasattr(member, "close"):
-                    member.close()
+            for coroutine in coroutines:
+                if hasattr(coroutine, "close"):
+                    coroutine.close()
 
     @awaited
     async def effect(

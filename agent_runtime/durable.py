@@ -197,29 +197,32 @@ class EffectWork(msgspec.Struct, frozen=True):
     waits_s: tuple[float, ...]
 
 
-class StepRequest(msgspec.Struct, frozen=True):
-    """A step that a handler requests as a member of a group (`Context.gather`), and whose coroutine yields it to the group."""
+class MemberRequest(msgspec.Struct, frozen=True):
+    """A request that a handler makes as a member of a group (`Context.gather`), and whose coroutine yields it to the group. `work` is the
+    step to run, or None if the request is of another kind."""
 
     request: JournalEntry
-    work: StepWork
+    timeout_ns: int | None
+    work: StepWork | None
 
 
 GROUP_MAX = 64
-"""Largest number of steps in a group."""
+"""Largest number of members of a group."""
 
 
 class SegmentEnd(msgspec.Struct, frozen=True):
     """The end of a segment, which the handler's coroutine yields to the runtime.
 
     Attributes:
-        waits: the request for whose result the handler waits. If the handler waits for a group of steps, the first of their requests.
+        waits: the request for whose result the handler waits. If the handler waits for a group, the request of its first member.
         timeout_ns: nanoseconds until the wait times out or the sleep ends, or None if the wait is unlimited.
         work: the step or effect to run, or None if the request is of another kind.
         entries: requests made since the previous segment ended whose results were available immediately.
         is_repeated: whether an earlier run of the turn already waited here. In a repeated segment, the messages have already been passed
             on.
-        members, works: requests of a group of steps, some of which may have results already, and the steps to run, by their places in the
-            journal. Both are empty if the handler waits for a single request.
+        members, timeouts_ns: requests of a group, some of which may have results already, and their `timeout_ns`. Both are empty if the
+            handler waits for a single request.
+        works: the steps of the group that must run, by their places in the journal.
     """
 
     waits: JournalEntry
@@ -228,6 +231,7 @@ class SegmentEnd(msgspec.Struct, frozen=True):
     entries: list[JournalEntry]
     is_repeated: bool
     members: list[JournalEntry] = []
+    timeouts_ns: list[int | None] = []
     works: dict[int, StepWork] = {}
 
     def pause(self, seed: bytes) -> "Pause":
@@ -235,14 +239,14 @@ class SegmentEnd(msgspec.Struct, frozen=True):
         if isinstance(self.work, EffectWork):
             return Pause(seed, self.waits, self.timeout_ns, self.entries, True, self.work.intent)
         is_logged = bool(self.members) or (self.work is not None and self.work.is_logged)
-        return Pause(seed, self.waits, self.timeout_ns, self.entries, is_logged, members=self.members)
+        return Pause(seed, self.waits, self.timeout_ns, self.entries, is_logged, None, self.members, self.timeouts_ns)
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False):
     """The information that a host core needs about the end of a segment of an unfinished turn.
 
     Attributes:
-        waits, timeout_ns, entries, members: same as in `SegmentEnd`.
+        waits, timeout_ns, entries, members, timeouts_ns: same as in `SegmentEnd`.
         is_logged: whether the turn continues only when the host log contains the result.
         intent: description of the effect that the turn waits for, or None if the turn waits for something else.
     """
@@ -254,6 +258,7 @@ class Pause(msgspec.Struct, frozen=True, gc=False):
     is_logged: bool = False
     intent: EffectIntent | None = None
     members: list[JournalEntry] = []
+    timeouts_ns: list[int | None] = []
 
 
 class TurnJournal:
@@ -264,7 +269,7 @@ class TurnJournal:
         received_from: sender of the message that the turn received last.
         divergence: the error raised because a request of the handler differed from the journal, or None. The handler may have caught this
             error and continued.
-        is_grouping: whether the handler's request is a member of a group, which waits for all members together.
+        grouped: number of members of a group that the handler has requested, or None if the handler does not request a group.
         has_left: whether the messages sent before the last wait have been passed on, because the turn really waited there.
         takes_effects: whether the store can release effect intents, without which no effect can be performed.
         own_modules: modules in which the functions of compensations are looked up (`sagas.py`).
@@ -294,7 +299,7 @@ class TurnJournal:
         if begun is not None and begun.members:
             self._open_group = range(len(begun.journal), len(self._known))
         self._place = 0
-        self.is_grouping = False
+        self.grouped: int | None = None
         self._fresh: list[JournalEntry] = []
         self._logged = LoggedSteps(self.seed, logged)
         self.has_left = True
@@ -311,6 +316,10 @@ class TurnJournal:
 
     def now(self, now_ns: Callable[[], int]) -> int:
         """Return the time at which the handler made this request in its first run."""
+        if self.grouped is not None:
+            raise UsageError(
+                "a member of ctx.gather reads the clock: read it before the group, and use ctx.sleep in it"
+            )
         place = self._place
         entry = self._reach("now", "", b"")
         if entry is None:
@@ -323,7 +332,7 @@ class TurnJournal:
 
     def call_id(self) -> bytes:
         """Return the id for the next call, which is unique among this agent's calls."""
-        return call_id(self.seed, self._place)
+        return call_id(self.seed, self._place + (self.grouped or 0))
 
     def effect_id(self, digest: bytes) -> bytes:
         """Return the id for the next effect. `digest` covers the effect's name and arguments, because with a different history, the turn
@@ -341,10 +350,10 @@ class TurnJournal:
     ) -> JournalEntry:
         """Return the journal entry that contains the result of this request. If neither the journal nor the host log contains the entry,
         end the segment and wait."""
-        if self.is_grouping:
-            if not isinstance(work, StepWork):
-                raise UsageError(f"ctx.gather takes steps, and not a {kind}: await it before or behind the group")
-            member: JournalEntry = await _suspend(StepRequest(JournalEntry(kind, name, digest), work))
+        if self.grouped is not None:
+            if isinstance(work, EffectWork):
+                raise UsageError("ctx.gather takes no effects: await them before or behind the group")
+            member: JournalEntry = await _suspend(MemberRequest(JournalEntry(kind, name, digest), timeout_ns, work))
             return member
         place = self._place
         if place in self._open_group:
@@ -367,17 +376,17 @@ class TurnJournal:
         self._passed(place, entry)
         return entry
 
-    async def wait_for_group(self, steps: Sequence[StepRequest]) -> list[JournalEntry]:
-        """Return the journal entries that contain the results of these steps, in order. If the journal and the host log do not contain all
-        of them, end the segment and wait for the rest, which run at the same time.
+    async def wait_for_group(self, members: Sequence[MemberRequest]) -> list[JournalEntry]:
+        """Return the journal entries that contain the results of these requests, in order. If the journal and the host log do not contain
+        all of them, end the segment and wait for the rest at the same time.
 
         The members of a group have consecutive places. A logged result of a member is recognized by the entries before the group and the
         requests of earlier members, but not by their results, because members may end in any order.
         """
-        first, requests = self._place, [step.request for step in steps]
-        places = range(first, first + len(steps))
+        first, requests = self._place, [member.request for member in members]
+        places = range(first, first + len(members))
         if first in self._open_group and places != self._open_group:
-            raise self._diverged_from_group(f"asks for a group of {len(steps)} steps")
+            raise self._diverged_from_group(f"asks for a group of {len(members)}")
         known = [self._reach(request.kind, request.name, request.digest) for request in requests]
         if first >= len(self._known):
             self._check_room(places[-1])
@@ -389,8 +398,10 @@ class TurnJournal:
         self.has_left = known[0] is not None or any(not entry.outcome for entry in found)
         if any(not entry.outcome for entry in found):
             entries, self._fresh = self._fresh, []
-            works = {first + index: step.work for index, step in enumerate(steps) if not found[index].outcome}
-            end = SegmentEnd(requests[0], None, None, entries, known[0] is not None, found, works)
+            left = {first + index: member for index, member in enumerate(members) if not found[index].outcome}
+            works = {place: member.work for place, member in left.items() if member.work is not None}
+            timeouts_ns = [member.timeout_ns for member in members]
+            end = SegmentEnd(requests[0], None, None, entries, known[0] is not None, found, timeouts_ns, works)
             found = await _suspend(end)
         elif known[0] is None or places == self._open_group:
             self._fresh += found
@@ -447,7 +458,7 @@ class TurnJournal:
 
     def _diverged_from_group(self, what: str) -> DivergenceError:
         group = self._open_group
-        return self._diverged(group.start, f"{what}, at {_line_of_handler()}", f"begins a group of {len(group)} steps")
+        return self._diverged(group.start, f"{what}, at {_line_of_handler()}", f"begins a group of {len(group)}")
 
     def _diverged(self, place: int, what: str, found: str = "") -> DivergenceError:
         known = self._known[place]
@@ -461,7 +472,7 @@ class TurnJournal:
 
 
 @types.coroutine
-def _suspend(request: SegmentEnd | StepRequest) -> Generator[SegmentEnd | StepRequest, Any, Any]:
+def _suspend(request: SegmentEnd | MemberRequest) -> Generator[SegmentEnd | MemberRequest, Any, Any]:
     """Suspend the handler, or a member of a group, with this request. Return the journal entry with its result, or the entries of a group."""
     found = yield request
     return found

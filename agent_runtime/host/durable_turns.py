@@ -107,29 +107,23 @@ class DurableTurns:
         if pause.entries:
             turn.waits, turn.members = None, []  # the host log already had the results
         turn.is_logged, turn.group = pause.is_logged, 0
+        is_again = turn.waits is not None or bool(turn.members)
+        turn.is_live, turn.since_ns, turn.look = True, self._shared.now, UnmatchedEntries()
         if pause.members:
-            self._pause_for_group(agent, turn, pause)
-            return
-        is_again = turn.waits is not None
-        if turn.waits is None:
-            turn.waits, turn.look = pause.waits, UnmatchedEntries()
-            if pause.timeout_ns is not None and pause.waits.kind not in OUTSIDE:
-                self._timers.set(agent, TURN_TIMER, pause.timeout_ns, b"")
-        turn.is_live, turn.since_ns = True, self._shared.now
-        if is_again and turn.waits.kind == "call" and turn.waits.name not in agent.outlets:
-            self._unanswered(agent, turn, turn.waits)  # the callee proved missing during the replay
-        elif turn.waits.kind == "step":
-            self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
-
-    def _pause_for_group(self, agent: LocalAgent, turn: DurableTurn, pause: Pause) -> None:
-        """Run the steps of a group that have no results yet. Others ended before a recovery, or the host log has their results."""
-        turn.waits, turn.look = None, UnmatchedEntries()
-        turn.members = list(pause.members)
-        turn.is_live, turn.since_ns = True, self._shared.now
-        for index, member in enumerate(turn.members):
-            if not member.outcome:
-                place = len(turn.journal) + index
-                self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, place, member.name))
+            turn.waits, turn.members = None, list(pause.members)
+        elif turn.waits is None:
+            turn.waits = pause.waits
+        timeouts_ns = pause.timeouts_ns or [pause.timeout_ns]
+        for place, request in turn.open_requests():
+            timeout_ns = timeouts_ns[place - len(turn.journal)]
+            if timeout_ns is not None and not is_again and request.kind not in OUTSIDE:
+                self._timers.set(agent, _timer_of(turn, place), timeout_ns, b"")
+            if request.kind == "step":
+                self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, place, request.name))
+        if is_again:
+            for place, request in turn.open_requests():
+                if request.kind == "call" and request.name not in agent.outlets:
+                    self._unanswered(agent, turn, place, request)  # the callee proved missing during the replay
 
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
         """Handle a turn that waits for an effect. The caller has already emitted the segment's outputs."""
@@ -146,7 +140,7 @@ class DurableTurns:
                 self._effect_ended(agent, turn, logged.outcome, logged.result, intent.asked_ns, late_s)
         else:
             identity = self._effects.identity_of(agent, intent) if settled[0] == DONE else ""
-            self._finish(agent, turn, turn.waits, *settled, identity)
+            self._finish(agent, turn, len(turn.journal), turn.waits, *settled, identity)
         agent.stage = IDLE
 
     def _effect_ended(
@@ -160,7 +154,7 @@ class DurableTurns:
         identity = self._effects.identity(agent)
         self._effects.ended(agent, outcome, result, time_ns, late_s)
         agent.stage = stage
-        self._finish(agent, turn, waits, outcome, result, identity)
+        self._finish(agent, turn, len(turn.journal), waits, outcome, result, identity)
 
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
         """Create the record of a durable turn after the turn's first segment, and consume the turn's message."""
@@ -184,7 +178,9 @@ class DurableTurns:
         if turn.key:
             self._inputs.close(agent, turn.key, is_dead_lettered=is_dead_lettered, reply=reply)
         self._effects.turn_ended(agent)
-        _forget_time_out(agent)
+        for place, request in turn.open_requests():
+            if request.kind not in OUTSIDE:
+                _forget_time_out(agent, _timer_of(turn, place))
 
     def passed(self, agent: LocalAgent) -> None:
         """Count a durable turn that ended or failed permanently without ever waiting."""
@@ -234,7 +230,7 @@ class DurableTurns:
         turn = agent.turn
         if turn is None:
             return stashed_entry(agent.stash.pop(0))
-        if turn.problem or agent.is_full or turn.is_logging:
+        if turn.problem or agent.is_full or (turn.unlogged and not turn.members):
             return None
         while not self._has_come(agent, turn) or self._waits_for_outbox(agent):
             if not self._make_room(agent, turn):
@@ -244,11 +240,9 @@ class DurableTurns:
     def _has_come(self, agent: LocalAgent, turn: DurableTurn) -> bool:
         """Return whether the durable turn may continue. A turn that is being rerun may always continue, because the awaited entry must not
         be consumed before the rerun reaches its wait."""
-        if turn.members:
-            return not turn.is_live
-        if turn.waits is None or not (turn.is_live or agent.is_crowded):
+        if not turn.open_requests() or not (turn.is_live or agent.is_crowded):
             return True
-        return self._find(agent, turn, turn.waits) or not turn.is_live
+        return self._find(agent, turn) or not turn.is_live
 
     def _waits_for_outbox(self, agent: LocalAgent) -> bool:
         """Return whether the agent must wait until its outbox has become smaller. If the agent cannot stash any more messages, it does not
@@ -277,90 +271,93 @@ class DurableTurns:
         turn = agent.turn if agent is not None else None
         if agent is None or turn is None or agent.incarnation != event.incarnation:
             return
-        if turn.members:
-            self._member_ended(agent, turn, event)
+        request = dict(turn.open_requests()).get(event.place)
+        if request is None or request.kind not in OUTSIDE:
             return
-        if turn.waits is None:
-            return
-        if turn.waits.kind in OUTSIDE and event.place == len(turn.journal):
-            if turn.waits.kind == "effect":
-                self._effect_ended(agent, turn, event.outcome, event.result, event.time_ns, event.late_s)
-            else:
-                self._finish(agent, turn, turn.waits, event.outcome, event.result)
-            if turn.is_logged:
-                self._steps.put(agent, turn)
-            self._mode.moved(agent)
-            self._mailboxes.next_turn(agent)
-
-    def _member_ended(self, agent: LocalAgent, turn: DurableTurn, event: ev.StepEnded) -> None:
-        """Record the result of a member of a group. When all members have ended, their entries enter the journal, in their order."""
-        index = event.place - len(turn.journal)
-        if not 0 <= index < len(turn.members) or turn.members[index].outcome:
-            return
-        asked = turn.members[index]
-        turn.members[index] = JournalEntry(asked.kind, asked.name, asked.digest, event.outcome, event.result)
-        has_ended = all(member.outcome for member in turn.members)
-        if turn.is_logged:
-            self._steps.put_member(agent, turn, index, is_last=has_ended)
-        if has_ended:
-            turn.journal.extend(turn.members)
-            turn.group, turn.members = len(turn.members), []
-            turn.logged = len(turn.journal)
+        if request.kind == "effect":
+            self._effect_ended(agent, turn, event.outcome, event.result, event.time_ns, event.late_s)
+        else:
+            self._finish(agent, turn, event.place, request, event.outcome, event.result)
+        if turn.is_logged and not turn.members and not turn.group:
+            self._steps.put(agent, turn)
         self._mode.moved(agent)
         self._mailboxes.next_turn(agent)
 
     def gone(self, agent: LocalAgent, callee: str) -> None:
-        """End the wait for a reply from `callee`, because `callee` does not exist or has left. All messages from `callee` have already
+        """End the wait for replies from `callee`, because `callee` does not exist or has left. All messages from `callee` have already
         arrived on this host."""
         turn = agent.turn
-        waits = turn.waits if turn is not None and turn.is_live else None
-        if turn is None or waits is None or (waits.kind, waits.name) != ("call", callee):
+        if turn is None or not turn.is_live:
             return
-        if self._unanswered(agent, turn, waits):
+        calls = [each for each in turn.open_requests() if (each[1].kind, each[1].name) == ("call", callee)]
+        ended = [place for place, request in calls if self._unanswered(agent, turn, place, request)]
+        if ended:
             self._mode.moved(agent)
             self._mailboxes.next_turn(agent)
 
-    def _unanswered(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """End the turn's pending call without a reply, unless the reply has already arrived. Return whether the call was ended."""
-        is_over = not any(self._is_it(turn, waits, entry) for entry in agent.mailbox)
+    def _unanswered(self, agent: LocalAgent, turn: DurableTurn, place: int, call: JournalEntry) -> bool:
+        """End a call of the turn without a reply, unless the reply has already arrived. Return whether the call was ended."""
+        is_over = not any(_is_it(turn, place, call, entry) for entry in agent.mailbox)
         if is_over:
-            self._finish(agent, turn, waits, DONE, b"")
+            self._finish(agent, turn, place, call, DONE, b"")
         return is_over
 
     def _finish(
-        self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, outcome: str, result: bytes, sender: str = ""
+        self,
+        agent: LocalAgent,
+        turn: DurableTurn,
+        place: int,
+        request: JournalEntry,
+        outcome: str,
+        result: bytes,
+        sender: str = "",
     ) -> None:
-        turn.journal.append(JournalEntry(waits.kind, waits.name, waits.digest, outcome, result, sender))
-        turn.waits = None
-        if waits.kind not in OUTSIDE:
-            _forget_time_out(agent)
+        """Record the result of a request. When all members of a group have ended, their entries enter the journal, in their order."""
+        if request.kind not in OUTSIDE:
+            _forget_time_out(agent, _timer_of(turn, place))
+        entry = JournalEntry(request.kind, request.name, request.digest, outcome, result, sender)
+        if turn.waits is not None:
+            turn.journal.append(entry)
+            turn.waits = None
+            return
+        index = place - len(turn.journal)
+        turn.members[index] = entry
+        if request.kind == "step":
+            self._steps.put_member(agent, turn, index)
+        if all(member.outcome for member in turn.members):
+            self._steps.group_ended(agent, turn)
+            turn.journal.extend(turn.members)
+            turn.group, turn.members = len(turn.members), []
 
     # ---- arrivals -------------------------------------------------------------------------------------------------
 
-    def _find(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Consume the awaited message if it has arrived, and stash the earlier messages on its channel. Return whether the message has
-        arrived.
+    def _find(self, agent: LocalAgent, turn: DurableTurn) -> bool:
+        """Consume the awaited messages that have arrived, and stash the earlier messages on their channels. Return whether the turn waits
+        for nothing more.
 
-        Each mailbox entry is compared with the awaited message only once. Comparing all entries again would require, on each arrival, a
+        Each mailbox entry is compared with the open requests only once. Comparing all entries again would require, on each arrival, a
         scan of a mailbox that may contain thousands of entries.
         """
-        if waits.kind in OUTSIDE:
-            return waits.kind == "effect" and turn.is_live and self._take_resolution(agent, turn, waits)
+        if turn.waits is not None and turn.waits.kind in OUTSIDE:
+            return turn.waits.kind == "effect" and turn.is_live and self._take_resolution(agent, turn, turn.waits)
         look, mailbox = turn.look, agent.mailbox
-        if waits.kind == "receive" and self._find_in_stash(agent, turn, waits):
-            return True
-        fresh = list(islice(reversed(mailbox), len(mailbox) - look.mailbox))
-        for entry in reversed(fresh):
-            if _is_time_out(entry):
-                del mailbox[look.mailbox]
-                self._finish(agent, turn, waits, DONE if waits.kind == "sleep" else LATE, b"")
-                return True
-            if waits.kind != "sleep" and self._is_it(turn, waits, entry):
-                self._take(agent, turn, waits, look.mailbox)
-                return True
-            look.is_pressed |= isinstance(entry, MessageEntry) and _is_full(entry.inlet)
-            look.mailbox += 1
-        return False
+        awaited = [request for request in turn.open_requests() if request[1].kind not in OUTSIDE]
+        count = len(awaited)
+        if not look.has_seen_stash:
+            awaited = [each for each in awaited if not self._find_in_stash(agent, turn, *each)]
+            look.has_seen_stash = True  # later entries were compared in the mailbox
+        while awaited and look.mailbox < len(mailbox):
+            entry = mailbox[look.mailbox]
+            found = next((each for each in awaited if _is_it(turn, *each, entry)), None)
+            if found is not None:
+                self._take(agent, turn, *found, look.mailbox)
+                awaited.remove(found)
+            else:
+                look.is_pressed |= isinstance(entry, MessageEntry) and _is_full(entry.inlet)
+                look.mailbox += 1
+        if len(awaited) < count and turn.members:
+            self._mode.moved(agent)
+        return turn.waits is None and not turn.members
 
     def _take_resolution(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
         """Consume an operator's resolution of the awaited effect if it has arrived. Return whether the effect is done. If the resolution
@@ -386,13 +383,13 @@ class DurableTurns:
         self._mode.before_turn(agent)
         return self._take_resolution(agent, turn, waits)  # the effect may be in doubt again
 
-    def _find_in_stash(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Remove the awaited entry from the stash, so that it does not get a turn of its own. Return whether the stash contained the
-        entry."""
-        if turn.look.has_seen_stash:
-            return False  # later entries were compared in the mailbox
+    def _find_in_stash(self, agent: LocalAgent, turn: DurableTurn, request_place: int, request: JournalEntry) -> bool:
+        """Remove the message to receive from the stash, so that it does not get a turn of its own. Return whether the stash contained the
+        message."""
+        if request.kind != "receive":
+            return False
         for place, stashed in enumerate(agent.stash):
-            if is_of_type(stashed.payload, waits.name):
+            if is_of_type(stashed.payload, request.name):
                 del agent.stash[place]
                 self._note_consumed(agent, "stashed", stashed.sender, stashed.payload)
                 if stashed.key:
@@ -400,30 +397,29 @@ class DurableTurns:
                     agent.stage = Stage.BETWEEN_SEGMENTS
                     self._inputs.close(agent, stashed.key, is_dead_lettered=False, reply=b"")
                     agent.stage = IDLE
-                self._finish(agent, turn, waits, DONE, stashed.payload, stashed.sender)
+                self._finish(agent, turn, request_place, request, DONE, stashed.payload, stashed.sender)
                 return True
-        turn.look.has_seen_stash = True
         return False
 
-    def _is_it(self, turn: DurableTurn, waits: JournalEntry, entry: Entry) -> bool:
-        if waits.kind == "receive":
-            return isinstance(entry, MessageEntry | InputEntry) and is_of_type(entry.payload, waits.name)
-        if not isinstance(entry, MessageEntry) or entry.inlet.sender != waits.name:
-            return False
-        return entry.payload.startswith(_reply_to(turn))
-
-    def _take(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, place: int) -> None:
+    def _take(
+        self, agent: LocalAgent, turn: DurableTurn, request_place: int, request: JournalEntry, place: int
+    ) -> None:
+        """Consume the mailbox entry at `place`, which ends a request."""
         entry = agent.mailbox[place]
+        if isinstance(entry, TimerEntry):
+            del agent.mailbox[place]
+            self._finish(agent, turn, request_place, request, DONE if request.kind == "sleep" else LATE, b"")
+            return
         earlier = list(_before(agent, place))
         if len(agent.stash) + len(earlier) > STASH_MAX:
-            self._finish(agent, turn, waits, LATE, b"")
+            self._finish(agent, turn, request_place, request, LATE, b"")
             return
         self._consume(agent, turn, earlier, is_stashed=True)
         self._consume(agent, turn, [place - len(earlier)], is_stashed=False)
         payload = entry.payload
-        if waits.kind == "call":
-            payload = payload[len(_reply_to(turn)) :]
-        self._finish(agent, turn, waits, DONE, payload, sender_of(agent, entry))
+        if request.kind == "call":
+            payload = payload[len(_reply_to(turn, request_place)) :]
+        self._finish(agent, turn, request_place, request, DONE, payload, sender_of(agent, entry))
 
     def _make_room(self, agent: LocalAgent, turn: DurableTurn) -> bool:
         """Stash messages to make room in full channels, because the awaited message can be sent only after earlier messages were received.
@@ -432,12 +428,14 @@ class DurableTurns:
 
         Return True if any entry was stashed.
         """
-        waits, room, sender = turn.waits, STASH_MAX - len(agent.stash), ""
+        room, senders = STASH_MAX - len(agent.stash), None
         if not agent.is_crowded:
-            if waits is None or waits.kind not in ("call", "receive") or not turn.look.is_pressed:
+            requests = [request for _, request in turn.open_requests() if request.kind in ("call", "receive")]
+            if not requests or not turn.look.is_pressed:
                 return False
-            sender = waits.name if waits.kind == "call" else ""
-        places = list(islice(_in_full_channels(agent, sender), room))
+            if all(request.kind == "call" for request in requests):
+                senders = {request.name for request in requests}
+        places = list(islice(_in_full_channels(agent, senders), room))
         turn.look.is_pressed = False  # if the stash is full, it stays full until this wait ends
         self._consume(agent, turn, places, is_stashed=True)
         return bool(places)
@@ -489,10 +487,11 @@ def _before(agent: LocalAgent, place: int) -> Iterator[int]:
             yield other
 
 
-def _in_full_channels(agent: LocalAgent, sender: str) -> Iterator[int]:
-    """Yield the mailbox indexes of the entries that arrived on full channels. If `sender` is not empty, consider only the channel from this
-    sender."""
-    full = {inlet: None for inlet in agent.inlets.values() if _is_full(inlet) and sender in ("", inlet.sender)}
+def _in_full_channels(agent: LocalAgent, senders: set[str] | None) -> Iterator[int]:
+    """Yield the mailbox indexes of the entries that arrived on full channels. If `senders` is given, consider only channels from them."""
+    full = {inlet: None for inlet in agent.inlets.values() if _is_full(inlet)}
+    if senders is not None:
+        full = {inlet: None for inlet in full if inlet.sender in senders}
     if full:
         yield from [
             place
@@ -505,20 +504,32 @@ def _is_full(inlet: AgentInlet) -> bool:
     return inlet.arrived >= inlet.credit_sent
 
 
-def _is_time_out(entry: Entry) -> bool:
-    return isinstance(entry, TimerEntry) and entry.name == TURN_TIMER
+def _is_it(turn: DurableTurn, place: int, request: JournalEntry, entry: Entry) -> bool:
+    """Return whether the mailbox entry ends the request at this place of the turn's journal."""
+    if isinstance(entry, TimerEntry):
+        return entry.name == _timer_of(turn, place)
+    if request.kind == "receive":
+        return isinstance(entry, MessageEntry | InputEntry) and is_of_type(entry.payload, request.name)
+    if request.kind != "call" or not isinstance(entry, MessageEntry) or entry.inlet.sender != request.name:
+        return False
+    return entry.payload.startswith(_reply_to(turn, place))
 
 
-def _forget_time_out(agent: LocalAgent) -> None:
-    """Cancel the timeout of the turn's wait. The timeout may already have fired, so that its entry is in the mailbox behind the awaited
+def _timer_of(turn: DurableTurn, place: int) -> str:
+    """Return the name of the timer that ends the wait at this place."""
+    return f"{TURN_TIMER}{place}" if turn.members else TURN_TIMER
+
+
+def _forget_time_out(agent: LocalAgent, name: str) -> None:
+    """Cancel the timeout of a wait. The timeout may already have fired, so that its entry is in the mailbox behind the awaited
     message."""
-    if agent.timers.pop(TURN_TIMER, None) is None:
+    if agent.timers.pop(name, None) is None:
         for place, entry in enumerate(agent.mailbox):
-            if _is_time_out(entry):
+            if isinstance(entry, TimerEntry) and entry.name == name:
                 del agent.mailbox[place]
                 return
 
 
-def _reply_to(turn: DurableTurn) -> bytes:
-    """Return the byte prefix of the reply for which the turn waits."""
-    return reply_to(call_id(turn.seed, len(turn.journal)))
+def _reply_to(turn: DurableTurn, place: int) -> bytes:
+    """Return the byte prefix of the reply to the call at this place of the turn's journal."""
+    return reply_to(call_id(turn.seed, place))

@@ -25,6 +25,7 @@ it is created again.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 from snapline.agent_runtime.durable import DONE, FAILED, LOGGED_KINDS, rolled
@@ -53,15 +54,14 @@ coordinator's log. If a host dies, the removal of its unreported batches would n
 
 
 class PendingEntry:
-    """An entry of a durable turn's journal that is being logged. `is_last` is set if the turn continues when this entry is durable.
-    `is_mark` is set if the entry records that an effect is about to be called."""
+    """An entry of a durable turn's journal that is being logged. `is_mark` is set if the entry records that an effect is about to be
+    called."""
 
-    __slots__ = ("entry", "is_last", "is_mark", "turn")
+    __slots__ = ("entry", "is_mark", "turn")
 
-    def __init__(self, entry: LoggedEntry, turn: DurableTurn, *, is_last: bool, is_mark: bool = False) -> None:
+    def __init__(self, entry: LoggedEntry, turn: DurableTurn, *, is_mark: bool = False) -> None:
         self.entry = entry
         self.turn = turn
-        self.is_last = is_last
         self.is_mark = is_mark
 
 
@@ -420,26 +420,30 @@ class StepLog:
         if self._log.why_none:
             self._tell(self._log.why_none)
             return
-        fresh = self._take_fresh(agent, turn)
-        for entry in fresh:
-            self._log.put(PendingEntry(entry, turn, is_last=entry is fresh[-1]))
-        turn.is_logging = bool(fresh)
-        self._log.append()
+        self._put(turn, self._take_fresh(agent, turn))
 
-    def put_member(self, agent: LocalAgent, turn: DurableTurn, index: int, *, is_last: bool) -> None:
-        """Log the entry of a step of a group, and the entries before the group. After the last step of the group to end, the turn continues
-        when the log contains all entries."""
+    def put_member(self, agent: LocalAgent, turn: DurableTurn, index: int) -> None:
+        """Log the entry of a step of a group, and the entries before the group. After the last member of the group has ended, the turn
+        continues when the log contains all entries."""
         if self._log.why_none:
             self._tell(self._log.why_none)
             return
-        for entry in self._take_fresh(agent, turn):
-            self._log.put(PendingEntry(entry, turn, is_last=False))
         place, member = len(turn.journal) + index, turn.members[index]
+        fresh = self._take_fresh(agent, turn)
         requests = [JournalEntry(each.kind, each.name, each.digest) for each in turn.members[:index]]
         prefix = rolled(self._prefix_of(turn, len(turn.journal)), requests)
-        logged = LoggedEntry(agent.id, turn.number, turn.seed, place, prefix, member)
-        self._log.put(PendingEntry(logged, turn, is_last=is_last))
-        turn.is_logging = is_last
+        self._put(turn, [*fresh, LoggedEntry(agent.id, turn.number, turn.seed, place, prefix, member)])
+
+    def group_ended(self, agent: LocalAgent, turn: DurableTurn) -> None:
+        """Count the entries of a group as logged, which are about to enter the journal. Its steps were logged as they ended."""
+        if not self._log.why_none and any(member.kind == "step" for member in turn.members):
+            self._put(turn, self._take_fresh(agent, turn))
+            turn.logged += len(turn.members)
+
+    def _put(self, turn: DurableTurn, entries: Iterable[LoggedEntry]) -> None:
+        for entry in entries:
+            self._log.put(PendingEntry(entry, turn))
+            turn.unlogged += 1
         self._log.append()
 
     def _take_fresh(self, agent: LocalAgent, turn: DurableTurn) -> list[LoggedEntry]:
@@ -514,7 +518,7 @@ class StepLog:
         called."""
         place = len(turn.journal)
         logged = LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), mark_of(opened))
-        self._log.put(PendingEntry(logged, turn, is_last=False, is_mark=True))
+        self._log.put(PendingEntry(logged, turn, is_mark=True))
         self._log.append()
 
     def has_mark(self, agent: LocalAgent, opened: OpenEffect) -> bool:
@@ -533,8 +537,9 @@ class StepLog:
             return
         if pending.is_mark:
             self._effects.marked(agent, pending.turn, pending.entry.entry)
-        elif pending.is_last:
-            pending.turn.is_logging = False
+            return
+        pending.turn.unlogged -= 1
+        if not pending.turn.unlogged:
             self._mailboxes.next_turn(agent)
 
 

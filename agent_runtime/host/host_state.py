@@ -162,18 +162,18 @@ class DurableTurn:
         since_ns: time at which the wait or the problem started on this host (monotonic ns).
         number: number of the turn among the agent's durable turns, starting at 1.
         is_logged: whether the result of `waits` must be in the host log before the turn continues.
-        is_logging: whether the result of `waits` is currently being written to the host log.
+        unlogged: number of entries that have been given to the host log and are not durable yet. Until all are, the turn does not continue.
         logged: number of journal entries that are in the host log, are being written to it, or need not be logged.
         rolled, prefix: number of journal entries that have been digested, and their digest.
-        look: record of the waiting entries that have been compared with `waits`.
+        look: record of the waiting entries that have been compared with the open requests.
         members, group: as in `SavedTurn`.
     """
 
     __slots__ = (
         "_sealed",
-        *("group", "is_live", "is_logged", "is_logging", "journal", "key", "logged", "look"),
+        *("group", "is_live", "is_logged", "journal", "key", "logged", "look"),
         *("members", "number", "payload", "prefix", "problem"),
-        *("rolled", "seed", "sender", "since_ns", "waits", "what"),
+        *("rolled", "seed", "sender", "since_ns", "unlogged", "waits", "what"),
     )
 
     def __init__(self, saved: SavedTurn, number: int = 1) -> None:
@@ -183,9 +183,9 @@ class DurableTurn:
         self.waits: JournalEntry | None = saved.waits
         self.members = list(saved.members)
         self.group = saved.group
-        self.is_live = self.is_logged = self.is_logging = False
+        self.is_live = self.is_logged = False
         self.problem = ""
-        self.since_ns = self.logged = self.rolled = 0
+        self.since_ns = self.logged = self.unlogged = self.rolled = 0
         self.number = number
         self.prefix = b""
         self.look = UnmatchedEntries()
@@ -195,6 +195,13 @@ class DurableTurn:
     def awaited(self) -> JournalEntry | None:
         """Return the entry that the turn is waiting for, or the first unfinished one of a group."""
         return self._from(len(self.journal)).awaited
+
+    def open_requests(self) -> list[tuple[int, JournalEntry]]:
+        """Return the requests that have no result yet, with their places in the journal: one, or those of a group."""
+        first = len(self.journal)
+        if self.waits is not None:
+            return [(first, self.waits)]
+        return [(first + index, member) for index, member in enumerate(self.members) if not member.outcome]
 
     def whole(self) -> SavedTurn:
         """Return the turn with its complete journal, from which the turn can be rerun."""

@@ -166,7 +166,7 @@ def _turn_of(turn: DurableTurn, effects: AgentEffects | None, put_off: int, now_
         turn.payload,
         len(turn.journal),
         tuple(turn.journal[-ENTRIES_SHOWN:]),
-        IN_LOG if turn.is_logging else turn.awaited,
+        IN_LOG if turn.unlogged and not turn.members else turn.awaited,
         _waited_ns(turn, now_ns),
         put_off,
         turn.problem,

@@ -123,9 +123,17 @@ class WaitOracle:
             self._due_ns[place] = min(least_ns, due_ns), max(most_ns, due_ns)
 
     def on_over(
-        self, t_ns: int, agent: str, place: TurnPosition, found: JournalEntry, faults: Sequence[ExecutedFault]
+        self,
+        t_ns: int,
+        agent: str,
+        place: TurnPosition,
+        found: JournalEntry,
+        faults: Sequence[ExecutedFault],
+        *,
+        is_grouped: bool = False,
     ) -> None:
-        """Check that a wait has ended at the right time. `faults` lists the faults that have been executed so far."""
+        """Check that a wait has ended at the right time. `faults` lists the faults that have been executed so far. A member of a group may
+        have ended earlier than its group."""
         due = self._due_ns.get(place)
         is_timed = (found.kind, found.outcome) == ("sleep", DONE) or found.outcome == LATE
         if due is None or not is_timed or any(fault.kind == "clock" for fault in faults):
@@ -135,6 +143,8 @@ class WaitOracle:
             self._report(
                 "waits", "G3", t_ns, f"a {found.kind} of {agent} ends {_s(least_ns - t_ns)} before its time is over"
             )
+        if is_grouped:
+            return
         ends_ns = [fault.until_ns or fault.at_ns for fault in faults]
         latest_ns = max([due_ns, self._loaded_ns.get(agent, 0), *ends_ns])
         if latest_ns < t_ns - PATIENCE_NS:

@@ -62,6 +62,10 @@ class Note(snapline.Message):
     number: int
 
 
+TOGETHER = (1, 2)
+"""Remainders of the plans' numbers, divided by four, for which a plan makes most of its requests in one group."""
+
+
 class Told(snapline.Message):
     """Output of a `Planner`. `place` distinguishes the outputs of one plan. `draw` is a random number, so it differs between histories."""
 
@@ -143,19 +147,25 @@ class Planner(snapline.Agent):
         _check_same(await ctx.step("asked", lambda: asked), asked)
         if plan % 4 == 0:
             half.append(await self._wait_in_vain(ctx))
-        if has_neighbour:
+        if has_neighbour and plan % 4 in TOGETHER:
+            answer, numbers = await self._ask_together(plan, right, ctx)
+            half += numbers
+        elif has_neighbour:
             answer = await ctx.call(right, Ask(plan), Answer, timeout_s=WAIT_S)
+        if has_neighbour:
             half.append(answer.number)
             heard = answer.draw
             self._tell(plan, 1, ctx)
             _check_same(await ctx.step("done", lambda: answer.done), answer.done)
+        if has_neighbour and plan % 4 not in TOGETHER:
             await ctx.sleep(0.001 + 0.02 * ctx.random())
             half.append((await ctx.receive(Note, timeout_s=WAIT_S)).number)
             if plan % 5 == 1:
                 half.append(await self._refused(right, REFUSED, ctx))
-        if plan % 6 == 5:
-            half.append(await self._refused("nobody", NOBODY, ctx))
-        half.append(await self._look(plan + 2, ctx))
+        if not has_neighbour or plan % 4 not in TOGETHER:
+            if plan % 6 == 5:
+                half.append(await self._refused("nobody", NOBODY, ctx))
+            half.append(await self._look(plan + 2, ctx))
         self._tell(plan, 2, ctx)
         self._stumble(plan)
         self.state.heard += heard
@@ -164,6 +174,15 @@ class Planner(snapline.Agent):
         half.clear()
         if self.state.done < self.state.plans:
             ctx.send(ctx.agent, Go(self.state.done))
+
+    async def _ask_together(self, plan: int, right: str, ctx: snapline.Context) -> tuple[Answer, list[int]]:
+        """Make the plan's other requests at the same time. Return the neighbour's answer, and the values of the other requests."""
+        others = [self._look(plan + 2, ctx), ctx.sleep(0.001 + 0.02 * ctx.random())]
+        others += [self._refused(right, REFUSED, ctx)] if plan % 5 == 1 else []
+        others += [self._refused("nobody", NOBODY, ctx)] if plan % 6 == 5 else []
+        call = ctx.call(right, Ask(plan), Answer, timeout_s=WAIT_S)
+        answer, note, *numbers = await ctx.gather(call, ctx.receive(Note, timeout_s=WAIT_S), *others)
+        return answer, [note.number, *[number for number in numbers if number is not None]]
 
     def _tell(self, plan: int, place: int, ctx: snapline.Context) -> None:
         """Emit an output in every third plan. This method is called in the middle and at the end of each plan."""

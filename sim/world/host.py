@@ -233,10 +233,11 @@ class JudgeObserver(HostObserver):
         if may_wait(known):
             state = encode_ordered(self.turns.object_of(turn.agent).state)
             self._judge.ground_truth.effects.on_started(turn)
-            if turn.found is not None:
+            for index, found in enumerate(turn.group or [found for found in (turn.found,) if found is not None]):
                 place = self._judge.ground_truth.steps.place_of(turn.agent, turn.incarnation)
                 self._judge.ground_truth.steps.waits.on_over(
-                    self._shared.kernel.now_ns, turn.agent, place, turn.found, self._shared.faults
+                    *(self._shared.kernel.now_ns, turn.agent, (*place, index), found, self._shared.faults),
+                    is_grouped=bool(turn.group),
                 )
             self._judge.ground_truth.steps.on_started(turn, state)
             self._judge.replays.durable.on_started(turn, state)
@@ -259,12 +260,14 @@ class JudgeObserver(HostObserver):
         self._add((now_ns, self.sim.name, turn.agent, turn.what, turn.sender, turn.payload))
         if type(ended) is ev.TurnEnded:
             self._judge.ground_truth.steps.on_ended(ended)
-            if ended.pause is not None and ended.pause.timeout_ns is not None:
+            if ended.pause is not None:
                 place = self._judge.ground_truth.steps.place_of(turn.agent, turn.incarnation)
-                is_again = turn.turn is not None and turn.turn.waits is not None
-                self._judge.ground_truth.steps.waits.on_waiting(
-                    now_ns, place, ended.pause.timeout_ns, is_again=is_again
-                )
+                is_again = turn.turn is not None and turn.turn.awaited is not None
+                for index, timeout_ns in enumerate(ended.pause.timeouts_ns or [ended.pause.timeout_ns]):
+                    if timeout_ns is not None:
+                        self._judge.ground_truth.steps.waits.on_waiting(
+                            now_ns, (*place, index), timeout_ns, is_again=is_again
+                        )
             known = self.turns.type_of(turn.agent)
             if may_wait(known):
                 self._judge.replays.durable.on_ended(now_ns, ended, known, self.turns.object_of(turn.agent), draws)

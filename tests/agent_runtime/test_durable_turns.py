@@ -391,7 +391,7 @@ def stash_not_saved(patch: Patch) -> None:
 
 
 def replies_of_all_calls(patch: Patch) -> None:
-    patch.setattr("snapline.agent_runtime.host.durable_turns._reply_to", lambda turn: payloads.REPLY)
+    patch.setattr("snapline.agent_runtime.host.durable_turns._reply_to", lambda turn, place: payloads.REPLY)
 
 
 def divergence_is_a_failure(patch: Patch) -> None:

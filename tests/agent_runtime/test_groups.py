@@ -2,14 +2,15 @@
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.agent_runtime.driving import Driver
-from tests.agent_runtime.test_durable import SEED, Clock, Go, Notes, Quote, Told, saved
+from tests.agent_runtime.driving import MS, Driver
+from tests.agent_runtime.test_durable import SEED, Clock, Go, Notes, Told, saved
 from tests.agent_runtime.test_durable_turns import GO, control
 from tests.agent_runtime.test_step_log import appended, batches
 
@@ -19,20 +20,27 @@ from snapline.agent_runtime.durable import (
     DONE,
     FAILED,
     GROUP_MAX,
+    LATE,
     Pause,
     SegmentEnd,
     TurnJournal,
+    call_id,
     encode_error,
     encode_result,
+    reply_payload,
     rolled,
 )
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.durable_turns import DurableTurns
+from snapline.agent_runtime.host.host_log import PendingEntry, StepLog
+from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.errors import DivergenceError, StepFailedError, UsageError
 from snapline.messages import host_messages as msg
+from snapline.messages.payloads import REPLY
 from snapline.storage.log.log_record import LoggedEntry
-from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
+from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn
 
 # -- the handler's side ---------------------------------------------------------------------------------------------------
 
@@ -163,16 +171,14 @@ def first_of(members: Any) -> SegmentEnd:
 @pytest.mark.parametrize(
     ("members", "text"),
     [
-        (lambda ctx: [ctx.call("b", Quote(1), Told)], "ctx.gather takes steps, and not a call"),
-        (lambda ctx: [ctx.sleep(1)], "ctx.gather takes steps, and not a sleep"),
-        (lambda ctx: [7], "ctx.gather takes steps, such as .*, and not a int"),
-        (
-            lambda ctx: [ctx.gather(ctx.step("s", int))],
-            "a member of ctx.gather awaits a SegmentEnd|ctx.gather takes steps",
-        ),
-        (lambda ctx: [ctx.step(f"s{n}", int) for n in range(GROUP_MAX + 1)], "at most 64 steps, not 65"),
+        (lambda ctx: [ctx.effect("pay", int, 1)], "ctx.gather takes no effects"),
+        (lambda ctx: [ctx.sleep_until(datetime.now(UTC))], "reads the clock: .* use ctx.sleep in it"),
+        (lambda ctx: [7], "ctx.gather takes calls of the context that wait: .*, and not a int"),
+        (lambda ctx: [ctx.gather(ctx.step("s", int))], "a group has no groups in it: ctx.gather takes calls"),
+        (lambda ctx: [ctx.step(f"s{n}", int) for n in range(GROUP_MAX + 1)], "at most 64 members, not 65"),
+        (lambda ctx: [ctx.receive(Told), ctx.receive(Told)], "one ctx.receive of each type"),
     ],
-    ids=["call", "sleep", "value", "group", "too many"],
+    ids=["effect", "clock", "value", "group", "too many", "received twice"],
 )
 def test_what_a_group_cannot_take_is_refused_in_a_sentence(members: Any, text: str) -> None:
     with pytest.raises(UsageError, match=text):
@@ -196,7 +202,7 @@ def test_a_member_that_asks_for_more_than_one_step_is_refused() -> None:
 
     coroutine = handler(context())
     coroutine.send(None)
-    with pytest.raises(UsageError, match=r"a member of ctx\.gather is one step"):
+    with pytest.raises(UsageError, match=r"a member of ctx\.gather waits once"):
         coroutine.send([JournalEntry("step", "one", b"", DONE, encode_result("one", 0))])
 
 
@@ -209,7 +215,7 @@ def test_a_turn_that_stood_in_a_group_and_asks_for_another_one_diverges(size: in
             await ctx.step("s0", int)
 
     request = [JournalEntry("step", f"s{n}", b"") for n in range(2)]
-    with pytest.raises(DivergenceError, match=r"entry 1 of the turn's journal begins a group of 2 steps, and now"):
+    with pytest.raises(DivergenceError, match=r"entry 1 of the turn's journal begins a group of 2, and now"):
         handler(context(open_group([], request))).send(None)
 
 
@@ -282,7 +288,7 @@ def group_begun() -> Driver:
     """A driver with an open log, whose agent `a` waits for a group."""
     driver = Driver()
     driver.remote_sends("z", "a", GO)
-    driver.end("a", pause=Pause(SEED, MEMBERS[0], None, [], True, members=MEMBERS))
+    driver.end("a", pause=Pause(SEED, MEMBERS[0], None, [], True, members=MEMBERS, timeouts_ns=[None] * 3))
     driver.feed(msg.LogOpened(1))
     return driver
 
@@ -309,8 +315,11 @@ def test_a_turn_goes_on_when_all_members_are_in_the_log(order: tuple[int, ...]) 
         end(driver, place, FAILED)  # a late or repeated end counts for nothing
         if place == order[0]:
             driver.feed(msg.LogOpened(1))
+    durable = 0
     while "a" not in driver.turns:
         appended(driver)
+        durable += 1
+    assert durable == len(batches(driver)), "it goes on when all is durable, and not before"
     turn = driver.turns["a"]
     assert turn.group == tuple(member(place) for place in range(3)) and turn.found is None
     logged = [entry for batch in batches(driver) for entry in batch.entries]
@@ -336,3 +345,157 @@ def test_only_failed_members_run_again_when_the_turn_is_retried() -> None:
     driver.feed(ev.TurnFailed("a", 1, "StepFailedError", 0, "undo", 3, False, (0,), is_durable=True, is_of_step=True))
     turn = driver.core.agents["a"].turn
     assert turn is not None and turn.members == [MEMBERS[0], member(1), MEMBERS[2]] and turn.journal == []
+
+
+# -- calls, messages and sleeps -------------------------------------------------------------------------------------------
+
+MIXED = [
+    JournalEntry("call", "z"),
+    JournalEntry("step", "s"),
+    JournalEntry("receive", "Told"),
+    JournalEntry("call", "z", b"2"),
+    JournalEntry("sleep", "", b"3"),
+    JournalEntry("call", "b"),
+]
+TOLD = encode_message(Told(5))
+
+
+def mixed(members: Sequence[JournalEntry] = MIXED) -> Driver:
+    """A driver whose agent `a` waits for calls, a step, a message and a sleep at the same time."""
+    driver = Driver(here=("a", "b"))
+    driver.remote_sends("z", "a", GO)
+    timeouts_ns = [None if each.kind == "step" else (index + 1) * 100 * MS for index, each in enumerate(members)]
+    pause = Pause(SEED, members[0], None, [], True, members=list(members), timeouts_ns=timeouts_ns)
+    driver.end("a", ("b", GO), ("z", GO), pause=pause)
+    return driver
+
+
+def reply(place: int) -> bytes:
+    return reply_payload(call_id(SEED, place), b"%d" % place)
+
+
+def do(driver: Driver, what: str) -> None:
+    match what:
+        case "replies":  # those of two calls, in the other order, and a message between them that nobody awaits
+            driver.remote_sends("z", "a", reply(3), encode_message(Go()), reply(0))
+        case "step":
+            end(driver, 1)
+            driver.feed(msg.LogOpened(1))
+        case "message":
+            driver.remote_sends("z", "a", TOLD)
+        case "local":
+            driver.end("b", ("a", reply(5)))
+        case "time":
+            driver.feed(ev.TimerFired(), 500 * MS)
+
+
+WAYS = list(itertools.permutations(["replies", "step", "message", "local"]))
+
+
+@pytest.mark.parametrize("order", [*WAYS, ("time",)])
+def test_members_of_all_kinds_end_in_any_order(order: tuple[str, ...]) -> None:
+    """Whatever comes first, the group has one outcome."""
+    driver = mixed()
+    for what in order:
+        assert "a" not in driver.turns
+        do(driver, what)
+    if order == ("time",):
+        do(driver, "step")
+        do(driver, "local")
+    else:
+        do(driver, "time")
+    appended(driver)
+    group = driver.turns["a"].group
+    if order == ("time",):
+        outcomes = [LATE, DONE, LATE, LATE, DONE, DONE]
+        assert [each.outcome for each in group] == outcomes
+    else:
+        assert [(each.outcome, each.result) for each in group] == [
+            *((DONE, b"0"), (DONE, b"1"), (DONE, TOLD), (DONE, b"3"), (DONE, b""), (DONE, b"5"))
+        ]
+        stash = driver.core.agents["a"].stash
+        assert [each.payload for each in stash] == [encode_message(Go())], "it is put off until the turn has ended"
+    assert not [name for name in driver.core.agents["a"].timers if name], "no time limit is left"
+    driver.end("a")
+    driver.core.validate()
+
+
+def test_replies_that_wait_together_are_all_found() -> None:
+    """Taking one reply consumes all that precedes it on its channel, among it the reply to another call of the group."""
+    driver = mixed()
+    agent = driver.core.agents["a"]
+    agent.is_held = True
+    do(driver, "replies")
+    agent.is_held = False
+    do(driver, "step")
+    assert agent.turn is not None
+    assert [each.outcome for each in agent.turn.members] == [DONE, DONE, "", DONE, "", ""]
+
+
+def test_calls_of_a_group_to_an_agent_that_is_gone_end_without_replies() -> None:
+    driver = mixed()
+    turn = driver.core.agents["a"].turn
+    assert turn is not None
+    driver.remote_sends("z", "a", reply(3))
+    driver.core._durable.gone(driver.core.agents["a"], "z")
+    assert [(each.outcome, each.result) for each in turn.members] == [
+        *((DONE, b""), ("", b""), ("", b""), (DONE, b"3"), ("", b""), ("", b""))
+    ]
+
+
+def test_the_time_limits_of_a_group_are_forgotten_with_its_turn() -> None:
+    driver = mixed()
+    agent = driver.core.agents["a"]
+    assert agent.turn is not None and sum(name.startswith(TURN_TIMER) for name in agent.timers) == 5
+    driver.core._durable.ended(agent)
+    assert not agent.timers
+
+
+def replies_before_it_dropped(patch: pytest.MonkeyPatch) -> None:
+    find = DurableTurns._find
+
+    def find_last(self: DurableTurns, agent: LocalAgent, turn: DurableTurn) -> bool:
+        replies = [place for place, entry in enumerate(agent.mailbox) if entry.payload.startswith(REPLY)]
+        if turn.members and len(replies) > 1:
+            turn.look.mailbox = replies[-1]
+        return find(self, agent, turn)
+
+    patch.setattr(DurableTurns, "_find", find_last)
+
+
+def one_timer_for_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("snapline.agent_runtime.host.durable_turns._timer_of", lambda turn, place: TURN_TIMER)
+
+
+def calls_by_the_place_of_the_group(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        "snapline.agent_runtime.host.durable_turns._reply_to",
+        lambda turn, place: reply_payload(call_id(turn.seed, len(turn.journal)), b""),
+    )
+
+
+def only_the_last_step_awaited(patch: pytest.MonkeyPatch) -> None:
+    def put(self: StepLog, turn: DurableTurn, entries: Iterable[LoggedEntry]) -> None:
+        for entry in entries:
+            self._log.put(PendingEntry(entry, turn))
+            turn.unlogged = 1
+        self._log.append()
+
+    patch.setattr(StepLog, "_put", put)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"),
+    [
+        (replies_before_it_dropped, test_replies_that_wait_together_are_all_found),
+        (one_timer_for_all, lambda: test_members_of_all_kinds_end_in_any_order(("time",))),
+        (calls_by_the_place_of_the_group, lambda: test_members_of_all_kinds_end_in_any_order(WAYS[0])),
+        (only_the_last_step_awaited, lambda: test_a_turn_goes_on_when_all_members_are_in_the_log((0, 1, 2))),
+    ],
+)
+def test_a_mutant_is_found(
+    mutant: Callable[[pytest.MonkeyPatch], None], test: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, KeyError)):
+        test()

@@ -49,9 +49,9 @@ def plainly() -> Iterator[None]:
     """Everything is looked at each time, and full channels are looked for each time."""
     find, put_off = DurableTurns._find, DurableTurns._make_room
 
-    def find_again(self: DurableTurns, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
+    def find_again(self: DurableTurns, agent: LocalAgent, turn: DurableTurn) -> bool:
         turn.look = UnmatchedEntries()
-        return find(self, agent, turn, waits)
+        return find(self, agent, turn)
 
     def put_off_again(self: DurableTurns, agent: LocalAgent, turn: DurableTurn) -> bool:
         turn.look.is_pressed = True
@@ -85,13 +85,15 @@ class Script:
             self.driver.flush()
 
     def _reply(self, number: int, _other: int) -> None:
-        """The reply that `a` waits for, from z or from b."""
+        """A reply that `a` waits for, from z or from b."""
         turn = self.driver.core.agents["a"].turn
-        if turn is None or turn.waits is None or turn.waits.kind != "call":
+        calls = [each for each in turn.open_requests() if each[1].kind == "call"] if turn is not None else []
+        if not calls:
             return
-        payload = reply_payload(call_id(SEED, len(turn.journal)), b"yes")
+        request_place, call = calls[number % len(calls)]
+        payload = reply_payload(call_id(SEED, request_place), b"yes")
         place = self.driver.remote.channels.get(("z", "a"), 0)
-        if turn.waits.name == "b":
+        if call.name == "b":
             self._local(0, 0, payload)
         elif self.sent["z"] < self.driver.remote.credits.get(place, CREDIT):
             self.sent["z"] += 1
@@ -110,7 +112,12 @@ class Script:
         """The turn of `a` ends a segment, with sends to y, and waits for something."""
         if "a" in self.driver.turns:
             sends = [("y", b"\x01s")] * (other % 7)
-            self.driver.end("a", *sends, pause=Pause(SEED, WAITS[number % len(WAITS)], 200 * MS, []))
+            pause = Pause(SEED, WAITS[number % len(WAITS)], 200 * MS, [])
+            if number >= len(WAITS):
+                members = [WAITS[n % len(WAITS)] for n in range(number, number + 2 + other % 4)]
+                timeouts_ns = [(50 + 50 * n) * MS for n in range(len(members))]
+                pause = Pause(SEED, members[0], None, [], True, members=members, timeouts_ns=list(timeouts_ns))
+            self.driver.end("a", *sends, pause=pause)
 
     def _over(self, number: int, other: int) -> None:
         """The turn of `a` ends, with sends to y and to itself, and a timer."""
@@ -120,8 +127,9 @@ class Script:
 
     def _step(self, _number: int, _other: int) -> None:
         turn = self.driver.core.agents["a"].turn
-        if turn is not None and turn.waits is not None and turn.waits.kind == "step":
-            self.driver.feed(ev.StepEnded("a", 1, len(turn.journal), DONE, b"r"))
+        steps = [place for place, each in turn.open_requests() if each.kind == "step"] if turn is not None else []
+        if steps:
+            self.driver.feed(ev.StepEnded("a", 1, steps[0], DONE, b"r"))
 
     def _later(self, number: int, _other: int) -> None:
         self.driver.feed(ev.TimerFired(), (number % 3) * 100 * MS)

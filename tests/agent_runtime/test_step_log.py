@@ -22,6 +22,8 @@ from tests.agent_runtime.test_durable_turns import (
 from snapline.agent_runtime.durable import DONE, FAILED, LoggedSteps, Pause, rolled
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host import host_log
+from snapline.agent_runtime.host.durable_turns import DurableTurns
+from snapline.agent_runtime.host.entries import Entry
 from snapline.agent_runtime.host.host_log import PendingEntry, StepLog
 from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.messages import host_messages as msg
@@ -318,13 +320,14 @@ def test_agents_that_are_nowhere_get_theirs_when_they_are_made_again() -> None:
 
 
 def goes_on_at_once(patch: Patch) -> None:
-    original = StepLog.put
+    original = DurableTurns.next_entry
 
-    def put(self: StepLog, agent: LocalAgent, turn: Any) -> None:
-        original(self, agent, turn)
-        turn.is_logging = False
+    def next_entry(self: DurableTurns, agent: LocalAgent) -> Entry | None:
+        if agent.turn is not None:
+            agent.turn.unlogged = 0
+        return original(self, agent)
 
-    patch.setattr(StepLog, "put", put)
+    patch.setattr(DurableTurns, "next_entry", next_entry)
 
 
 def number_not_saved(patch: Patch) -> None:

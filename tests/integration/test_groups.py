@@ -35,7 +35,10 @@ async def test_a_killed_group_runs_only_the_step_again_that_had_not_ended(data_d
         Path(f"{notes}.go").touch()
         await fleet.end()
     store = store_of(data_dir)
-    state = load_cut(store, store.epochs()[-1], groups.fleet(**arguments)).states["reader"]
-    assert isinstance(state, groups.Seen) and state.results == list(range(groups.SIZE))
+    states = load_cut(store, store.epochs()[-1], groups.fleet(**arguments)).states
+    state, adder = states["reader"], states["adder"]
+    assert isinstance(state, groups.Seen) and isinstance(adder, groups.Seen)
+    assert state.results == list(range(groups.SIZE))
+    assert state.totals == adder.results == [10, 11], "each call was answered once"
     begun = [f"begin {n}" for n in (*range(groups.SIZE), groups.WAITING)]
     assert sorted(lines_of(notes)) == sorted([*begun, *[f"end {n}" for n in range(groups.SIZE)]])

@@ -1,4 +1,4 @@
-"""An agent whose turn runs steps at the same time; each step says outside when it begins and when it ends."""
+"""An agent whose turn runs steps and calls at the same time; each step says outside when it begins and when it ends."""
 
 import asyncio
 import time
@@ -8,6 +8,7 @@ import msgspec
 
 import snapline
 
+CALLS = 2
 SIZE, WAITING = 16, 1
 """The step `WAITING` ends only when the test says so, and all others meanwhile."""
 
@@ -15,10 +16,19 @@ SIZE, WAITING = 16, 1
 class Seen(msgspec.Struct):
     notes: str
     results: list[int] = []
+    totals: list[int] = []
 
 
 class Ask(snapline.Message):
     pass
+
+
+class Sum(snapline.Message):
+    numbers: list[int]
+
+
+class Total(snapline.Message):
+    value: int
 
 
 def note(notes: str, text: str) -> None:
@@ -52,7 +62,20 @@ class Reader(snapline.Agent):
     async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
         notes = self.state.notes
         steps = [ctx.step(f"step {n}", look if n % 2 else read, notes, n) for n in range(SIZE)]
-        self.state.results = await ctx.gather(*steps)
+        calls = [ctx.call("adder", Sum([n, 10]), Total) for n in range(CALLS)]
+        *results, first, second, _ = await ctx.gather(*steps, *calls, ctx.sleep(0.01))
+        self.state.results, self.state.totals = results, [first.value, second.value]
+
+
+class Adder(snapline.Agent):
+    """An agent that answers calls."""
+
+    state: Seen
+
+    @snapline.handler
+    async def on_sum(self, message: Sum, ctx: snapline.Context) -> None:
+        self.state.results.append(sum(message.numbers))
+        ctx.reply(Total(sum(message.numbers)))
 
 
 def is_over(cut: snapline.Cut) -> bool:
@@ -64,7 +87,7 @@ def is_over(cut: snapline.Cut) -> bool:
 def fleet(notes: str, recovery: str = "global") -> snapline.Fleet:
     return snapline.Fleet(
         "groups",
-        agents={"reader": lambda: Reader(Seen(notes))},
+        agents={"reader": lambda: Reader(Seen(notes)), "adder": lambda: Adder(Seen(notes))},
         triggers=[snapline.Every(seconds=0.2)],
         stop_when=is_over,
         recovery=recovery,

@@ -15,6 +15,7 @@ from snapline.agent_runtime.host import epoch_files, turns
 from snapline.agent_runtime.host.agent_effects import COMPENSATED, AgentEffects
 from snapline.agent_runtime.host.agent_io import AgentOutputs
 from snapline.agent_runtime.host.durable_turns import DurableTurns
+from snapline.agent_runtime.host.entries import Entry
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent
@@ -80,7 +81,7 @@ def members_behind_results() -> list[Patch]:
     """Log the steps of a group with the results of the steps that have ended before, so that a rerun does not recognize them."""
     original = StepLog.put_member
 
-    def put_member(self: StepLog, agent: LocalAgent, turn: DurableTurn, index: int, *, is_last: bool) -> None:
+    def put_member(self: StepLog, agent: LocalAgent, turn: DurableTurn, index: int) -> None:
         members, put, log = turn.members, self._log.put, self._log
 
         def put_with_results(pending: Any) -> None:
@@ -91,7 +92,7 @@ def members_behind_results() -> list[Patch]:
 
         log.put = put_with_results  # type: ignore[method-assign]
         try:
-            original(self, agent, turn, index, is_last=is_last)
+            original(self, agent, turn, index)
         finally:
             del log.put
 
@@ -100,13 +101,23 @@ def members_behind_results() -> list[Patch]:
 
 def group_before_its_batch() -> list[Patch]:
     """Let a durable turn continue from a group before the log contains its steps."""
-    original = StepLog.put_member
+    return _before_the_log(lambda turn: turn.group > 0)
 
-    def put_member(self: StepLog, agent: LocalAgent, turn: DurableTurn, index: int, *, is_last: bool) -> None:
-        original(self, agent, turn, index, is_last=is_last)
-        turn.is_logging = False
 
-    return [(StepLog, "put_member", put_member)]
+def _before_the_log(matches: Callable[[DurableTurn], bool]) -> list[Patch]:
+    original = DurableTurns.next_entry
+
+    def next_entry(self: DurableTurns, agent: LocalAgent) -> Entry | None:
+        turn = agent.turn
+        if turn is None or not matches(turn):
+            return original(self, agent)
+        unlogged, turn.unlogged = turn.unlogged, 0
+        try:
+            return original(self, agent)
+        finally:
+            turn.unlogged = unlogged
+
+    return [(DurableTurns, "next_entry", next_entry)]
 
 
 def prefix_not_compared() -> list[Patch]:
@@ -136,13 +147,7 @@ def state_not_in_the_seed() -> list[Patch]:
 
 
 def goes_on_before_its_batch() -> list[Patch]:
-    original = StepLog.put
-
-    def put(self: StepLog, agent: LocalAgent, turn: Any) -> None:
-        original(self, agent, turn)
-        turn.is_logging = False
-
-    return [(StepLog, "put", put)]
+    return _before_the_log(lambda turn: turn.group == 0)
 
 
 def sends_lost_before_adopted_steps() -> list[Patch]:
@@ -192,13 +197,14 @@ def reply_of_an_undone_past() -> list[Patch]:
     original = DurableTurns._find
     known: dict[tuple[str, bytes], JournalEntry] = {}
 
-    def find(self: DurableTurns, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        key = agent.id, call_id(turn.seed, len(turn.journal))
-        if waits.kind == "call" and key in known:
-            self._finish(agent, turn, waits, DONE, known[key].result, known[key].sender)
+    def find(self: DurableTurns, agent: LocalAgent, turn: DurableTurn) -> bool:
+        place, waits = len(turn.journal), turn.waits
+        key = agent.id, call_id(turn.seed, place)
+        if waits is not None and waits.kind == "call" and key in known:
+            self._finish(agent, turn, place, waits, DONE, known[key].result, known[key].sender)
             return True
-        is_found = original(self, agent, turn, waits)
-        if is_found and waits.kind == "call":
+        is_found = original(self, agent, turn)
+        if is_found and waits is not None and waits.kind == "call":
             known[key] = turn.journal[-1]
         return is_found
 

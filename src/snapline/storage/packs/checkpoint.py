@@ -259,7 +259,8 @@ NO_OUTPUTS = SavedOutputs()
 
 
 TURN_TIMER = "\0waited"
-"""Name of the timer on which a durable turn waits. No timer that an agent sets can have this name."""
+"""Name of the timer on which a durable turn waits. The timers of a group's members have their places behind it. No timer that an agent
+sets can have these names."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -291,7 +292,7 @@ class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
         seed: 16-byte seed of the turn's random numbers.
         journal: finished entries. A file contains only the entries that are not stored in chunks (`AgentCheckpoint.journal_part`).
         waits: entry that the turn is waiting for, or None if the last entry is finished and the turn has not resumed yet.
-        members: entries of the group of steps that the turn is waiting for, in order. At least one of them is not finished, and `waits` is
+        members: entries of the group that the turn is waiting for, in order. At least one of them is not finished, and `waits` is
             None. They follow the entries of the journal.
         group: number of entries at the end of the journal that were the members of a group, until the turn resumes.
     """
@@ -501,7 +502,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     @property
     def own_timers(self) -> list[SavedTimer]:
         """Timers that the agent has set, excluding the timer of its durable turn."""
-        return [timer for timer in self.timers if timer.name != TURN_TIMER]
+        return [timer for timer in self.timers if not timer.name.startswith(TURN_TIMER)]
 
     @property
     def stash(self) -> list[StashedMessage]:
