@@ -20,6 +20,7 @@ from snapline.agent_runtime.durable import (
     ADOPTED,
     GROUP_MAX,
     REFUSED,
+    Approval,
     EffectWork,
     MemberRequest,
     Pause,
@@ -79,7 +80,7 @@ _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
 
 
-GROUP_TAKES = "ctx.gather takes calls of the context that wait: ctx.step(…), ctx.call(…), ctx.receive(…), ctx.sleep(…)"
+GROUP_TAKES = "ctx.gather takes ctx.step(…), ctx.call(…), ctx.receive(…), ctx.approval(…) and ctx.sleep(…)"
 
 
 def _requested(journal: TurnJournal, members: Sequence[Coroutine[Any, Any, Any]]) -> list[MemberRequest]:
@@ -406,7 +407,7 @@ class Context:
     async def gather(self, *members: Awaitable[Any]) -> list[Any]:  # the members' own results
         """Wait for several things at the same time: `a, b = await ctx.gather(ctx.step(…), ctx.call(…))`. Only durable turns can.
 
-        Members are steps, calls, messages to receive and sleeps. Each has its own time limits and retries. The results of steps are always
+        Members are steps, calls, messages to receive, approvals and sleeps. Each has its own time limits and retries. The results of steps are always
         in the log before the turn continues. A recovery does not run completed steps again, even if others were still running. The order
         in which the members end has no effect on the turn.
 
@@ -562,6 +563,38 @@ class Context:
         return read_message(entry.result, kind, f"a message of {entry.sender!r}")
 
     @awaited
+    async def approval(
+        self, title: str, details: object = None, *, expires_s: float | None = None, default: bool | None = None
+    ) -> Approval:
+        """Wait until somebody grants or denies something (`snapline approval`, the view, the gateway). Only durable turns may call this
+        method. The first answer counts.
+
+        An answer belongs to exactly this question: who saw other details, or an earlier question, answers nothing.
+
+        Args:
+            title: what is to be approved, in a few words.
+            details: plain values that people need for the decision.
+            expires_s: seconds after which the approval expires. They count on over recoveries, as for timers. None means never.
+            default: answer if the approval expires.
+
+        Raises:
+            WaitTimeoutError: If the approval expires and there is no default.
+            UsageError: If this turn is not durable, or the title is no text.
+            EncodingError, MessageTooLargeError: If the details cannot be encoded, or are larger than 64 KiB.
+        """
+        self._durable("ctx.approval")
+        title = plain_name("an approval", title)
+        encoded = durable.encode_details(title, details)
+        entry = await self._wait(
+            "approval", title, durable.approval_digest(title, encoded), timeout_s=expires_s, details=encoded
+        )
+        if entry.outcome != durable.LATE:
+            return durable.read_approval(entry)
+        if default is None:
+            raise WaitTimeoutError(f"nobody has decided on {title!r} within {expires_s:g} s")
+        return Approval(default)
+
+    @awaited
     async def sleep(self, seconds: float) -> None:
         """Suspend this durable turn for `seconds`. As with timers, the agent's checkpoints contain the remaining time."""
         self._durable("ctx.sleep")
@@ -598,10 +631,11 @@ class Context:
         *,
         timeout_s: float | None = None,
         work: StepWork | EffectWork | None = None,
+        details: bytes = b"",
     ) -> JournalEntry:
         assert self._journal is not None
         timeout_ns = None if timeout_s is None else nanoseconds(f"ctx.{kind}", timeout_s)
-        entry = await self._journal.wait(kind, name, digest, timeout_ns=timeout_ns, work=work)
+        entry = await self._journal.wait(kind, name, digest, timeout_ns=timeout_ns, work=work, details=details)
         if self._journal.has_left:
             self.take_segment()  # necessary only if the turn runs again, since otherwise the segment is empty
         return entry

@@ -347,13 +347,15 @@ class TurnJournal:
         *,
         timeout_ns: int | None = None,
         work: StepWork | EffectWork | None = None,
+        details: bytes = b"",
     ) -> JournalEntry:
         """Return the journal entry that contains the result of this request. If neither the journal nor the host log contains the entry,
-        end the segment and wait."""
+        end the segment and wait. `details` are those of an approval, which its open entry contains."""
+        request = JournalEntry(kind, name, digest, "", details)
         if self.grouped is not None:
             if isinstance(work, EffectWork):
                 raise UsageError("ctx.gather takes no effects: await them before or behind the group")
-            member: JournalEntry = await _suspend(MemberRequest(JournalEntry(kind, name, digest), timeout_ns, work))
+            member: JournalEntry = await _suspend(MemberRequest(request, timeout_ns, work))
             return member
         place = self._place
         if place in self._open_group:
@@ -370,9 +372,7 @@ class TurnJournal:
         self.has_left = entry is None or known is not None
         if entry is None:
             entries, self._fresh = self._fresh, []
-            entry = await _suspend(
-                SegmentEnd(JournalEntry(kind, name, digest), timeout_ns, work, entries, is_repeated=known is not None)
-            )
+            entry = await _suspend(SegmentEnd(request, timeout_ns, work, entries, is_repeated=known is not None))
         self._passed(place, entry)
         return entry
 
@@ -391,10 +391,11 @@ class TurnJournal:
         if first >= len(self._known):
             self._check_room(places[-1])
         found = [each or request for each, request in zip(known, requests, strict=True)]
+        earlier = [JournalEntry(each.kind, each.name, each.digest) for each in requests]
         for index, entry in enumerate(found):
             if not entry.outcome:
                 request = entry.kind, entry.name, entry.digest
-                found[index] = self._logged.find(first + index, *request, requests[:index]) or entry
+                found[index] = self._logged.find(first + index, *request, earlier[:index]) or entry
         self.has_left = known[0] is not None or any(not entry.outcome for entry in found)
         if any(not entry.outcome for entry in found):
             entries, self._fresh = self._fresh, []
@@ -506,6 +507,21 @@ def call_id(seed: bytes, place: int, digest: bytes = b"") -> bytes:
     return blake2b(place.to_bytes(8, "big") + digest, key=seed, digest_size=CALL_ID_BYTES).digest()
 
 
+APPROVAL_BYTES = 16
+
+
+def approval_digest(title: str, details: bytes) -> bytes:
+    """Return the digest of what people see of an approval."""
+    return blake2b(details, key=blake2b(title.encode()).digest()[:APPROVAL_BYTES], digest_size=APPROVAL_BYTES).digest()
+
+
+def approval_id(seed: bytes, place: int, digest: bytes) -> str:
+    """Return the id of the approval at this place in a turn's journal. `digest` is that of what people see."""
+    return blake2b(
+        place.to_bytes(8, "big") + digest, key=seed, person=b"approval", digest_size=APPROVAL_BYTES
+    ).hexdigest()
+
+
 def call_payload(call: bytes, payload: bytes) -> bytes:
     """Wrap a message's payload as a call, which is a message that requests a reply."""
     return CALL + call + payload
@@ -534,6 +550,50 @@ def refusal_of(payload: bytes) -> bytes:
 def reply_to(call: bytes) -> bytes:
     """Return the byte prefix with which the payload of every reply to this call starts."""
     return REPLY + call
+
+
+DETAILS_BYTES_MAX = 64 * 1024
+"""Largest size of the encoded details of an approval. People read all of them, and checkpoints contain them."""
+
+
+class Approval(msgspec.Struct, frozen=True):
+    """People's answer to `Context.approval`.
+
+    Attributes:
+        by: name of the person, or "" if the approval expired.
+        note: the person's note, or "".
+    """
+
+    is_granted: bool
+    by: str = ""
+    note: str = ""
+
+
+def encode_details(title: str, details: object) -> bytes:
+    """Encode the details of an approval.
+
+    Raises:
+        EncodingError: If the details cannot be encoded.
+        MessageTooLargeError: If they are larger than 64 KiB.
+    """
+    try:
+        encoded = encode_ordered(details)
+    except _CANNOT as error:
+        raise EncodingError(
+            f"the details of approval {title!r} cannot be shown ({describe_failure(details, error)}): give it plain values"
+        ) from error
+    if len(encoded) > DETAILS_BYTES_MAX:
+        raise MessageTooLargeError(
+            f"the details of approval {title!r} have {len(encoded):,} bytes, the limit is {DETAILS_BYTES_MAX:,}: "
+            "give it what people need to decide"
+        )
+    return encoded
+
+
+def read_approval(entry: JournalEntry) -> Approval:
+    """Return the answer in the journal entry of an approval that has not expired."""
+    is_granted, note = msgspec.msgpack.decode(entry.result, type=tuple[bool, str])
+    return Approval(is_granted, entry.sender.removeprefix("@"), note)
 
 
 _T = TypeVar("_T")

@@ -142,7 +142,7 @@ class Watch:
             missing_work = self._missing_work()
             self._whole_ns = now_ns if missing_work else self._whole_ns or self.healed_ns
             self.pending = world.pending_work.pending(self._whole_ns) + world.clients.pending()
-            self.pending += world.operator.pending()
+            self.pending += world.operator.pending() + world.approver.pending()
             self.pending = self.pending or world.missing_releases() or missing_work
         is_late = self.healed_ns and now_ns > self._whole_ns + shared.scenario.liveness.within_ns
         if shared.judge.violations or (self.healed_ns and not self.pending) or is_late:

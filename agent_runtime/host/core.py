@@ -160,7 +160,7 @@ class HostCore:
             ev.InputsOffered: self._inputs.on_inputs_offered,
             ev.ReplyAwaited: self._inputs.asks.on_reply_awaited,
             ev.ViewRequested: self._views.on_view_requested,
-            ev.EffectsRequested: self._views.on_effects_requested,
+            ev.OpenWaitsRequested: self._views.on_open_waits_requested,
             ev.WaitingAgentsRequested: self._views.on_waiting_agents_requested,
             ev.TracingRequested: self._views.on_tracing_requested,
             ev.BatchAppended: self.log.on_batch_appended,

@@ -40,6 +40,7 @@ from snapline.messages.agent_commands import (
     read_effect_request,
     read_effect_resolution,
 )
+from snapline.messages.approvals import is_approval_answer
 from snapline.messages.client_requests import REFUSED, InputOutcome
 from snapline.messages.effect_records import effect_undone_by
 from snapline.messages.payloads import CREATE
@@ -149,7 +150,7 @@ def is_from_outside(dead_letter: DeadLetterRecord) -> bool:
 def is_drop(payload: bytes) -> bool:
     """Return whether the command drops a dead letter."""
     is_dead_letter_command = payload[:1] == COMMAND_PREFIX and not (
-        is_effect_resolution(payload) or is_effect_request(payload)
+        is_effect_resolution(payload) or is_effect_request(payload) or is_approval_answer(payload)
     )
     return is_dead_letter_command and read_dead_letter_command(payload).verb == DROP
 

@@ -146,7 +146,7 @@ class HostDriver:
         )
         self._intake = Intake(environment, self.feed)
         self.offer, self.ask, self.view = self._intake.offer, self._intake.ask, self._intake.view
-        self.effects, self.waiting = self._intake.effects, self._intake.waiting
+        self.open_waits, self.waiting = self._intake.open_waits, self._intake.waiting
         self.queue: deque[ev.StartTurn] = deque()
         self._captures: dict[int, Captures] = {}
         self._tables = ChunkTables()
@@ -186,7 +186,7 @@ class HostDriver:
             ev.AnswerInputs: self._intake.answer,
             ev.AnswerAsk: self._intake.answer_ask,
             ev.AnswerView: self._intake.answer_view,
-            ev.AnswerEffects: self._intake.answer_effects,
+            ev.AnswerOpenWaits: self._intake.answer_open_waits,
             ev.AnswerWaiting: self._intake.answer_waiting,
             ev.ForgetAgent: lambda command: self.turns.forget(command.agent),
             ev.DialPeer: lambda command: transport.dial(command.peer, command.address),

@@ -27,7 +27,7 @@ from typing import Literal
 import msgspec
 
 from snapline.agent_runtime.durable import DONE, FAILED, LATE, EffectIntent, Pause, call_id, reply_to
-from snapline.agent_runtime.host import dead_letters
+from snapline.agent_runtime.host import approvals, dead_letters
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.entries import (
     IDLE,
@@ -59,8 +59,9 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.message_encoding import is_of_type
 from snapline.messages.agent_commands import read_effect_resolution
+from snapline.messages.approvals import read_approval_answer
 from snapline.messages.payloads import REPLY
-from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
+from snapline.storage.packs.checkpoint import TURN_TIMER, ApprovalDecision, JournalEntry, SavedTurn, StashedMessage
 
 OUTSIDE = ("step", "effect")
 """Kinds of journal entries whose results do not come from a mailbox."""
@@ -117,7 +118,7 @@ class DurableTurns:
         for place, request in turn.open_requests():
             timeout_ns = timeouts_ns[place - len(turn.journal)]
             if timeout_ns is not None and not is_again and request.kind not in OUTSIDE:
-                self._timers.set(agent, _timer_of(turn, place), timeout_ns, b"")
+                self._timers.set(agent, timer_of(turn, place), timeout_ns, b"")
             if request.kind == "step":
                 self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, place, request.name))
         if is_again:
@@ -180,7 +181,7 @@ class DurableTurns:
         self._effects.turn_ended(agent)
         for place, request in turn.open_requests():
             if request.kind not in OUTSIDE:
-                _forget_time_out(agent, _timer_of(turn, place))
+                _forget_time_out(agent, timer_of(turn, place))
 
     def passed(self, agent: LocalAgent) -> None:
         """Count a durable turn that ended or failed permanently without ever waiting."""
@@ -314,7 +315,7 @@ class DurableTurns:
     ) -> None:
         """Record the result of a request. When all members of a group have ended, their entries enter the journal, in their order."""
         if request.kind not in OUTSIDE:
-            _forget_time_out(agent, _timer_of(turn, place))
+            _forget_time_out(agent, timer_of(turn, place))
         entry = JournalEntry(request.kind, request.name, request.digest, outcome, result, sender)
         if turn.waits is not None:
             turn.journal.append(entry)
@@ -344,7 +345,7 @@ class DurableTurns:
         awaited = [request for request in turn.open_requests() if request[1].kind not in OUTSIDE]
         count = len(awaited)
         if not look.has_seen_stash:
-            awaited = [each for each in awaited if not self._find_in_stash(agent, turn, *each)]
+            awaited = [each for each in awaited if not self._find_earlier(agent, turn, *each)]
             look.has_seen_stash = True  # later entries were compared in the mailbox
         while awaited and look.mailbox < len(mailbox):
             entry = mailbox[look.mailbox]
@@ -383,13 +384,27 @@ class DurableTurns:
         self._mode.before_turn(agent)
         return self._take_resolution(agent, turn, waits)  # the effect may be in doubt again
 
-    def _find_in_stash(self, agent: LocalAgent, turn: DurableTurn, request_place: int, request: JournalEntry) -> bool:
-        """Remove the message to receive from the stash, so that it does not get a turn of its own. Return whether the stash contained the
-        message."""
-        if request.kind != "receive":
+    def _find_earlier(self, agent: LocalAgent, turn: DurableTurn, request_place: int, request: JournalEntry) -> bool:
+        """Find the message to receive in the stash, or an answer to an approval there or among the answers that the agent keeps. Remove it,
+        so that it does not get a turn of its own. Return whether it was there."""
+        if request.kind not in ("receive", "approval"):
             return False
+        kept = None
+        if request.kind == "approval":
+            kept = approvals.take_kept(agent, approvals.id_of(turn, request_place, request))
+        if kept is not None:
+            self._approve(agent, turn, request_place, request, kept.payload, kept.sender)
+            return True
         for place, stashed in enumerate(agent.stash):
-            if is_of_type(stashed.payload, request.name):
+            if request.kind == "approval" and _is_answer_to(turn, request_place, request, stashed):
+                del agent.stash[place]
+                self._note_consumed(agent, "stashed", stashed.sender, stashed.payload)
+                agent.stage = Stage.BETWEEN_SEGMENTS
+                self._inputs.close(agent, stashed.key, is_dead_lettered=False, reply=approvals.reply_to_taken())
+                agent.stage = IDLE
+                self._approve(agent, turn, request_place, request, stashed.payload, stashed.sender)
+                return True
+            if request.kind == "receive" and is_of_type(stashed.payload, request.name):
                 del agent.stash[place]
                 self._note_consumed(agent, "stashed", stashed.sender, stashed.payload)
                 if stashed.key:
@@ -408,9 +423,19 @@ class DurableTurns:
         entry = agent.mailbox[place]
         if isinstance(entry, TimerEntry):
             del agent.mailbox[place]
+            if request.kind == "approval":
+                approvals.decide(agent, ApprovalDecision(approvals.id_of(turn, request_place, request), False))
             self._finish(agent, turn, request_place, request, DONE if request.kind == "sleep" else LATE, b"")
             return
         earlier = list(_before(agent, place))
+        if (
+            request.kind == "approval"
+        ):  # inputs are stashed without limit, because the turn can continue only with the answer
+            self._consume(agent, turn, earlier, is_stashed=True)
+            reply = approvals.reply_to_taken()
+            self._consume(agent, turn, [place - len(earlier)], is_stashed=False, reply=reply)
+            self._approve(agent, turn, request_place, request, entry.payload, sender_of(agent, entry))
+            return
         if len(agent.stash) + len(earlier) > STASH_MAX:
             self._finish(agent, turn, request_place, request, LATE, b"")
             return
@@ -420,6 +445,14 @@ class DurableTurns:
         if request.kind == "call":
             payload = payload[len(_reply_to(turn, request_place)) :]
         self._finish(agent, turn, request_place, request, DONE, payload, sender_of(agent, entry))
+
+    def _approve(
+        self, agent: LocalAgent, turn: DurableTurn, place: int, request: JournalEntry, payload: bytes, sender: str
+    ) -> None:
+        """End the wait for an approval with this answer."""
+        answer = read_approval_answer(payload)
+        approvals.decide(agent, approvals.of_answer(answer, sender))
+        self._finish(agent, turn, place, request, DONE, approvals.result_of(answer), sender)
 
     def _make_room(self, agent: LocalAgent, turn: DurableTurn) -> bool:
         """Stash messages to make room in full channels, because the awaited message can be sent only after earlier messages were received.
@@ -440,9 +473,11 @@ class DurableTurns:
         self._consume(agent, turn, places, is_stashed=True)
         return bool(places)
 
-    def _consume(self, agent: LocalAgent, turn: DurableTurn, places: list[int], *, is_stashed: bool) -> None:
+    def _consume(
+        self, agent: LocalAgent, turn: DurableTurn, places: list[int], *, is_stashed: bool, reply: bytes = b""
+    ) -> None:
         """Consume mailbox entries as if each had a turn of its own. The protocol processes the entries one by one, and each entry counts as
-        received.
+        received. If the entry is an operator's command, its author gets `reply`.
 
         `places` are indexes in the mailbox, in ascending order. Entries that arrive in the meantime are added behind all entries at
         `places`.
@@ -451,9 +486,9 @@ class DurableTurns:
             entry = agent.mailbox[place - removed]
             del agent.mailbox[place - removed]
             turn.look.mailbox -= place - removed < turn.look.mailbox
-            self._consume_one(agent, entry, is_stashed=is_stashed)
+            self._consume_one(agent, entry, is_stashed=is_stashed, reply=reply)
 
-    def _consume_one(self, agent: LocalAgent, entry: Entry, *, is_stashed: bool) -> None:
+    def _consume_one(self, agent: LocalAgent, entry: Entry, *, is_stashed: bool, reply: bytes) -> None:
         sender, payload = sender_of(agent, entry), entry.payload
         is_stashed = is_stashed and not payload.startswith(REPLY)  # reply to a call that has timed out
         self._mailboxes.consuming(agent, entry)
@@ -462,7 +497,7 @@ class DurableTurns:
         self._note_consumed(agent, entry.kind, sender, payload, is_stashed=is_stashed)
         # Consuming may free credit, so that further messages arrive, which must not start the next segment now.
         agent.stage = Stage.BETWEEN_SEGMENTS
-        self._mailboxes.consume(entry, is_open=is_stashed)
+        self._mailboxes.consume(entry, is_open=is_stashed, reply=reply)
         agent.stage = IDLE
 
     def _note_consumed(
@@ -507,15 +542,22 @@ def _is_full(inlet: AgentInlet) -> bool:
 def _is_it(turn: DurableTurn, place: int, request: JournalEntry, entry: Entry) -> bool:
     """Return whether the mailbox entry ends the request at this place of the turn's journal."""
     if isinstance(entry, TimerEntry):
-        return entry.name == _timer_of(turn, place)
+        return entry.name == timer_of(turn, place)
     if request.kind == "receive":
         return isinstance(entry, MessageEntry | InputEntry) and is_of_type(entry.payload, request.name)
+    if request.kind == "approval":
+        return _is_answer_to(turn, place, request, entry)
     if request.kind != "call" or not isinstance(entry, MessageEntry) or entry.inlet.sender != request.name:
         return False
     return entry.payload.startswith(_reply_to(turn, place))
 
 
-def _timer_of(turn: DurableTurn, place: int) -> str:
+def _is_answer_to(turn: DurableTurn, place: int, request: JournalEntry, entry: Entry | StashedMessage) -> bool:
+    answer = approvals.answer_in(entry)
+    return answer is not None and answer.id == approvals.id_of(turn, place, request)
+
+
+def timer_of(turn: DurableTurn, place: int) -> str:
     """Return the name of the timer that ends the wait at this place."""
     return f"{TURN_TIMER}{place}" if turn.members else TURN_TIMER
 

@@ -16,6 +16,7 @@ from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.channels.frame import Frame, LinkHello
 from snapline.messages import host_messages as msg
+from snapline.messages.approvals import OpenApproval
 from snapline.messages.client_requests import InputOutcome
 from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.host_messages import TurnDeath
@@ -32,6 +33,7 @@ from snapline.storage.packs.checkpoint import (
     JournalEntry,
     OpenEffect,
     ParkedMessage,
+    SavedApprovals,
     SavedEffects,
     SavedInputs,
     SavedOutputs,
@@ -380,6 +382,7 @@ class Control(msgspec.Struct, frozen=True):
     sealed: SealedRuns | None = None  # sealed part of the turn's journal; `turn` contains all other entries
     durable_turns: int = 0
     effects: SavedEffects | None = None
+    approvals: SavedApprovals | None = None
 
     @property
     def ended_turns(self) -> int:
@@ -767,18 +770,19 @@ class ViewRequested(Event, frozen=True, gc=False):
     is_settled: bool
 
 
-class EffectsRequested(Event, frozen=True, gc=False):
-    """Event: a caller asks which effects the agents on this host wait for. The core replies with a single AnswerEffects command that has
+class OpenWaitsRequested(Event, frozen=True, gc=False):
+    """Event: a caller asks which effects and approvals the agents on this host wait for. The core replies with a single AnswerOpenWaits command that has
     the same request number."""
 
     request: int
 
 
-class AnswerEffects(Command, frozen=True, gc=False):
-    """Reply to the event EffectsRequested."""
+class AnswerOpenWaits(Command, frozen=True, gc=False):
+    """Reply to the event OpenWaitsRequested."""
 
     request: int
     effects: tuple[UnfinishedEffect, ...]
+    approvals: tuple[OpenApproval, ...] = ()
 
 
 class WaitingAgentsRequested(Event, frozen=True, gc=False):

@@ -20,7 +20,7 @@ of consumed inputs (`agent_io.py`), so they are part of the agent's state. If a 
 gets the same reply. Only the outcome "dead letter" is not final. If an operator retries the dead letter, the new turn gives the reply.
 """
 
-from snapline.agent_runtime.host import dead_letters
+from snapline.agent_runtime.host import approvals, dead_letters
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_io import DIGEST_BYTES, AgentInputs, PendingInput
 from snapline.agent_runtime.host.commits import Commits
@@ -33,6 +33,7 @@ from snapline.agent_runtime.host.modes.mode import EpochRequest
 from snapline.agent_runtime.message_encoding import without_tail
 from snapline.messages import host_messages as msg
 from snapline.messages.agent_commands import is_effect_resolution
+from snapline.messages.approvals import is_approval_answer
 from snapline.messages.client_requests import (
     ACCEPTED,
     BURIED,
@@ -464,6 +465,8 @@ class Inputs:
 
 
 def _refusal_of_word(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
+    if is_approval_answer(payload):
+        return approvals.refusal_of(agent, payload)
     if is_effect_resolution(payload):
         return dead_letters.refusal_of_resolution(agent, payload)
     refusal = dead_letters.refusal_of(agent, payload)

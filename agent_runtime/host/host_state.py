@@ -26,6 +26,7 @@ from snapline.storage.packs.checkpoint import (
     DeadLetterRecord,
     JournalEntry,
     ParkedMessage,
+    SavedApprovals,
     SavedTimer,
     SavedTurn,
     SpawnRequest,
@@ -265,11 +266,13 @@ class LocalAgent:
         begun: history of the agent's durable turns, or None if there are none, neither in this incarnation nor in the logs.
         stash: entries that were consumed during a durable turn and still wait for their own turns.
         effects: the agent's effects, or None if the agent has requested none yet.
+        approvals: answers to approvals that the agent keeps, and decisions that it remembers, or None if there are none.
         is_repeating: whether messages that may have left before a recovery must leave again (`AgentOutlet.repeated`).
         committed_outputs: number of the last output in a durable commit.
     """
 
     __slots__ = (
+        "approvals",
         "attempts",
         "awaits_creation",
         "begun",
@@ -353,6 +356,7 @@ class LocalAgent:
         self.begun: DurableTurnHistory | None = None
         self.stash: list[StashedMessage] = []
         self.effects: AgentEffects | None = None
+        self.approvals: SavedApprovals | None = None
         self.is_repeating = False
         self.committed_outputs = 0
 
@@ -434,6 +438,7 @@ class LocalAgent:
             sealed=sealed,
             durable_turns=self.begun.count if self.begun is not None else 0,
             effects=self.effects.saved() if self.effects is not None else None,
+            approvals=self.approvals,
         )
 
     def released(self) -> bytes:

@@ -36,6 +36,7 @@ from snapline.messages.agent_commands import (
     read_effect_request,
     read_effect_resolution,
 )
+from snapline.messages.approvals import is_approval_answer, read_approval_answer
 from snapline.messages.client_requests import (
     KEY_CHARACTERS_MAX,
     NOT_PUBLIC,
@@ -47,7 +48,8 @@ from snapline.messages.client_requests import (
 )
 from snapline.messages.client_wire import ASK, OFFER, SETTLE, OfferReader, answer_messages, decode_ask, encode_outcomes
 from snapline.messages.payloads import plain_name, split_message
-from snapline.security.rpc_authorization import Context, RpcGuard, read_first
+from snapline.security.rpc_authorization import APPROVER, Context, RpcGuard, read_first, refuse
+from snapline.security.tokens import FAILED
 from snapline.storage.capture.declared_values import survives_round_trip
 from snapline.storage.capture.values import decode_declared
 
@@ -306,6 +308,7 @@ class InputService:
         async with self._room() as taking:
             reading = await self._read(context, taking)
             if is_operator_command:
+                await self._check_role(reading, context)
                 await self._guard.record(context, SETTLE, _about(reading))
             client = await self._client_of(reading, context)
             outcomes = await self._outcomes(client, [look(item) for item in reading.inputs], context)
@@ -361,6 +364,15 @@ class InputService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from error
 
+    async def _check_role(self, reading: OfferReader, context: Context) -> None:
+        """Abort the call if an approver gives other commands than answers to approvals."""
+        identity = self._guard.identity(context)
+        is_approver = identity is not None and identity.role == APPROVER
+        if is_approver and not all(is_approval_answer(item.payload) for item in reading.inputs):
+            refusal = f"an approver answers approvals, and gives no other commands: {_about(reading)}"
+            await self._guard.record(context, SETTLE, refusal, FAILED)
+            await refuse(context, refusal)
+
     # ---- deciding ---------------------------------------------------------------------------------------------------
 
     async def _outcomes(
@@ -408,11 +420,13 @@ class InputService:
 
 
 def _command_in(payload: bytes) -> msgspec.Struct:
-    """Decode an operator's command that concerns a dead letter or an effect.
+    """Decode an operator's command that concerns a dead letter, an effect or an approval.
 
     Raises:
         ProtocolError: If the command is unknown.
     """
+    if is_approval_answer(payload):
+        return read_approval_answer(payload)
     if is_effect_resolution(payload):
         return read_effect_resolution(payload)
     return read_effect_request(payload) if is_effect_request(payload) else read_dead_letter_command(payload)

@@ -51,7 +51,7 @@ class Intake:
         self._requests: dict[int, Then] = {}
         self._asks: dict[int, Callable[[ev.AskAnswer], None]] = {}
         self._views: dict[int, Callable[[ev.AnswerView], None]] = {}
-        self._effects: dict[int, Callable[[ev.AnswerEffects], None]] = {}
+        self._open_waits: dict[int, Callable[[ev.AnswerOpenWaits], None]] = {}
         self._waiting: dict[int, Callable[[ev.AnswerWaiting], None]] = {}
         self._count = 0
 
@@ -94,15 +94,15 @@ class Intake:
         """Pass the view to the request's callback."""
         self._views.pop(command.request)(command)
 
-    def effects(self, then: Callable[[ev.AnswerEffects], None]) -> None:
-        """Request the effects that agents wait for. The callback `then` receives the core's answer."""
+    def open_waits(self, then: Callable[[ev.AnswerOpenWaits], None]) -> None:
+        """Request the effects and approvals that agents wait for. The callback `then` receives the core's answer."""
         self._count += 1
-        self._effects[self._count] = then
-        self._feed(ev.EffectsRequested(self._count))
+        self._open_waits[self._count] = then
+        self._feed(ev.OpenWaitsRequested(self._count))
 
-    def answer_effects(self, command: ev.AnswerEffects) -> None:
-        """Pass the core's answer about effects to the request's callback."""
-        self._effects.pop(command.request)(command)
+    def answer_open_waits(self, command: ev.AnswerOpenWaits) -> None:
+        """Pass the core's answer about effects and approvals to the request's callback."""
+        self._open_waits.pop(command.request)(command)
 
     def waiting(self, then: Callable[[ev.AnswerWaiting], None]) -> None:
         """Request the agents with waiting work. The callback `then` receives the core's answer."""

@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from snapline.agent_runtime.durable import refusal_of
-from snapline.agent_runtime.host import dead_letters
+from snapline.agent_runtime.host import approvals, dead_letters
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.entries import (
     IDLE,
@@ -44,6 +44,7 @@ from snapline.agent_runtime.host.host_state import (
 )
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels.channel import CHANNEL_CREDIT, PART_BYTES
+from snapline.messages.approvals import is_approval_answer
 from snapline.messages.payloads import CREATE
 from snapline.storage.log.log_record import LoggedInput
 
@@ -229,13 +230,21 @@ class Mailboxes:
 
     def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
         """Execute the entry if it is an operator command that needs no turn. Return whether the entry was such a command."""
-        reply = dead_letters.settled(agent, entry.payload) if isinstance(entry, OperatorCommandEntry) else None
+        if not isinstance(entry, OperatorCommandEntry):
+            return False
+        is_answer = is_approval_answer(entry.payload)
+        reply = approvals.settled(agent, entry) if is_answer else dead_letters.settled(agent, entry.payload)
         if reply is None:
             return False
-        self.consume_own(entry, is_dead_lettered=False, reply=reply, agent=agent)
         if self._shared.is_watched:
             self._shared.out.append(ev.OperatorCommandConsumed(agent.id, entry.payload, reply))
+        # The reply to a waiting operator may cause a checkpoint, and then the agent's next turn, for which the caller has another entry.
+        stage, agent.stage = agent.stage, Stage.BETWEEN_SEGMENTS
+        self.consume_own(entry, is_dead_lettered=False, reply=reply, agent=agent)
+        agent.stage = stage
         self._mode.moved(agent)
+        if agent.owes and stage is IDLE:
+            self._before_turn(agent)
         return True
 
     def _refuse(self, agent: LocalAgent, entry: Entry) -> None:
@@ -360,12 +369,13 @@ class Mailboxes:
         if is_call:
             self._refuse(agent, entry)
 
-    def consume(self, entry: Entry, *, is_open: bool = False) -> None:
-        """Consume an entry of any kind because its turn has ended or, if `is_open`, while its turn continues."""
+    def consume(self, entry: Entry, *, is_open: bool = False, reply: bytes = b"") -> None:
+        """Consume an entry of any kind because its turn has ended or, if `is_open`, while its turn continues. If it is an input, its client
+        gets `reply`."""
         if isinstance(entry, MessageEntry):
             self.consume_message(entry)
         else:
-            self.consume_own(entry, is_dead_lettered=False, is_open=is_open)
+            self.consume_own(entry, is_dead_lettered=False, is_open=is_open, reply=reply)
 
     def consume_message(self, entry: MessageEntry) -> None:
         """Count a message as received, return its flow-control credit to the link, and grant its channel new credit."""

@@ -583,6 +583,7 @@ class HostPlans:
         agent.dead_letter_count = checkpoint.dead_letter_count
         agent.turn = DurableTurn(checkpoint.turn) if checkpoint.turn is not None else None
         agent.stash = list(checkpoint.stash)
+        agent.approvals = checkpoint.approvals
         agent.effects = AgentEffects(checkpoint.effects) if checkpoint.effects is not None else None
         agent.dead_letter_numbers = checkpoint.dead_letter_numbers.numbers[-DEAD_LETTERS_KEPT:]
         agent.last_dead_letter = checkpoint.dead_letter_numbers.last

@@ -132,7 +132,7 @@ class Host:
         self.closed = self._driver.closed
         self.offer, self.ask = self._driver.offer, self._driver.ask
         self.view, self.look_at = self._driver.view, self._driver.turns.look_at
-        self.effects, self.waiting = self._driver.effects, self._driver.waiting
+        self.open_waits, self.waiting = self._driver.open_waits, self._driver.waiting
         self.type_of = self._driver.turns.type_of
         self.recent_trace = self._driver.tracing.recent
         self._inputs = InputService(self, self._transport.guard, host=options.host, take_input=self._take_input)

@@ -20,11 +20,12 @@ import msgspec
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.failures import last_line
-from snapline.agent_runtime.host.host_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting, TurnView
+from snapline.agent_runtime.host.host_events import AgentView, AnswerOpenWaits, AnswerView, AnswerWaiting, TurnView
 from snapline.errors import AgentMissingError, NotFoundError, ProtocolError, SnaplineError, UsageError
 from snapline.ids import check_id
 from snapline.messages.answers import Rows, document
 from snapline.messages.client_requests import (
+    APPROVALS,
     DESCRIPTION,
     EFFECTS,
     LIVE,
@@ -39,7 +40,6 @@ from snapline.messages.client_requests import (
     WaitingAgents,
 )
 from snapline.messages.client_wire import SHOW, decode_question, retry_message, trace_wanted, view_messages
-from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.payloads import describe_payload
 from snapline.security.rpc_authorization import ERROR_KEY, Context
 from snapline.storage.capture.saved_value_formats import find_field, json_of, too_large
@@ -233,8 +233,8 @@ class ViewSource(Protocol):
         """Ask the core for a view of an agent. The callback `then` receives the view before the agent starts another turn, or is never
         called if the host ends first."""
 
-    def effects(self, then: Callable[[AnswerEffects], None]) -> None:
-        """Ask the core for the effects that agents wait for. The callback `then` receives the core's answer."""
+    def open_waits(self, then: Callable[[AnswerOpenWaits], None]) -> None:
+        """Ask the core for the effects and approvals that agents wait for. The callback `then` receives the core's answer."""
 
     def waiting(self, then: Callable[[AnswerWaiting], None]) -> None:
         """Ask the core for the agents with waiting work. The callback `then` receives the core's answer."""
@@ -294,7 +294,9 @@ class ViewService:
     async def _answer(self, request: bytes) -> bytes:
         question = decode_question(request)
         if question.what == EFFECTS:
-            return msgspec.json.encode(await self._effects())
+            return msgspec.json.encode((await self._open_waits()).effects)
+        if question.what == APPROVALS:
+            return msgspec.json.encode((await self._open_waits()).approvals)
         if question.what == WAITING:
             return msgspec.json.encode(await self._waiting())
         if question.what == TRACE:
@@ -322,10 +324,10 @@ class ViewService:
             raise NotHereError(answer.reason)
         return answer.view
 
-    async def _effects(self) -> tuple[UnfinishedEffect, ...]:
-        reply: asyncio.Future[AnswerEffects] = asyncio.get_running_loop().create_future()
-        self._agents.effects(reply.set_result)
-        return (await reply).effects
+    async def _open_waits(self) -> AnswerOpenWaits:
+        reply: asyncio.Future[AnswerOpenWaits] = asyncio.get_running_loop().create_future()
+        self._agents.open_waits(reply.set_result)
+        return await reply
 
     async def _waiting(self) -> WaitingAgents:
         reply: asyncio.Future[AnswerWaiting] = asyncio.get_running_loop().create_future()

@@ -7,13 +7,15 @@ requests, and clients then send their requests to the agent's next host.
 import msgspec
 
 from snapline.agent_runtime.host.agent_effects import AgentEffects
+from snapline.agent_runtime.host.approvals import open_approvals
+from snapline.agent_runtime.host.durable_turns import timer_of
 from snapline.agent_runtime.host.entries import Entry, MessageEntry, SegmentEntry, TimerEntry, sender_of
 from snapline.agent_runtime.host.host_events import (
     AgentView,
-    AnswerEffects,
+    AnswerOpenWaits,
     AnswerView,
     AnswerWaiting,
-    EffectsRequested,
+    OpenWaitsRequested,
     TracingRequested,
     TurnKind,
     TurnView,
@@ -21,6 +23,7 @@ from snapline.agent_runtime.host.host_events import (
     WaitingAgentsRequested,
 )
 from snapline.agent_runtime.host.host_state import NEVER_RETRIED_NS, DurableTurn, HostState, LocalAgent
+from snapline.messages.approvals import OpenApproval, readable_details
 from snapline.messages.effect_records import (
     INTENT,
     NEEDS_PEOPLE,
@@ -40,6 +43,9 @@ IN_LOG = JournalEntry("host log", "")
 
 EFFECTS_SHOWN = 4000
 """Largest number of effects shown for one host. With 2 KB of text each, they fit into one document."""
+
+APPROVALS_SHOWN = 200
+"""Largest number of approvals shown for one host, those first that have waited longest. With 64 KiB of details each, they fit into one document."""
 
 WAITING_SHOWN = 500
 """Largest number of waiting agents shown for one host. Nobody reads more, and for each agent the core must build a whole view."""
@@ -66,14 +72,22 @@ class Views:
         else:
             shared.out.append(AnswerView(event.request, _view_of(agent, shared.now)))
 
-    def on_effects_requested(self, event: EffectsRequested) -> None:
+    def on_open_waits_requested(self, event: OpenWaitsRequested) -> None:
         standing = (
             agent for agent in self._shared.agents.values() if agent.turn is not None and agent.effects is not None
         )
         effects = [
             standing_of(agent) for agent in standing if agent.effects is not None and agent.effects.open is not None
         ]
-        self._shared.out.append(AnswerEffects(event.request, tuple(effects[:EFFECTS_SHOWN])))
+        open_questions = [
+            _open_approval(agent, approval, place, request, self._shared)
+            for agent in self._shared.agents.values()
+            if agent.turn is not None
+            for approval, place, request in open_approvals(agent.turn)
+        ]
+        open_questions.sort(key=lambda each: -each.asked_s)
+        answer = AnswerOpenWaits(event.request, tuple(effects[:EFFECTS_SHOWN]), tuple(open_questions[:APPROVALS_SHOWN]))
+        self._shared.out.append(answer)
 
     def on_waiting_agents_requested(self, event: WaitingAgentsRequested) -> None:
         """Reply with this host's agents that have waiting work. Agents with durable turns come first, sorted by waiting time, longest
@@ -112,6 +126,18 @@ class Views:
             assert local_agent.is_busy or local_agent.is_failed, f"{agent} is between two turns, and nobody was told"
 
 
+def _open_approval(
+    agent: LocalAgent, approval: str, place: int, request: JournalEntry, shared: HostState
+) -> OpenApproval:
+    assert agent.turn is not None
+    timer = agent.timers.get(timer_of(agent.turn, place))
+    return OpenApproval(
+        *(approval, agent.id, shared.host, request.name, readable_details(request.result)),
+        _waited_ns(agent.turn, shared.now) / 1e9,
+        None if timer is None else max(0, timer[0] - shared.now) / 1e9,
+    )
+
+
 def _has_waiting(agent: LocalAgent) -> bool:
     return agent.turn is not None or agent.dead_letter_count > 0 or _inputs_of(agent) > 0
 
@@ -126,7 +152,9 @@ def _waited_ns(turn: DurableTurn | None, now_ns: int) -> int:
 
 def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
     entries = [*agent.deferred, *agent.mailbox]
-    fired = [(entry.name, 0) for entry in entries if isinstance(entry, TimerEntry) and entry.name != TURN_TIMER]
+    fired = [
+        (entry.name, 0) for entry in entries if isinstance(entry, TimerEntry) and not entry.name.startswith(TURN_TIMER)
+    ]
     inputs, current = agent.inputs, agent.current
     return AgentView(
         agent.id,
@@ -143,7 +171,11 @@ def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
         spawns=tuple([name for name, _, _ in agent.spawns]),
         timers=(
             *fired,
-            *[(name, max(0, due - now_ns)) for name, (due, _, _) in agent.timers.items() if name != TURN_TIMER],
+            *[
+                (name, max(0, due - now_ns))
+                for name, (due, _, _) in agent.timers.items()
+                if not name.startswith(TURN_TIMER)
+            ],
         ),
         inputs_consumed=0 if inputs is None else inputs.consumed,
         keys=0 if inputs is None else len(inputs.keys),

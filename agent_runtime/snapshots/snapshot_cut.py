@@ -20,6 +20,7 @@ from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.fleet import Fleet, find_class, restored
 from snapline.errors import StoreError
+from snapline.messages.agent_commands import COMMAND_PREFIX
 from snapline.messages.payloads import CREATE, plain_name, split_message, unwrapped
 from snapline.storage.capture.saved_value_formats import plain, plain_value
 from snapline.storage.capture.saved_values import FAILURES, ReadParts, read_record
@@ -166,8 +167,11 @@ def turns_with_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
 
 
 def deferred_messages(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
-    """Yield the messages that the agent has received but will handle only after its durable turn has ended."""
+    """Yield the messages that the agent has received but will handle only after its durable turn has ended. Operators' commands are no
+    messages."""
     for stashed in checkpoint.stash:
+        if stashed.payload[:1] == COMMAND_PREFIX:
+            continue
         kind, decoded = decode(checkpoint.agent, stashed.payload)
         yield TransitMessage(stashed.sender, checkpoint.agent, None, decoded, kind)
 

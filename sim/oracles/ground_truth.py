@@ -69,8 +69,10 @@ from snapline.coordinator.state import fleet_records
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.operations import Restore
 from snapline.messages.agent_commands import is_effect_resolution
+from snapline.messages.approvals import is_approval_answer
 from snapline.messages.effect_records import EFFECTS_TOPIC, UNDO
 from snapline.messages.payloads import CREATE
+from snapline.sim.oracles.approval_oracle import ApprovalOracle
 from snapline.sim.oracles.ground_truth_records import (
     NO_VOIDS,
     NOWHERE,
@@ -178,12 +180,13 @@ class StepRun(msgspec.Struct):
 
 
 class StepOracle:
-    """Oracle that checks the steps in one run. The events of each agent must be reported in order. The attribute `waits` is the oracle for
-    waits with a time limit."""
+    """Oracle that checks the steps in one run. The events of each agent must be reported in order. The attributes `waits` and `approvals`
+    are the oracles for waits with a time limit and for approvals."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self.waits = WaitOracle(report)
+        self.approvals = ApprovalOracle(report)
         self._runs: dict[tuple[str, int], StepRun] = {}
         self._continued_steps: dict[tuple[object, ...], int] = {}
         """First incarnation in which the turn continued after a step, by the step's identity."""
@@ -461,7 +464,7 @@ class GroundTruth:
         """Record that an operator command was consumed without a turn."""
         self._consume_alone(t_ns, plan, agent, "taken-word", "", payload)
         _record_deferral(self.history_of(plan, agent), payload, is_over=True)
-        if is_effect_resolution(payload):
+        if is_effect_resolution(payload) or is_approval_answer(payload):
             return
         self.dead_letters.on_command_consumed(t_ns, self.history_of(plan, agent), payload, reply)
 
@@ -488,7 +491,7 @@ class GroundTruth:
             self._tick(plan, history, channel)
 
     def _consume_input(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
-        if is_effect_resolution(payload):  # the effect's service observes the result of the command
+        if is_effect_resolution(payload) or is_approval_answer(payload):  # their own oracles observe the outcome
             return
         self.inputs.on_consumed(t_ns, history, payload)
         history.inputs[payload] = history.turns
@@ -510,6 +513,7 @@ class GroundTruth:
     def on_restored(self, t_ns: int, kind: Restore, plan: int) -> None:
         """Record that the fleet was restored to an earlier epoch."""
         self.inputs.on_fallen_back()
+        self.steps.approvals.on_fallen_back()
         self.rollbacks.on_restored(t_ns, kind, plan)
 
     def on_effect_recorded(self, t_ns: int, plan: int, agent: str, payload: bytes) -> None:

@@ -54,6 +54,7 @@ from snapline.messages.agent_commands import (
     is_effect_resolution,
     read_dead_letter_command,
 )
+from snapline.messages.approvals import is_approval_answer
 from snapline.sim.oracles.ground_truth_records import (
     AgentHistory,
     Branch,
@@ -674,7 +675,8 @@ def is_retry_of(payload: bytes, sender: str, dead_letter: bytes) -> bool:
 
 
 def _is_command(payload: bytes, verb: str, identity: bytes) -> bool:
-    if payload[:1] != COMMAND_PREFIX or is_effect_resolution(payload) or is_effect_request(payload):
+    is_other = is_effect_resolution(payload) or is_effect_request(payload) or is_approval_answer(payload)
+    if payload[:1] != COMMAND_PREFIX or is_other:
         return False
     command = read_dead_letter_command(payload)
     return (command.verb, command.identity) == (verb, identity)

@@ -80,6 +80,15 @@ CATALOGUE: dict[str, Probe] = {
     "word repeated": Probe("a command about a dead letter was sent twice, and accepted once"),
     "word retry": Probe("an operator was asked to retry"),
     "word refused": Probe("an operator was told that there is no such dead letter"),
+    "approval accepted": Probe("an answer to an approval was accepted"),
+    "approval repeated": Probe("an answer to an approval was sent twice, and accepted once"),
+    "approval retry": Probe("a person with an answer to an approval was asked to retry"),
+    "approval refused": Probe("an answer came to an approval that was decided, or that nobody asks any more"),
+    "answer taken": Probe("a person learned that a turn goes on with the answer"),
+    "answer kept": Probe(
+        "a person learned that an agent keeps the answer, because its turn has not come to its question again"
+    ),
+    "answer decided": Probe("a person learned that another answer, or the expiry, came first"),
     "letter handled": Probe("a dead letter had a turn after all"),
     "letter failed again": Probe("a dead letter was retried, and failed again"),
     "letter dropped": Probe("a dead letter was dropped"),

@@ -235,6 +235,8 @@ def contents_of(cut: snapline.Cut) -> CutContents:
     waiting: list[tuple[Channel, Parcel]] = []
     for transit in cut.in_transit:
         channel = (transit.sender, transit.receiver)
+        if transit.sender.startswith("@"):
+            continue  # a client's input, which a durable turn has put off
         if transit.message is None:
             earlier = books.transit.get(channel) or (transit.number is None and channel in dict(waiting))
             _note_creation(books, transit.receiver, is_late=bool(earlier))

@@ -331,6 +331,9 @@ AT_ONCE_EVERY = 3
 LOOKS = 2
 """Number of steps in a durable turn."""
 
+APPROVAL_S = 0.3
+"""Time limit of some of the approvals for which a durable turn asks."""
+
 
 class Look(snapline.Message, frozen=True):
     """Input whose handler executes some steps and then answers. `serial` counts the client's inputs."""
@@ -360,9 +363,18 @@ class Stepper(RandomWalker):
 
     @snapline.handler(durable=True)
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
-        """Handle a client's input. After a recovery, the turn either continues or restarts, but the agent answers exactly once."""
+        """Handle a client's input by steps and approvals. After a recovery, the turn either continues or restarts, but the agent answers
+        exactly once."""
         looks = [functools.partial(float, number) for number in range(LOOKS)]
-        if message.serial % 2:
+        if message.serial % 4 == 1:
+            results = [await ctx.step("look", look) for look in looks]
+            answer = await ctx.approval("look", message.serial, expires_s=APPROVAL_S, default=False)
+            results.append(float(answer.is_granted))
+        elif message.serial % 4 == 2:
+            steps = [ctx.step(f"look {number}", look) for number, look in enumerate(looks)]
+            *results, answer = await ctx.gather(*steps, ctx.approval("look", message.serial))
+            results.append(float(answer.is_granted))
+        elif message.serial % 4 == 3:
             results = [await ctx.step("look", look) for look in looks]
         else:
             results = await ctx.gather(*[ctx.step(f"look {number}", look) for number, look in enumerate(looks)])
@@ -371,6 +383,8 @@ class Stepper(RandomWalker):
 
 class SteppingWorkload(LedgerWorkload):
     """Workload with tokens, and with durable turns that handle clients' inputs. The durable turns do not change the state."""
+
+    asks_people = True
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         is_durable = choose("durable", 2) == 1

@@ -114,6 +114,7 @@ class Workload:
         ends: whether `is_done` eventually becomes true.
         requests_rollbacks: whether agents may request rollbacks (`ctx.rollback`). If agents may request rollbacks, an operator rolls the
             fleet back when a request has been refused.
+        asks_people: whether agents ask for approvals (`ctx.approval`), which a simulated person answers.
         was_rolled_back: whether the fleet was rolled back to a point before a complete epoch, either on purpose or because some of the
             epoch's bytes were lost. The attribute is set before `check_end` is called.
         failure: traceback of an unexpected exception in an invariant, or "" if there was none.
@@ -122,6 +123,7 @@ class Workload:
     """
 
     requests_rollbacks = False
+    asks_people = False
     was_rolled_back = False
 
     def __init__(self, fleet: Fleet, *, ends: bool = False, costs: Costs | None = None) -> None:

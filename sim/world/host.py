@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.approvals import id_of
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.driver_interfaces import Execute, HostObserver, ObservedDriver, RunTurn
 from snapline.agent_runtime.host.epoch_files import LoadedLine
@@ -233,6 +234,7 @@ class JudgeObserver(HostObserver):
         if may_wait(known):
             state = encode_ordered(self.turns.object_of(turn.agent).state)
             self._judge.ground_truth.effects.on_started(turn)
+            self._check_approvals(turn)
             for index, found in enumerate(turn.group or [found for found in (turn.found,) if found is not None]):
                 place = self._judge.ground_truth.steps.place_of(turn.agent, turn.incarnation)
                 self._judge.ground_truth.steps.waits.on_over(
@@ -247,6 +249,17 @@ class JudgeObserver(HostObserver):
             return None
         self._note(turn, ended, draws)
         return ended
+
+    def _check_approvals(self, turn: ev.StartTurn) -> None:
+        """Check the approvals with whose outcome the turn goes on."""
+        entries = turn.group or [found for found in (turn.found,) if found is not None]
+        durable, truth = self.core.agents[turn.agent].turn, self._judge.ground_truth
+        if durable is None or self.core.plan < truth.newest_plan or truth.inputs.has_lost_bytes:
+            return
+        for place, entry in enumerate(entries, len(durable.journal) - len(entries)):
+            if entry.kind == "approval":
+                approval = id_of(durable, place, entry)
+                truth.steps.approvals.on_decided(self._shared.kernel.now_ns, turn.agent, approval, entry)
 
     def turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
         turn, draws = self.sim.waiting.pop(event.agent)

@@ -41,6 +41,7 @@ from snapline.sim.oracles.line_oracles import Frozen
 from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, joining_hosts, reads_outputs
 from snapline.sim.workloads.workload import Workload
+from snapline.sim.world.approver import SimApprover
 from snapline.sim.world.clients import Clients
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import START_OF_TIME_NS, Journal, SimulatedCrash
@@ -473,6 +474,7 @@ class World:
         self.executor = SimExecutor(shared, self.log, self.replicas, self.hosts, self.notes)
         self.clients = Clients(shared, self.log, self.hosts)
         self.operator = SimOperator(shared, self.log, self.hosts)
+        self.approver = SimApprover(shared, self.log, self.hosts)
         self.reader = SimReader(shared, shared.stores.reader, lambda: bool(self.notes.store.flipped))
         self.pending_work = PendingWork(shared, self.log, self.hosts, self.notes)
         self._start()
@@ -486,6 +488,7 @@ class World:
                 self.hosts.start(host)
         self.clients.start()
         self.operator.start()
+        self.approver.start()
         self.reader.start()
 
     # ---- the log --------------------------------------------------------------------------------------------------

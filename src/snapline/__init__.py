@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.agent import Agent, Message, handler
     from snapline.agent_runtime.breaker import CircuitBreaker
     from snapline.agent_runtime.context import Context
+    from snapline.agent_runtime.durable import Approval
     from snapline.agent_runtime.effect_ledger import Effect
     from snapline.agent_runtime.fleet import Fleet
     from snapline.agent_runtime.message_encoding import Output, OutputsReverted
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from snapline.client.sync_client import SyncClient
     from snapline.client.trace_analysis import DominoReport, RecoveryLine, Trace, open_trace
     from snapline.messages.answers import LocatedAgent
+    from snapline.messages.approvals import OpenApproval
     from snapline.messages.client_requests import AgentState
     from snapline.messages.status import FleetStatus
     from snapline.protocols.policy import Adaptive, Every, EveryMessages, Manual
@@ -93,6 +95,7 @@ _HOMES = {
     "Adaptive": "snapline.protocols.policy",
     "Agent": "snapline.agent_runtime.agent",
     "AgentState": "snapline.messages.client_requests",
+    "Approval": "snapline.agent_runtime.durable",
     "Blob": "snapline.storage.capture.values",
     "FleetStatus": "snapline.messages.status",
     "Manual": "snapline.protocols.policy",
@@ -111,6 +114,7 @@ _HOMES = {
     "History": "snapline.storage.capture.history",
     "LocatedAgent": "snapline.messages.answers",
     "Message": "snapline.agent_runtime.agent",
+    "OpenApproval": "snapline.messages.approvals",
     "Output": "snapline.agent_runtime.message_encoding",
     "PendingSpawn": "snapline.agent_runtime.snapshots.snapshot_cut",
     "PendingTimer": "snapline.agent_runtime.snapshots.snapshot_cut",
@@ -143,6 +147,7 @@ __all__ = [
     "AgentMissingError",
     "AgentState",
     "AnswerMissingError",
+    "Approval",
     "AuthenticationError",
     "Blob",
     "Certificates",
@@ -183,6 +188,7 @@ __all__ = [
     "MessageTooLargeError",
     "NotFoundError",
     "OlderIncarnationError",
+    "OpenApproval",
     "Output",
     "OutputsReverted",
     "PeerError",

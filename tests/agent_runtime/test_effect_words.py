@@ -451,8 +451,8 @@ def test_who_asks_how_the_agent_stands_is_told_that_it_needs_people() -> None:
 
 
 def standing(driver: Driver) -> tuple[UnfinishedEffect, ...]:
-    driver.feed(ev.EffectsRequested(6))
-    return driver.last(ev.AnswerEffects).effects
+    driver.feed(ev.OpenWaitsRequested(6))
+    return driver.last(ev.AnswerOpenWaits).effects
 
 
 def test_a_host_tells_how_effects_stand_that_have_not_ended() -> None:

@@ -173,8 +173,8 @@ def first_of(members: Any) -> SegmentEnd:
     [
         (lambda ctx: [ctx.effect("pay", int, 1)], "ctx.gather takes no effects"),
         (lambda ctx: [ctx.sleep_until(datetime.now(UTC))], "reads the clock: .* use ctx.sleep in it"),
-        (lambda ctx: [7], "ctx.gather takes calls of the context that wait: .*, and not a int"),
-        (lambda ctx: [ctx.gather(ctx.step("s", int))], "a group has no groups in it: ctx.gather takes calls"),
+        (lambda ctx: [7], "ctx.gather takes .*, and not a int"),
+        (lambda ctx: [ctx.gather(ctx.step("s", int))], "a group has no groups in it: ctx.gather takes"),
         (lambda ctx: [ctx.step(f"s{n}", int) for n in range(GROUP_MAX + 1)], "at most 64 members, not 65"),
         (lambda ctx: [ctx.receive(Told), ctx.receive(Told)], "one ctx.receive of each type"),
     ],
@@ -464,7 +464,7 @@ def replies_before_it_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_timer_for_all(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("snapline.agent_runtime.host.durable_turns._timer_of", lambda turn, place: TURN_TIMER)
+    patch.setattr("snapline.agent_runtime.host.durable_turns.timer_of", lambda turn, place: TURN_TIMER)
 
 
 def calls_by_the_place_of_the_group(patch: pytest.MonkeyPatch) -> None:

@@ -276,7 +276,15 @@ def test_a_question_comes_as_it_was_asked_and_a_wrong_one_is_refused() -> None:
 
 # -- who may -------------------------------------------------------------------------------------------------------------
 
-MAY = {"viewer": True, "operator": True, "admin": True, "host": False, "coordinator": False, "client": False}
+MAY = {
+    "viewer": True,
+    "approver": True,
+    "operator": True,
+    "admin": True,
+    "host": False,
+    "coordinator": False,
+    "client": False,
+}
 
 
 @pytest.mark.parametrize("rpc", ["/snapline.protos.v1.Agents/Show", "/snapline.protos.v1.Coordinator/Status"])

@@ -166,8 +166,8 @@ class FakeHost:
         else:
             self.hold_views.append(tell)
 
-    def effects(self, then: Callable[[ev.AnswerEffects], None]) -> None:
-        then(ev.AnswerEffects(1, tuple(self.standing)))
+    def open_waits(self, then: Callable[[ev.AnswerOpenWaits], None]) -> None:
+        then(ev.AnswerOpenWaits(1, tuple(self.standing)))
 
     def waiting(self, then: Callable[[ev.AnswerWaiting], None]) -> None:
         then(ev.AnswerWaiting(1, tuple([make_view(agent) for agent in self.agents]), 3))

@@ -86,7 +86,8 @@ class AskOutcome(msgspec.Struct, frozen=True, gc=False):
     address: str = ""
 
 
-STATE, LIVE, DESCRIPTION, EFFECTS, WAITING, TRACE = "state", "live", "description", "effects", "waiting", "trace"
+STATE, LIVE, DESCRIPTION, EFFECTS = "state", "live", "description", "effects"
+APPROVALS, WAITING, TRACE = "approvals", "waiting", "trace"
 
 VIEW_BYTES_MAX = 16 * 1024 * 1024
 """Largest size of one document in bytes, the same as for a message. Larger states must be read directly from the store."""
@@ -98,7 +99,7 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         what: "state" requests the agent's state in the newest snapshot, "live" its current state between two turns, and "description" a
             description of what the agent is currently doing. All other values concern all agents on the host and ignore `agent`: "effects"
-            requests the effects for which agents are waiting, "waiting" the agents with pending work, and "trace" the events of the last
+            and "approvals" request those for which agents are waiting, "waiting" the agents with pending work, and "trace" the events of the last
             few seconds.
         field: if a state is requested, the path of the single value to return. If a trace is requested, the part of the trace to return
             (`TraceWanted`).

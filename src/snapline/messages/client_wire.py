@@ -15,6 +15,7 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.channels.frame import check_counts
 from snapline.errors import ProtocolError
 from snapline.messages.client_requests import (
+    APPROVALS,
     DESCRIPTION,
     EFFECTS,
     INPUTS_MAX,
@@ -229,7 +230,7 @@ AGENTS_SERVICE: str = _AGENTS.full_name
 SHOW = "Show"
 SHOW_PATH = f"/{AGENTS_SERVICE}/{SHOW}"
 
-_KNOWN = (STATE, LIVE, DESCRIPTION, EFFECTS, WAITING, TRACE)
+_KNOWN = (STATE, LIVE, DESCRIPTION, EFFECTS, APPROVALS, WAITING, TRACE)
 
 _PARTS_MAX = VIEW_BYTES_MAX // PART_BYTES + 1
 

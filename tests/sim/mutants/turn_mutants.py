@@ -10,15 +10,16 @@ from tests.sim.mutants.registry import HOSTS, Mutant, crash_at, template
 
 from snapline.agent_runtime import sagas as asked
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import DONE, LoggedSteps, TurnJournal, call_id, rolled, turn_seed
-from snapline.agent_runtime.host import epoch_files, turns
+from snapline.agent_runtime.durable import DONE, LoggedSteps, TurnJournal, approval_id, call_id, rolled, turn_seed
+from snapline.agent_runtime.host import approvals, epoch_files, turns
 from snapline.agent_runtime.host.agent_effects import COMPENSATED, AgentEffects
 from snapline.agent_runtime.host.agent_io import AgentOutputs
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.entries import Entry
+from snapline.agent_runtime.host.entries import IDLE, Entry, OperatorCommandEntry, Stage
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_log import StepLog
 from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent
+from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.sagas import Saga
 from snapline.sim.scenario import ClientsPart, FleetPart, LivenessPart, PatternPart, RunPart, StepsPart
@@ -211,6 +212,29 @@ def reply_of_an_undone_past() -> list[Patch]:
     return [(DurableTurns, "_find", find)]
 
 
+def answers_spent_before_their_questions() -> list[Patch]:
+    """Tell people that their answers are taken although no turn has come to its question."""
+    return [(approvals, "settled", lambda agent, entry: approvals.reply_to_taken())]
+
+
+def answers_of_another_past() -> list[Patch]:
+    """Derive the ids of approvals from their places and details alone."""
+    return [(approvals, "approval_id", lambda seed, place, digest: approval_id(bytes(16), place, digest))]
+
+
+def next_turn_within_a_command() -> list[Patch]:
+    """Let the checkpoint for who waits for a command's outcome begin the agent's next turn before the command is finished."""
+    original = Mailboxes.consume_own
+
+    def consume_own(self: Mailboxes, entry: Entry, **options: Any) -> None:
+        agent = options.get("agent")
+        if isinstance(entry, OperatorCommandEntry) and agent is not None and agent.stage is Stage.BETWEEN_SEGMENTS:
+            agent.stage = IDLE
+        original(self, entry, **options)
+
+    return [(Mailboxes, "consume_own", consume_own)]
+
+
 def resumed_while_held() -> list[Patch]:
     """Let an agent that is held or frozen continue its durable turn."""
     original = vars(LocalAgent)["may_start"].fget
@@ -308,14 +332,35 @@ TURN_MUTANTS: dict[str, Mutant] = {
         patches=members_behind_results,
         scenario=GROUPS,
         oracle="steps",
-        seed=2,
+        seed=8,
     ),
     "group-before-its-batch": Mutant(
         text="a durable turn goes on from a group of steps before the log holds them",
         patches=group_before_its_batch,
         scenario=GROUPS,
         oracle="steps",
-        seed=24,
+        seed=7,
+    ),
+    "answers-spent-before-their-questions": Mutant(
+        text="people learn that an answer is taken although no turn has come to its question",
+        patches=answers_spent_before_their_questions,
+        scenario=GROUPS,
+        oracle="approvals",
+        seed=0,
+    ),
+    "answers-of-another-past": Mutant(
+        text="an answer to an approval counts for the same question of other turns",
+        patches=answers_of_another_past,
+        scenario=GROUPS,
+        oracle="approvals",
+        seed=0,
+    ),
+    "next-turn-within-a-command": Mutant(
+        text="an agent's next turn begins before the command of an operator is finished, and another one after it",
+        patches=next_turn_within_a_command,
+        scenario=GROUPS,
+        oracle="restored",
+        seed=0,
     ),
     "sends-lost-before-adopted-steps": Mutant(
         text="what a durable turn sends before a step that the log knows is thrown away",

@@ -267,13 +267,14 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
     """Journal entry of a durable turn, which records a request by the turn's handler and its outcome.
 
     Attributes:
-        kind: "step", "effect", "call", "sleep", "receive" or "now".
+        kind: "step", "effect", "call", "sleep", "receive", "approval" or "now".
         name: name of the step or effect, name of the called agent, or type of the message to receive.
-        digest: 8-byte digest of the arguments, or b"" if there are none.
+        digest: 8-byte digest of the arguments, or b"" if there are none. For an approval, 16-byte digest of what people see.
         outcome: "done", "failed", or "late" after a timeout. The outcome is "" while the turn is waiting. An effect may also be "adopted"
             (executed by an earlier turn) or "refused" (requested by an earlier turn with other arguments).
         result: the encoded result. The result of "receive" is the message, and the result of a failed step is the error.
-        sender: sender of a received message, or key and generation of an external effect.
+            While the turn waits for an approval, the result contains its details.
+        sender: sender of a received message or of an answer to an approval, or key and generation of an external effect.
     """
 
     kind: str
@@ -323,6 +324,22 @@ class StashedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, for
     sender: str
     payload: bytes
     key: str = ""
+
+
+class ApprovalDecision(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """The decision on an approval. `by` is the name of the person, or "" if the approval expired."""
+
+    id: str
+    is_granted: bool
+    by: str = ""
+
+
+class SavedApprovals(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Answers to approvals that an agent keeps until its turn asks for them, and the latest decisions. Both are sorted by age, oldest
+    first."""
+
+    kept: list[StashedMessage] = []
+    decided: list[ApprovalDecision] = []
 
 
 class ChunkReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -382,7 +399,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `in_transit` is empty, and `sender_log` contains messages that a later cut may need.
 
     Files written by earlier releases lack `basis`, `sender_log`, `round`, `turns` and `inputs`, which then have their default values. Files
-    omit `outputs`, `turn`, `journal`, `stash` and `effects` where they are empty. Files omit `dead_letter_numbers` if no dead letter was
+    omit `outputs`, `turn`, `journal`, `stash`, `effects` and `approvals` where they are empty. Files omit `dead_letter_numbers` if no dead letter was
     ever removed, `durable_turns` if no durable turn has begun, and `clock` if no timer is set.
 
     Attributes:
@@ -412,8 +429,8 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         saved_numbers: `dead_letter_numbers` in the form stored in the file.
         recorded_ns: wall-clock time in nanoseconds since 1970, used only in diagrams and never for decisions.
         inputs: consumed external inputs. The host log redelivers later inputs.
-        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects` in the
-            form stored in the file.
+        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects, saved_approvals: `outputs`, `turn`, `stash`, `durable_turns`,
+            `effects` and `approvals` in the form stored in the file.
         saved_clock: reading of the machine's clock when the checkpoint was taken. Time that elapses after the checkpoint counts towards the
             timers.
         saved_journal: `journal_part`, stored in the file as `journal`.
@@ -454,6 +471,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     saved_numbers: DeadLetterNumbers | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="letter_numbers")
     saved_turns: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="durable_turns")
     saved_effects: SavedEffects | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="effects")
+    saved_approvals: SavedApprovals | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="approvals")
     saved_clock: BootClock | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="clock")
 
     @property
@@ -508,6 +526,11 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def stash(self) -> list[StashedMessage]:
         """Received messages that wait for their turns, in order."""
         return self.saved_stash or []
+
+    @property
+    def approvals(self) -> SavedApprovals | None:
+        """Answers to approvals and decisions that the agent remembers, or None if there are none."""
+        return self.saved_approvals or None
 
     @property
     def effects(self) -> SavedEffects | None:
