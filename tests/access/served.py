@@ -118,7 +118,7 @@ class Served:
     async def _start_view(self, role: str, address: str) -> None:
         security = security_of(self._folder, f"{role}-{role}")
         opened = await self._stack.enter_async_context(open_fleet_queries(address, security, "view"))
-        operators = Operators(opened[1], self._folder / DATA, has_certificates=security.is_tls)
+        operators = Operators(opened[1], self._folder / DATA, has_certificates=security.is_tls, people=opened[0])
         view = View(opened[0], token=self._token, operators=operators, reports=[self._folder / RUNS])
         self._stack.push_async_callback(view.close)
         self._serve(f"view of {role}", view.app())

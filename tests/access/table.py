@@ -6,10 +6,10 @@ carry every row out on what really runs (`served.py`), `test_costs.py` attacks w
 
 from typing import NamedTuple
 
-USER_ROLES = ("viewer", "operator", "admin")
+USER_ROLES = ("viewer", "approver", "operator", "admin")
 ROLES = (*USER_ROLES, "bearer", "host", "launcher", "coordinator", "client")
 
-READING, ACTING = "viewer operator admin", "operator admin"
+READING, ACTING = "viewer approver operator admin", "operator admin"
 
 STRANGERS = ("plaintext", "no certificate", "another authority", "expired")
 """They get no further than the handshake where certificates are used."""
@@ -76,8 +76,8 @@ RPCS = {
     "People/RecordCall": Rpc("coordinator", "host", 32 * KIB),
     "People/ReadAudit": Rpc("coordinator", "admin", KIB),
     "Inputs/Offer": Rpc("host", "client", 2 * MIB, is_stream=True),
-    "Inputs/Settle": Rpc("host", ACTING, 2 * MIB, is_stream=True),
-    "Inputs/Ask": Rpc("host", f"{ACTING} client", 4 * KIB),
+    "Inputs/Settle": Rpc("host", f"approver {ACTING}", 2 * MIB, is_stream=True),
+    "Inputs/Ask": Rpc("host", f"approver {ACTING} client", 4 * KIB),
     "Agents/Show": Rpc("host", READING, 4 * KIB),
     "Raft/Replicate": Rpc("coordinator", "coordinator!", 64 * KIB, is_stream=True),
     "Raft/Confirm": Rpc("coordinator", "coordinator", 2 * KIB),

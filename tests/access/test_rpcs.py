@@ -5,12 +5,15 @@ from pathlib import Path
 
 import grpc.aio
 from tests.access.table import AT_HEALTH_DOORS, NOBODY, OTHER_HOST, RPCS, STRANGERS, USER_ROLES
-from tests.access.world import NO, PATHS, SERVERS, SHUT_OUT, UNKNOWN, YES, Caller, World, call
+from tests.access.world import NO, PATHS, SERVERS, SHUT_OUT, UNKNOWN, YES, Caller, World, call, settling
 from tests.kit.command_line import invoke
 
 from snapline.cli.main import app
+from snapline.messages.agent_commands import DeadLetterCommand, dead_letter_command_payload
+from snapline.messages.approvals import ApprovalAnswer, approval_answer_payload
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.protos.v1 import inputs_pb2
 from snapline.security.rpc_authorization import RPC_RULES
 
 Outcomes = dict[tuple[str, str], str]
@@ -60,6 +63,22 @@ async def test_every_call_by_everybody_is_as_the_table_says(secured: World) -> N
         of_another = pb.TransferLeaderRequest(only_from="c1").SerializeToString()
         assert await call(channel, "Coordinator/TransferLeader", of_another) == NO, "a replica hands on its own lead"
     await everything_that_people_did_is_in_the_book(secured)
+    await an_approver_gives_no_other_commands(secured)
+
+
+async def an_approver_gives_no_other_commands(world: World) -> None:
+    """Nor a request with an answer and another command in it. The audit log has the attempt."""
+    command = dead_letter_command_payload(DeadLetterCommand("drop", 7, b"x"))
+    request = inputs_pb2.OfferRequest.FromString(settling(approval_answer_payload(ApprovalAnswer("0" * 32, True))))
+    request.inputs.add(agent="nobody", key="j", payload=command)
+    async with world.channel(world.callers["approver"], "host") as channel:
+        for payload in (settling(command), request.SerializeToString()):
+            assert await call(channel, "Inputs/Settle", payload) == NO
+    admin = CoordinatorClient(world.places["coordinator"], world.security("admin"))
+    audit = await admin.read_audit(500)
+    await admin.close()
+    refused = [each for each in audit.calls if (each.name, each.call, each.outcome) == ("approver", "Settle", "failed")]
+    assert len(refused) == 2 and all("verb drop, number 7" in each.about for each in refused)
 
 
 async def everything_that_people_did_is_in_the_book(world: World) -> None:

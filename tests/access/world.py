@@ -20,6 +20,7 @@ from tests.access.table import OTHER_HOST, ROLES, USER_ROLES
 from tests.integration.processes import LIMIT_S, ROOT
 
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
+from snapline.messages.approvals import ApprovalAnswer, approval_answer_payload
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import agents_pb2, inputs_pb2, raft_pb2
 from snapline.protos.v1 import coordinator_pb2 as pb
@@ -156,6 +157,13 @@ def _process(folder: Path) -> "Iterator[subprocess.Popen[str]]":
 
 # ---- what they say: it goes through the door, and does no harm behind it ---------------------------------------------
 
+
+def settling(payload: bytes) -> bytes:
+    """A request with this command to an agent that is not there."""
+    given = inputs_pb2.GivenInput(agent="nobody", key="k", payload=payload)
+    return inputs_pb2.OfferRequest(client="c", inputs=[given]).SerializeToString()
+
+
 REQUESTS: dict[str, bytes] = {
     "ReadSnapshots": pb.ReadSnapshotsRequest(verb="list").SerializeToString(),
     "ReadReplica": pb.ReadReplicaRequest(verb="members").SerializeToString(),
@@ -180,7 +188,7 @@ REQUESTS: dict[str, bytes] = {
     "Replicate": raft_pb2.RaftBatch().SerializeToString(),
     "Open": encode_frame(Frame(body=LinkHello("elsewhere", "h1", 1, 1, 1, 1, 0, 1))),
     "Offer": inputs_pb2.OfferRequest(client="c", inputs=[inputs_pb2.GivenInput(agent="nobody")]).SerializeToString(),
-    "Settle": inputs_pb2.OfferRequest(client="c", inputs=[inputs_pb2.GivenInput(agent="nobody")]).SerializeToString(),
+    "Settle": settling(approval_answer_payload(ApprovalAnswer("0" * 32, True))),
     "Ask": inputs_pb2.AskRequest(agent="nobody", key="k").SerializeToString(),
     "Show": agents_pb2.ShowRequest(agent="nobody", what="live").SerializeToString(),
     "ServerReflectionInfo": b"\x3a\x00",  # list the services

@@ -6,7 +6,15 @@ from tests.kit.command_line import Run
 
 SET = {
     *("coordinator-c1", "host-h1", "host-h2"),
-    *("viewer-viewer", "operator-operator", "admin-admin", "launcher-launcher", "client-client", "bearer-bearer"),
+    *(
+        "viewer-viewer",
+        "approver-approver",
+        "operator-operator",
+        "admin-admin",
+        "launcher-launcher",
+        "client-client",
+        "bearer-bearer",
+    ),
 }
 
 
@@ -36,7 +44,7 @@ def test_all_of_a_folder_are_renewed_and_the_authority_stays(run: Run, folder: P
     assert run("auth", "init", "set", "--hosts", "h1,big-host").code == 0
     before = {path.name: path.read_bytes() for path in (folder / "set").iterdir()}
     renewed = run("auth", "renew", "set", "--days", "1", "-o", "json")
-    assert renewed.code == 0 and len(renewed.json["certificates"]) == 9
+    assert renewed.code == 0 and len(renewed.json["certificates"]) == 10
     after = {path.name: path.read_bytes() for path in (folder / "set").iterdir()}
     assert {name for name in before if before[name] == after[name]} == {
         "ca.crt",

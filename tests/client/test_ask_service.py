@@ -163,15 +163,15 @@ async def test_with_certificates_clients_and_operators_may_and_nobody_else(tmp_p
     async with serving(authority.issue("h1").security()) as host:
         for role in ROLES:
             security = authority.issue("somebody", role=role).security()
-            if role in ("client", "operator", "admin"):
+            if role in ("client", "approver", "operator", "admin"):
                 assert (await ask(host, "a", "k1", security=security)).number == 1
                 continue
             with pytest.raises(
-                OfferError, match=f"Ask takes one of client, operator, admin, and it says {role}"
+                OfferError, match=f"Ask takes one of client, approver, operator, admin, and it says {role}"
             ) as caught:
                 await ask(host, "a", "k1", security=security)
             assert caught.value.is_final
-        assert len(host.asked) == 3
+        assert len(host.asked) == 4
 
 
 async def test_a_service_that_asks_for_every_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

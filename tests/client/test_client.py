@@ -365,7 +365,9 @@ async def test_with_certificates_a_client_may_and_others_are_told(tmp_path: Path
         with pytest.raises(AgentMissingError):
             await client.send("a", Paid(1))
     host = authority.issue("h1", role="host")
-    with pytest.raises(UsageError, match="Locate takes one of viewer, operator, admin, client, and it says host h1"):
+    with pytest.raises(
+        UsageError, match="Locate takes one of viewer, approver, operator, admin, client, and it says host h1"
+    ):
         await Client.connect(fleet.address, tls=Certificates(host.certificate, host.key, host.authority))
     await fleet.stop()
 

@@ -126,7 +126,7 @@ async def test_the_sentence_says_which_roles_may(protected: Protected) -> None:
 
 
 async def test_whoever_asks_how_the_fleet_stands_hears_what_they_are_to_it(protected: Protected) -> None:
-    for role in ("viewer", "operator"):
+    for role in ("viewer", "approver", "operator"):
         client = CoordinatorClient(protected.address, protected.security(role, "somebody"))
         assert (await client.status()).caller_role == role
         await client.close()

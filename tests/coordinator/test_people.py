@@ -51,7 +51,7 @@ def test_a_name_has_one_token_and_no_role_but_those_of_people(agreed: Agreed) ->
     assert agreed.try_(token("ada", expires_ns=SOON_NS)).status == UNCHANGED, "the same word again"
     assert "there is a token ada" in agreed.refused(token("ada", "admin"))
     for role in ("host", "coordinator", "launcher", "client", "bearer", "", "king"):
-        assert "one of the roles viewer, operator, admin" in agreed.refused(token("bob", role))
+        assert "one of the roles viewer, approver, operator, admin" in agreed.refused(token("bob", role))
     assert "has a name" in agreed.refused(op.MakeToken("", "viewer", bytes(32), 1))
     assert "has a name" in agreed.refused(op.MakeToken("bob", "viewer", b"short", 1))
     assert agreed.try_(token("ada", "admin"), now_ns=SOON_NS).status == "applied", "the one before has expired"
@@ -122,7 +122,7 @@ def test_a_token_has_256_bits_and_its_digest_is_sha256() -> None:
     assert len(set(made)) == 100
     assert all(re.fullmatch(r"snapline_[A-Za-z0-9_-]{43}", each) for each in made)
     assert digest_of("abc") == hashlib.sha256(b"abc").digest()
-    assert USER_ROLES == ("viewer", "operator", "admin")
+    assert USER_ROLES == ("viewer", "approver", "operator", "admin")
 
 
 @given(st.text())

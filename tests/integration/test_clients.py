@@ -158,9 +158,13 @@ async def test_with_certificates_the_role_client_gives_inputs_and_no_other(data_
             assert [receipt.number for receipt in receipts] == [1] * 4
             with pytest.raises(UsageError, match="CreateSnapshot takes one of operator, admin, and it says client"):
                 await client.snapshot()
-            with pytest.raises(UsageError, match="RecoveryLine takes one of viewer, operator, admin, and it says"):
+            with pytest.raises(
+                UsageError, match="RecoveryLine takes one of viewer, approver, operator, admin, and it says"
+            ):
                 await client.recovery_line()
-            with pytest.raises(UsageError, match="Show takes one of viewer, operator, admin, and it says client"):
+            with pytest.raises(
+                UsageError, match="Show takes one of viewer, approver, operator, admin, and it says client"
+            ):
                 await client.retry_dead_letters("teller-0")
         async with await Client.connect(fleet.local.address, tls=files("operator")) as operator:
             with pytest.raises(UsageError, match="Offer takes one of client, and it says operator operator"):
@@ -168,6 +172,6 @@ async def test_with_certificates_the_role_client_gives_inputs_and_no_other(data_
             assert (await operator.snapshot())["is_new"] is True
             assert await operator.drop_dead_letters("teller-0") == []
         with pytest.raises(
-            UsageError, match="Locate takes one of viewer, operator, admin, client, and it says launcher"
+            UsageError, match="Locate takes one of viewer, approver, operator, admin, client, and it says launcher"
         ):
             await Client.connect(fleet.local.address, tls=files("launcher"))

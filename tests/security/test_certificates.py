@@ -63,7 +63,7 @@ def test_nothing_is_overwritten_and_nothing_is_made_of_nonsense(tmp_path: Path) 
     with pytest.raises(UsageError, match="`snapline auth init` makes one"):
         Authority.load(tmp_path / "full")
     authority = Authority.create(tmp_path / "new")
-    with pytest.raises(UsageError, match="'king' is no role: there are viewer, operator"):
+    with pytest.raises(UsageError, match="'king' is no role: there are viewer, approver, operator"):
         authority.issue("king", "k")
     with pytest.raises(UsageError):
         authority.issue("host", "../h1")

@@ -36,7 +36,9 @@ def create(
     connection: Connection,
     display: Display,
     name: TokenName,
-    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="Role: viewer, operator or admin.")] = "viewer",
+    role: Annotated[
+        str, typer.Option("--role", metavar="ROLE", help="Role: viewer, approver, operator or admin.")
+    ] = "viewer",
     days: Annotated[int, typer.Option("--days", min=1, max=365, metavar="N", help="Validity in days.")] = 30,
 ) -> None:
     """Create a token for a user, and print it once: the fleet keeps only its digest.
@@ -95,7 +97,7 @@ def _show_new_token(result: Document, tables: DocumentTables) -> None:
     tables.line("it is not shown again")
 
 
-TOOLS = ("viewer", "operator", "admin", "launcher", "client", "bearer")
+TOOLS = ("viewer", "approver", "operator", "admin", "launcher", "client", "bearer")
 """Roles of users and programs for each of which `snapline auth init` creates a certificate."""
 
 DELIVER_S = 120.0
@@ -154,7 +156,8 @@ def issue(
     role: Annotated[
         str,
         typer.Argument(
-            metavar="ROLE", help="Role: viewer, operator, admin, bearer, host, launcher, coordinator or client."
+            metavar="ROLE",
+            help="Role: viewer, approver, operator, admin, bearer, host, launcher, coordinator or client.",
         ),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Owner: the id of a host or replica, or a user.")],

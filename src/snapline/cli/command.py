@@ -337,6 +337,10 @@ Stale = Annotated[
 ]
 
 
+CLIENT_NAME = "cli"
+"""Name of the sender of inputs from a client without a certificate."""
+
+
 @dataclass(frozen=True)
 class Connection(SecurityOptions):
     """Options that specify the coordinator to call and the time limit for calls."""
@@ -414,10 +418,11 @@ class Connection(SecurityOptions):
 
         return ask(self.address(), self.security(), call)
 
-    def call_agents(self, call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
-        """Make one call to the fleet's agents, and return the result. `call` must apply the time limit `timeout` itself."""
+    def call_agents(self, call: "Callable[[Client], Awaitable[_Reply]]", name: str = CLIENT_NAME) -> _Reply:
+        """Make one call to the fleet's agents, and return the result. `call` must apply the time limit `timeout` itself. `name` is the name
+        of the client if the fleet has no certificates."""
 
-        return call_agents(self.address(), self.security(), call)
+        return call_agents(self.address(), self.security(), call, name)
 
 
 def read_token(file: Path | None) -> str:
@@ -541,10 +546,6 @@ LastSnapshot = Annotated[
 ]
 
 
-CLIENT_NAME = "cli"
-"""Name of the sender of inputs from a client without a certificate."""
-
-
 def ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
     """Make one call to a coordinator, with retries, and return the reply. The call must have its own time limit.
 
@@ -563,15 +564,19 @@ async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorC
         await client.close()
 
 
-def call_agents(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+def call_agents(
+    address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]", name: str = CLIENT_NAME
+) -> _Reply:
     """Make one call to a fleet's agents, and return the result. Raises the same errors as `Client`."""
-    return asyncio.run(_call_agents(address, security, call))
+    return asyncio.run(_call_agents(address, security, call, name))
 
 
-async def _call_agents(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+async def _call_agents(
+    address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]", name: str
+) -> _Reply:
     from snapline.client.client import open_client
 
-    async with await open_client(address, security, CLIENT_NAME) as client:
+    async with await open_client(address, security, name) as client:
         return await call(client)
 
 

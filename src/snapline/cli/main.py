@@ -67,6 +67,7 @@ GROUPS = {
     "host": CommandGroup("hosts", "Hosts, the processes that run agents."),
     "output": CommandGroup("outputs", "Outputs: what agents have published to clients."),
     "effect": CommandGroup("outputs", "External effects of agents.", app="effects_app"),
+    "approval": CommandGroup("approvals", "Questions of agents that wait for people."),
     "gateway": CommandGroup("gateway", "HTTP gateway for a fleet's agents."),
     "ui": CommandGroup("ui", "Browser view of a fleet."),
     "sim": CommandGroup("sim", "Simulate fleets in virtual time with seeded faults, and check every guarantee."),

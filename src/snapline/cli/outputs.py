@@ -74,7 +74,7 @@ def tail(
     `Output` or `OutputsUndone` (after a restore), with the `cursor` from which to continue. With --consumer the position is saved every
     second and at the end; after a crash the last outputs may be repeated.
 
-    Roles: reading needs `viewer`, `operator`, `admin` or `client`; --consumer any of these but `viewer`. Exit codes: 2: no such cursor,
+    Roles: reading needs `viewer`, `approver`, `operator`, `admin` or `client`; --consumer one of the last three. Exit codes: 2: no such cursor,
     or not permitted. 4: no such consumer, or later outputs were deleted. 6: a file is damaged. 10: no such store.
     """
     lines = _Lines(display)

@@ -15,8 +15,8 @@ import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, with_standing
 from snapline.agent_runtime.message_encoding import Output, OutputsReverted
+from snapline.client import approval_commands, operator_commands, sends_and_asks
 from snapline.client import client_events as ev
-from snapline.client import operator_commands, sends_and_asks
 from snapline.client.core import ClientCore
 from snapline.client.host_calls import HostCalls, ask_until_answered, waiting_agents
 from snapline.client.operator_commands import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
@@ -40,6 +40,7 @@ from snapline.errors import InputsError, SnaplineError, UsageError
 from snapline.ids import check_failed, check_id
 from snapline.messages.agent_commands import DROP, RETRY, UNDO
 from snapline.messages.answers import LocatedAgent, document, document_of
+from snapline.messages.approvals import ApprovalAnswer, OpenApproval
 from snapline.messages.client_requests import DESCRIPTION, LIVE, STATE, AgentState, GivenInput, Question
 from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, retry_until_available
 from snapline.messages.coordinator_client import TIMEOUT_S as CALL_S_MAX
@@ -373,11 +374,15 @@ class Client:
         unconsumed inputs or dead letters.
 
         `more` is the number of further agents with pending work that `agents` does not list. `silent_hosts` lists hosts that did not
-        answer within 2 s or that run an older release. `effects` lists the external effects on whose outcome agents are currently waiting.
+        answer within 2 s or that run an older release. `effects` lists the external effects on whose outcome agents are currently waiting,
+        and `approvals` the open approvals.
         """
         agents = await waiting_agents(self._coordinator, self._hosts)
-        open_effects = await operator_commands.standing(self._coordinator, self._hosts)
-        return document("WaitingAgents", **msgspec.to_builtins(agents), effects=msgspec.to_builtins(open_effects))
+        waits = {
+            "effects": await operator_commands.standing(self._coordinator, self._hosts),
+            "approvals": await self.approvals(),
+        }
+        return document("WaitingAgents", **msgspec.to_builtins(agents), **msgspec.to_builtins(waits))
 
     async def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
         """Take a snapshot now, and return when it is complete. The result is the same document that `snapline snapshot create -o json`
@@ -415,7 +420,7 @@ class Client:
         """Return the recovery line that would apply if the agents in `failed` failed now. The result is a mapping with the same content as
         the document that `snapline recovery line -o json` prints.
 
-        On a fleet that uses certificates, the client needs the role `viewer`, `operator` or `admin`.
+        On a fleet that uses certificates, the client needs the role `viewer`, `approver`, `operator` or `admin`.
 
         Args:
             failed: ids of the agents assumed to fail. The entry `host:h1` stands for all agents of host `h1`. If `failed` is empty, all
@@ -516,6 +521,33 @@ class Client:
             agent, key, await self.describe(agent, timeout_s), result=result, not_done=not_done
         )
         await self._send_command(command, key, deadline_s, is_early=True)
+
+    async def approvals(self) -> list[OpenApproval]:
+        """Return the approvals for which agents wait (`ctx.approval`), those first that have waited longest. Hosts that do not answer within
+        2 s are skipped. The client needs a role that may inspect agents."""
+        return await approval_commands.open_approvals(self._coordinator, self._hosts)
+
+    async def answer_approval(
+        self, agent: str, approval: str, *, is_granted: bool, note: str = "", timeout_s: float = TIMEOUT_S
+    ) -> str:
+        """Grant or deny an approval by its id. Return when no recovery can undo that.
+
+        The client needs one of the roles `approver`, `operator` and `admin`. The agent learns the name in the client's certificate or
+        token.
+
+        Returns:
+            "taken" if the agent's turn goes on with this answer. "kept" if a recovery has meanwhile taken the turn back to before its
+            question: it takes the answer when it asks again.
+
+        Raises:
+            UsageError: nobody waits for the approval, another answer came first, it has expired, or this client has no permission.
+            AgentMissingError, FleetEndedError: the agent or the fleet no longer exists. InputUnknownError: the outcome did not arrive in
+                time. It is safe to repeat the call.
+        """
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        sender = CommandSender(lambda: self._coordinator, self._hosts, check_id(agent), approval_commands.late)
+        answer = ApprovalAnswer(approval, is_granted, note)
+        return await approval_commands.answer(sender, agent, answer, deadline_s, self._asking.wait_for_answer_to)
 
     async def retry_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
         """Retry a failed effect, a failed compensation, or an effect in doubt that waits for an operator.

@@ -18,6 +18,7 @@ from snapline.client.sends_and_asks import AgentInput, Receipt, Reply
 from snapline.client.trace_analysis import RecoveryLine
 from snapline.errors import UsageError
 from snapline.messages.answers import LocatedAgent
+from snapline.messages.approvals import OpenApproval
 from snapline.messages.client_requests import AgentState
 from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S
 from snapline.messages.coordinator_client import TIMEOUT_S as CALL_S_MAX
@@ -169,6 +170,18 @@ class SyncClient:
     ) -> None:
         """Resolve an effect, as `Client.resolve_effect` does."""
         self._run(self._open.resolve_effect(agent, key, result=result, not_done=not_done, timeout_s=timeout_s))
+
+    def approvals(self) -> list[OpenApproval]:
+        """Return open approvals, as `Client.approvals` does."""
+        return self._run(self._open.approvals())
+
+    def answer_approval(
+        self, agent: str, approval: str, *, is_granted: bool, note: str = "", timeout_s: float = TIMEOUT_S
+    ) -> str:
+        """Answer an approval, as `Client.answer_approval` does."""
+        return self._run(
+            self._open.answer_approval(agent, approval, is_granted=is_granted, note=note, timeout_s=timeout_s)
+        )
 
     def retry_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
         """Retry an effect, as `Client.retry_effect` does."""

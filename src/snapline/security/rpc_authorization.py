@@ -101,14 +101,15 @@ class CallUnderWay:
             self._limits._change(self._caller, calls=-1, size=-self._size)
 
 
-VIEWER, OPERATOR, ADMIN = USER_ROLES
+VIEWER, APPROVER, OPERATOR, ADMIN = USER_ROLES
 
 BEARER = "bearer"
 HOST, LAUNCHER, COORDINATOR, CLIENT = "host", "launcher", "coordinator", "client"
 
 ROLES = {
     VIEWER: "reads: how the fleet stands, its snapshots and what its agents hold, its recovery lines, its outputs",
-    OPERATOR: "reads, and acts on the fleet: takes snapshots, takes the fleet back to one, retries and drops dead letters, says what came of effects in doubt, has others tried again and undone, moves the lead and agents, ends hosts and replicas, forgets hosts and consumers of outputs",
+    APPROVER: "reads, and answers the approvals for which agents wait",
+    OPERATOR: "reads, answers approvals, and acts on the fleet: takes snapshots, takes the fleet back to one, retries and drops dead letters, says what came of effects in doubt, has others tried again and undone, moves the lead and agents, ends hosts and replicas, forgets hosts and consumers of outputs",
     ADMIN: "what an operator may, takes the coordinator's whole state away as a backup, makes and revokes tokens, and reads who has asked for what",
     BEARER: "nothing but to bear a token, whose role counts: many people may have one such certificate",
     HOST: "runs agents; speaks for the host that its certificate names, and for the agents that are placed there",
@@ -122,8 +123,9 @@ REFUSALS_LOGGED_MAX, REFUSAL_S = 256, 60.0
 """Largest number of recent refusals that are remembered, and shortest time in seconds between two log entries about the same caller and
 RPC. These limits prevent unauthorized callers from filling the log."""
 
-_READING = (VIEWER, OPERATOR, ADMIN)
+_READING = (VIEWER, APPROVER, OPERATOR, ADMIN)
 _ACTING = (OPERATOR, ADMIN)
+_ANSWERING = (APPROVER, *_ACTING)
 _ALL = tuple(ROLES)
 
 REQUEST_BYTES_MAX = 256 * 1024
@@ -196,8 +198,10 @@ RPC_RULES = {
     "/snapline.protos.v1.People/RecordCall": RpcRule((HOST,), RECORD_BYTES_MAX, "a user has called the host"),
     "/snapline.protos.v1.People/ReadAudit": RpcRule((ADMIN,), 1024),
     "/snapline.protos.v1.Inputs/Offer": RpcRule((CLIENT,), 0),
-    "/snapline.protos.v1.Inputs/Settle": RpcRule(_ACTING, 0, changes_state=True),
-    "/snapline.protos.v1.Inputs/Ask": RpcRule((CLIENT, *_ACTING), 4096),
+    "/snapline.protos.v1.Inputs/Settle": RpcRule(
+        _ANSWERING, 0, "an approver only answers approvals", changes_state=True
+    ),
+    "/snapline.protos.v1.Inputs/Ask": RpcRule((CLIENT, *_ANSWERING), 4096),
     "/snapline.protos.v1.Agents/Show": RpcRule(_READING, 4096),
     "/snapline.protos.v1.Raft/Replicate": RpcRule((COORDINATOR,), 0, is_self_only=True),
     "/snapline.protos.v1.Raft/Confirm": RpcRule((COORDINATOR,), 2048, "asked only where there are no certificates"),

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable
 
-USER_ROLES = ("viewer", "operator", "admin")
+USER_ROLES = ("viewer", "approver", "operator", "admin")
 """Roles that a token may have. Hosts, replicas, launchers and clients authenticate with certificates."""
 
 ALLOWED, REFUSED, FAILED = "allowed", "refused", "failed"
