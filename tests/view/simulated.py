@@ -39,6 +39,7 @@ class SimulatedFleet:
         self.asked: list[str] = []
         self.waiting_agents: list[dict[str, Any]] = []
         self.standing: list[dict[str, Any]] = []
+        self.approvals: list[dict[str, Any]] = []
         self.outputs: list[tuple[int, str, Any]] = []
         self.page = 2
         self.history: dict[str, Any] | None = {
@@ -213,6 +214,7 @@ class SimulatedFleet:
             "more": 0,
             "silent_hosts": [],
             "effects": self.standing,
+            "approvals": self.approvals,
         }
 
     async def outputs_page(self, after: str, topic: str = "") -> ReadOutputsReply:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from tests.coordinator.grpc_host import GrpcHost
 from tests.coordinator.test_doors import Protected
@@ -16,6 +17,7 @@ from tests.view.simulated import SimulatedFleet
 
 from snapline.errors import UsageError
 from snapline.messages import coordinator_client
+from snapline.messages.approvals import OpenApproval
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.wire import path_of
 from snapline.security.rpc_authorization import RPC_RULES
@@ -344,3 +346,66 @@ async def test_what_takes_long_is_under_way_and_not_begun_again(monkeypatch: pyt
     await asyncio.sleep(0)
     found = deeds.outcome("", key)[1]
     assert found == ActionOutcome("done") and begun == [1]
+
+
+# -- approvals ---------------------------------------------------------------------------------------------------------
+
+
+class People:
+    """Approvals that agents ask, and the answers that were given."""
+
+    def __init__(self) -> None:
+        script = "<script>alert(1)</script>"
+        self.open = [
+            OpenApproval("a" * 32, "clerk", "h1", f"refund {script}", {"order": 17, "to": script}, 90.0, 600.0),
+            OpenApproval("b" * 32, "clerk2", "h1", "close the books", None, 5.0),
+        ]
+        self.answers: list[tuple[str, str, bool, str]] = []
+
+    async def approvals(self) -> list[OpenApproval]:
+        return self.open
+
+    async def answer_approval(self, agent: str, approval: str, *, is_granted: bool, note: str) -> str:
+        self.answers.append((agent, approval, is_granted, note))
+        self.open = [each for each in self.open if each.id != approval]
+        return "kept" if agent == "clerk2" else "taken"
+
+
+@asynccontextmanager
+async def answering(people: People, role: str = "") -> AsyncIterator[Acting]:
+    """A view that answers approvals, of a fleet that calls it by this role."""
+    fleet, coordinator = SimulatedFleet(), CoordinatorClient("127.0.0.1:1")
+    fleet.more = {"caller_role": role}
+    fleet.approvals = msgspec.to_builtins(people.open)
+    operators = Operators(coordinator, None, has_certificates=bool(role), people=people)
+    view = View(fleet, watch=FleetWatch(fleet, 0.0), operators=operators)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(view.app()), base_url=ORIGIN) as http:
+        yield Acting(http)
+    await view.close()
+    await coordinator.close()
+
+
+@pytest.mark.parametrize("role", ["", "approver", "operator"])
+async def test_an_approval_is_answered_once_with_what_was_seen(role: str) -> None:
+    people = People()
+    async with answering(people, role) as person:
+        listed = (await person.http.get("/waiting")).text
+        assert "<script>alert" not in listed and "close the books" in listed and "10 min" in listed
+        assert f'href="/act/grant?id={"a" * 32}"' in listed and f'href="/act/deny?id={"b" * 32}"' in listed
+        page, form = await person.form(f"/act/grant?id={'a' * 32}")
+        assert "<dt>order</dt><dd>17</dd>" in page and "<script>alert" not in page
+        _, denial = await person.form(f"/act/deny?id={'b' * 32}")
+        both = await asyncio.gather(person.send(form, note="fine"), person.send(form, note="again"))
+        assert both[0] == both[1] == "Granted: agent clerk goes on with that."
+        assert (await person.send(denial)).endswith("when it asks again, after a recovery.")
+        assert people.answers == [("clerk", "a" * 32, True, "fine"), ("clerk2", "b" * 32, False, "")]
+        assert "No agent waits for that any more" in await person.refused(f"/act/grant?id={'a' * 32}")
+
+
+async def test_an_approver_answers_and_does_nothing_else_and_a_viewer_not_even_that() -> None:
+    async with answering(People(), "approver") as person:
+        assert "This view is approver to the fleet" in await person.refused("/act/snapshot")
+        assert "This view is approver to the fleet" in await person.refused("/act")
+    async with answering(People(), "viewer") as person:
+        assert "/act/" not in (await person.http.get("/waiting")).text
+        assert "takes approver or operator or admin" in await person.refused(f"/act/grant?id={'a' * 32}")

@@ -16,7 +16,6 @@ All action pages work in a browser without scripts.
 
 from collections.abc import Awaitable, Callable, Container, Sequence
 from pathlib import Path
-from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -25,7 +24,7 @@ from snapline.errors import CoordinatorUnavailableError, NotFoundError, UsageErr
 from snapline.gateway.http_server import has_no_site_header, is_from_other_site
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.status import FleetStatus, HostStatus
-from snapline.security.rpc_authorization import ADMIN, OPERATOR
+from snapline.security.rpc_authorization import ADMIN, APPROVER, OPERATOR
 from snapline.storage.store.catalog import SnapshotSummary
 from snapline.view.display_text import count, pill, size
 from snapline.view.markup import Child, Markup, join, tag
@@ -33,6 +32,8 @@ from snapline.view.operator_actions import (
     ActionField,
     ActionOutcome,
     Actions,
+    ApprovalActions,
+    ApprovalCalls,
     Fields,
     FleetActions,
     KeptSnapshots,
@@ -40,7 +41,7 @@ from snapline.view.operator_actions import (
     StoreActions,
     others_for_agents,
 )
-from snapline.view.page_elements import section, table
+from snapline.view.page_elements import action_link, section, table
 from snapline.view.sign_in import HEADERS, Sessions, form_of
 from snapline.view.watch import ENDED, FleetWatch
 
@@ -51,12 +52,6 @@ SNAPSHOT_COLUMNS = (
     *(("Epoch", "number"), ("Taken", ""), ("Agents", "number"), ("States", "number"), ("In transit", "number")),
     *(("Kept as", ""), ("Actions", "")),
 )
-
-
-def action_link(verb: str, words: str, **query: object) -> Markup:
-    """Draw a link to a confirmation page. Opening the page changes nothing."""
-    address = f"/act/{verb}" + (f"?{urlencode(query)}" if query else "")
-    return tag("a", words, href=address, class_="deed")
 
 
 def links_of_epoch(epoch: int, *, can_restore: bool, is_here: bool) -> Markup:
@@ -176,6 +171,9 @@ def outcome_body(proposed: ProposedAction, outcome: ActionOutcome | None) -> Mar
 ROLES = (OPERATOR, ADMIN)
 """Roles with which the view may change the fleet."""
 
+ANSWERS, ANSWERING_ROLES = ("grant", "deny"), (APPROVER, *ROLES)
+"""Actions that answer an approval, and roles with which the view may do so."""
+
 ACT_HEADERS = {**HEADERS, "Referrer-Policy": "same-origin"}
 """HTTP headers of action pages. With the usual referrer policy, browsers would hide the origin of a form."""
 
@@ -192,11 +190,18 @@ class NotAllowedError(UsageError):
 class Operators:
     """Actions that the view offers, and whether it may run them."""
 
-    def __init__(self, coordinator: CoordinatorClient, folder: Path | None, *, has_certificates: bool) -> None:
+    def __init__(
+        self,
+        coordinator: CoordinatorClient,
+        folder: Path | None,
+        *,
+        has_certificates: bool,
+        people: ApprovalCalls | None = None,
+    ) -> None:
         """Set the fleet and the store on which actions operate.
 
         `folder` is the fleet's folder if the fleet is on this machine, otherwise None. If `has_certificates` is False, any requester may
-        run all actions.
+        run all actions. `people` reads and answers approvals, which are not offered without it.
         """
         self.fleet = fleet = FleetActions(coordinator)
         self.store = StoreActions(coordinator, folder)
@@ -216,10 +221,18 @@ class Operators:
             "fork": self.store.fork,
         }
         self.verbs |= of_store if self.store.is_here else {}
+        if people is not None:
+            answers = ApprovalActions(people)
+            self.verbs |= {"grant": answers.grant, "deny": answers.deny}
 
-    def may(self, facts: FleetStatus | None) -> bool:
-        """Return whether the fleet allows the view to run actions, regardless of the fleet's phase."""
-        return facts is not None and (not self._has_certificates or facts.caller_role in ROLES)
+    def may(self, facts: FleetStatus | None, verb: str = "") -> bool:
+        """Return whether the fleet allows the view to run this action, or actions in general, regardless of the fleet's phase."""
+        roles = ANSWERING_ROLES if verb in ANSWERS else ROLES
+        return facts is not None and (not self._has_certificates or facts.caller_role in roles)
+
+    def answers(self, facts: FleetStatus | None) -> bool:
+        """Return whether the view may answer approvals now."""
+        return "grant" in self.verbs and self.may(facts, "grant") and facts is not None and facts.phase not in ENDED
 
     def offers(self, facts: FleetStatus | None) -> bool:
         """Return whether the view may run actions now, which also requires that the fleet has not ended."""
@@ -257,7 +270,8 @@ class ActingPages:
 
     async def propose(self, request: Request) -> Response:
         """Show the confirmation page of an action."""
-        facts, verb = await self._facts(), request.path_params["verb"]
+        verb = request.path_params["verb"]
+        facts = await self._facts(verb)
         if verb not in self._operators.verbs:
             raise NotFoundError(f"there is no action {verb!r} here")
         proposed = await self._operators.verbs[verb](facts, dict(request.query_params))
@@ -273,7 +287,7 @@ class ActingPages:
             raise NotAllowedError(
                 foreign or "this form was not made for you, or before you signed in: nothing has been done"
             )
-        self._check(self._watch.last.facts)
+        self._check(self._watch.last.facts, ANSWERS[0])  # the action's own role was checked when it was proposed
         key = form.get("key", "")
         await self._actions.do(self._sessions.name_of(request), key, form)
         return RedirectResponse(f"/deeds/{key}", 303, ACT_HEADERS)
@@ -286,20 +300,20 @@ class ActingPages:
             response.headers["Refresh"] = str(RELOAD_PAGE_S)
         return response
 
-    async def _facts(self) -> FleetStatus:
+    async def _facts(self, verb: str = "") -> FleetStatus:
         """Return the current state of the fleet, from which actions are proposed."""
         state = await self._watch.now()
         if state.trouble or state.facts is None:
             raise CoordinatorUnavailableError(state.trouble or "the fleet has not answered yet")
-        self._check(state.facts)
+        self._check(state.facts, verb)
         if state.facts.phase in ENDED:
             raise UsageError(f"the fleet has {state.facts.phase}: nothing can be done to it here")
         return state.facts
 
-    def _check(self, facts: FleetStatus | None) -> None:
-        if not self._operators.may(facts):
-            role = "" if facts is None else facts.caller_role
-            raise NotAllowedError(f"this view is {role or 'nobody'} to the fleet, and that takes {' or '.join(ROLES)}")
+    def _check(self, facts: FleetStatus | None, verb: str = "") -> None:
+        if not self._operators.may(facts, verb):
+            role, roles = "" if facts is None else facts.caller_role, ANSWERING_ROLES if verb in ANSWERS else ROLES
+            raise NotAllowedError(f"this view is {role or 'nobody'} to the fleet, and that takes {' or '.join(roles)}")
 
     @staticmethod
     def _headed(response: Response) -> Response:

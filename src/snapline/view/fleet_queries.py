@@ -10,6 +10,7 @@ from snapline.client.client import TIMEOUT_S, Client, open_client
 from snapline.client.host_calls import HostCalls, recent_traces
 from snapline.errors import SnaplineError, UsageError
 from snapline.messages.answers import LocatedAgent, ReadConsumersReply, ReadOutputsReply
+from snapline.messages.approvals import OpenApproval
 from snapline.messages.client_requests import AgentState, RecentTrace
 from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
 from snapline.messages.status import AskedReplica, FleetStatus, ReplicaStatus
@@ -98,6 +99,14 @@ class FleetQueries:
     async def waiting(self) -> dict[str, object]:
         """Return the reply of `Client.waiting`."""
         return await self._client.waiting()
+
+    async def approvals(self) -> list[OpenApproval]:
+        """Return the approvals for which agents wait."""
+        return await self._client.approvals()
+
+    async def answer_approval(self, agent: str, approval: str, *, is_granted: bool, note: str) -> str:
+        """Answer an approval, as `snapline approval` does."""
+        return await self._client.answer_approval(agent, approval, is_granted=is_granted, note=note)
 
     async def outputs_page(self, after: str, topic: str = "") -> ReadOutputsReply:
         """Return one page of outputs that follow the cursor `after`. If `topic` is "", outputs of all topics chosen by agents are

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -23,6 +24,7 @@ from snapline.deploy.data_directory import STORE_FOLDER, folder_of_fork
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, SnaplineError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
 from snapline.messages.answers import RestorePreview
+from snapline.messages.approvals import KEPT, NOTE_CHARACTERS_MAX, OpenApproval
 from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
 from snapline.messages.status import FleetStatus, HostStatus, SnapshotOutcome
 from snapline.storage.store.catalog import SnapshotSummary
@@ -38,7 +40,7 @@ from snapline.view.display_text import (
     undone_outside_fleet,
 )
 from snapline.view.markup import Markup
-from snapline.view.page_elements import restorable_epochs
+from snapline.view.page_elements import approval_details, restorable_epochs
 from snapline.view.recovery_page import LineFacts, line_result
 
 KEPT_MAX = 512
@@ -189,6 +191,7 @@ DROP, GIVE = "drop", "give"
 REASON_CHARACTERS_MAX = 200
 RECOVERY = ("/recovery", "Recoveries")
 FLEET = ("/", "The fleet")
+WAITING = ("/waiting", "Waiting")
 
 
 def others_for_agents(facts: FleetStatus, host: HostStatus) -> list[str]:
@@ -304,6 +307,50 @@ class FleetActions:
 
         return ProposedAction(
             f"Kill host {host.host}", f"Kill {host.host}", effects, do, more=line_result(line), is_grave=True
+        )
+
+
+class ApprovalCalls(Protocol):
+    """Interface that `ApprovalActions` requires from the client of the fleet."""
+
+    async def approvals(self) -> list[OpenApproval]: ...
+
+    async def answer_approval(self, agent: str, approval: str, *, is_granted: bool, note: str) -> str: ...
+
+
+class ApprovalActions:
+    """Proposes to grant or deny what agents ask. Failures raise SnaplineError."""
+
+    def __init__(self, calls: ApprovalCalls) -> None:
+        self._calls = calls
+
+    async def grant(self, facts: FleetStatus, query: Fields) -> ProposedAction:
+        """Propose to grant an approval."""
+        return await self._answer(query.get("id", ""), is_granted=True)
+
+    async def deny(self, facts: FleetStatus, query: Fields) -> ProposedAction:
+        """Propose to deny an approval."""
+        return await self._answer(query.get("id", ""), is_granted=False)
+
+    async def _answer(self, approval: str, *, is_granted: bool) -> ProposedAction:
+        asked = next((each for each in await self._calls.approvals() if each.id == approval), None)
+        if asked is None:
+            raise NotFoundError("no agent waits for that any more: it is decided, or the fleet has gone another way")
+
+        async def do(fields: Fields) -> ActionOutcome:
+            status = await self._calls.answer_approval(
+                asked.agent, asked.id, is_granted=is_granted, note=fields.get("note", "")
+            )
+            later = " when it asks again, after a recovery" if status == KEPT else ""
+            word = "Granted" if is_granted else "Denied"
+            return ActionOutcome(f"{word}: agent {asked.agent} goes on with that{later}.", *WAITING)
+
+        verb = "Grant" if is_granted else "Deny"
+        sentences = (f"Agent {asked.agent} asks: {asked.title}.", "The first answer counts, and cannot be taken back.")
+        fields = (ActionField("note", "A note for the agent", characters_max=NOTE_CHARACTERS_MAX),)
+        more = approval_details(asked.details)
+        return ProposedAction(
+            f"{verb} {asked.title!r}", verb, sentences, do, WAITING, fields, more, is_grave=not is_granted
         )
 
 

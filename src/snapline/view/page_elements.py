@@ -14,7 +14,7 @@ viewer receives only the parts that have changed since they were last sent to th
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 from starlette.responses import StreamingResponse
@@ -330,3 +330,16 @@ def event(changes: Iterable[tuple[str, Markup]]) -> str:
     """Encode the changes as one server-sent event."""
     pieces = list(changes)
     return f"data: {json.dumps(pieces, separators=(',', ':'))}\n\n" if pieces else ": nothing new\n\n"
+
+
+def action_link(verb: str, words: str, **query: object) -> Markup:
+    """Draw a link to a confirmation page. Opening the page changes nothing."""
+    address = f"/act/{verb}" + (f"?{urlencode(query)}" if query else "")
+    return tag("a", words, href=address, class_="deed")
+
+
+def approval_details(details: object) -> Markup:
+    """Draw what people need to know for an approval."""
+    if isinstance(details, dict):
+        return tag("dl", [[tag("dt", str(name)), tag("dd", str(value))] for name, value in details.items()])
+    return tag("p", "" if details is None else str(details))

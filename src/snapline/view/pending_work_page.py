@@ -1,6 +1,6 @@
 """Draw the screen *Waiting*.
 
-The screen *Waiting* shows unfinished durable turns, inputs, outputs and their consumers, effects and their outcomes, and dead letters.
+The screen *Waiting* shows what agents ask people, unfinished durable turns, inputs, outputs and their consumers, effects and their outcomes, and dead letters.
 
 The content of the screen is read once for all viewers, at most every few seconds. The ledger of external effects and the newest outputs of
 each topic are read in parts. Memory use does not grow with the fleet's age, because only the ledger's newest records are kept, and each
@@ -10,7 +10,7 @@ read fetches a limited number of pages. So a long ledger is complete only after 
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,13 +20,25 @@ from snapline.agent_runtime.message_encoding import MessageReader, Output, Outpu
 from snapline.client.output_reader import items_of
 from snapline.errors import NotFoundError, UsageError
 from snapline.messages.answers import Consumer, ReadOutputsReply
+from snapline.messages.approvals import OpenApproval
 from snapline.messages.client_requests import WaitingAgent, WaitingAgents
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, UnfinishedEffect
 from snapline.messages.status import FleetStatus
 from snapline.storage.outputs.output_record import parse_cursor
 from snapline.view.display_text import NOTHING, Tone, age, count, pill, plural, seconds, size, tone_of
 from snapline.view.markup import Child, Markup, join, shown, tag
-from snapline.view.page_elements import RENDER_PERIOD_S, Partial, Targets, leaf, notices, section, table, tree
+from snapline.view.page_elements import (
+    RENDER_PERIOD_S,
+    Partial,
+    Targets,
+    action_link,
+    approval_details,
+    leaf,
+    notices,
+    section,
+    table,
+    tree,
+)
 from snapline.view.watch import FleetWatch, ViewCalls
 
 # -- ledger ------------------------------------------------------------------------------------------------------------
@@ -177,6 +189,10 @@ TURN_COLUMNS = (
     *(("Agent", ""), ("Host", ""), ("Begun for", ""), ("Waits for", "wide"), ("Since", "number")),
     *(("Steps", "number"), ("Put off", "number")),
 )
+APPROVAL_COLUMNS = (
+    *(("Agent", ""), ("Host", ""), ("Asks", "wide")),
+    *(("Since", "number"), ("Expires in", "number"), ("Answer", "")),
+)
 OUTPUT_COLUMNS = (("Topic", ""), ("Agent", ""), ("Given", ""), ("Epoch", "number"), ("Cursor", ""), ("Message", "wide"))
 EFFECT_COLUMNS = (
     *(("Agent", ""), ("Key", ""), ("Effect", ""), ("What became of it", ""), ("Asked", "")),
@@ -199,6 +215,8 @@ class WaitingFacts(msgspec.Struct, frozen=True):
     consumers: tuple[Consumer, ...] = ()
     effects: Sequence[Effect] = ()
     is_ledger_whole: bool = True
+    approvals: Sequence[OpenApproval] = ()
+    may_answer: bool = False
     targets: Targets = Targets()
 
 
@@ -213,6 +231,7 @@ def pending_work_partials(facts: WaitingFacts) -> list[Partial]:
     """Return the elements of the screen that may change while it is shown."""
     return [
         Partial("figures", _figures(facts)),
+        Partial("approvals", _approvals(facts)),
         Partial("turns", _turns(facts.agents, facts.targets)),
         Partial("inputs", _inputs(facts.agents.agents, facts.targets)),
         Partial("effects", _effects(facts)),
@@ -296,6 +315,27 @@ def _turn(each: WaitingAgent, targets: Targets) -> Markup:
     cells = [tag("td", each.host), tag("td", f"{each.turn} from {each.sender}"), tag("td", waits, class_="wide")]
     numbers = [_number(each.steps), _number(each.put_off)]
     return tag("tr", _agent(each.agent, targets), cells, tag("td", since, class_="number"), numbers)
+
+
+def _approvals(facts: WaitingFacts) -> Markup:
+    rows = [_approval(each, facts) for each in facts.approvals[:ROWS_MAX]]
+    body = table(APPROVAL_COLUMNS, rows, label="Approvals") if rows else _nothing("No agent asks people.")
+    return section("approvals", "Approvals", body, _more(len(facts.approvals)))
+
+
+def _approval(each: OpenApproval, facts: WaitingFacts) -> Markup:
+    answers: list[Child] = []
+    if facts.may_answer:
+        answers = [action_link("grant", "Grant", id=each.id), " ", action_link("deny", "Deny", id=each.id)]
+    return tag(
+        "tr",
+        _agent(each.agent, facts.targets),
+        tag("td", each.host),
+        tag("td", each.title, approval_details(each.details), class_="wide"),
+        tag("td", seconds(each.asked_s), class_="number"),
+        tag("td", NOTHING if each.expires_s is None else seconds(each.expires_s), class_="number"),
+        tag("td", answers),
+    )
 
 
 def _inputs(agents: Sequence[WaitingAgent], targets: Targets) -> Markup:
@@ -413,9 +453,13 @@ def _behind(consumer: Consumer, newest: NewestOutputs) -> str:
 class PendingWorkReader:
     """Reads the content of the screen *Waiting* and caches it. Each instance may be used from only one event loop."""
 
-    def __init__(self, calls: ViewCalls, watch: FleetWatch) -> None:
+    def __init__(
+        self, calls: ViewCalls, watch: FleetWatch, may_answer: Callable[[FleetStatus | None], bool] = lambda _: False
+    ) -> None:
+        """`may_answer` returns whether this view may answer approvals."""
         self._calls = calls
         self._watch = watch
+        self._may_answer = may_answer
         self._ledger = EffectLedger()
         self._facts = WaitingFacts()
         self._asked_s = float("-inf")
@@ -452,5 +496,7 @@ class PendingWorkReader:
             consumers=(await self._calls.consumers()).consumers,
             effects=with_standing(await asyncio.to_thread(self._ledger.effects), effects_in_doubt),
             is_ledger_whole=self._ledger.is_whole,
+            approvals=msgspec.convert(waiting.get("approvals", []), list[OpenApproval]),
+            may_answer=self._may_answer(fleet),
             targets=Targets(agents=frozenset(with_pages)),
         )

@@ -33,6 +33,7 @@ from snapline.diagrams.style import EVENT_RULES, RULES, style
 from snapline.errors import AgentMissingError, NotFoundError, SnaplineError, UnknownOutcomeError, UsageError
 from snapline.gateway.http_server import serve_app
 from snapline.messages.client_requests import AgentState
+from snapline.messages.status import FleetStatus
 from snapline.security.transport import Security
 from snapline.view.action_requests import ActingPages, NotAllowedError, Operators
 from snapline.view.epoch_pages import CutFacts, CutSearch, cut_body, cut_of, cut_results, epochs_body, no_history
@@ -115,7 +116,7 @@ class View:
         self._acting = None if operators is None else ActingPages(operators, self._sessions, self._watch, self._page)
         self._simulation = self._simulations(reports) if reports else None
         self._fleet = FleetScreen()
-        self._waiting, self._waiting_streams = PendingWorkReader(calls, self._watch), Streams()
+        self._waiting, self._waiting_streams = PendingWorkReader(calls, self._watch, self._may_answer), Streams()
         self._cuts: dict[str, CutFacts] = {}
         self._files = {name: (resources.files(__package__) / "static" / name).read_bytes() for name in STATIC}
         self._files["view.css"] += style(RULES + EVENT_RULES).encode()
@@ -168,6 +169,9 @@ class View:
         if self._simulation is not None:
             screens.append(SIMULATION)
         return tuple(screens)
+
+    def _may_answer(self, facts: FleetStatus | None) -> bool:
+        return self._operators is not None and self._operators.answers(facts)
 
     def _simulations(self, reports: Sequence[Path]) -> "SimulationPages":
         from snapline.view.sim_reports import SimReports  # import the simulator only if there are reports
@@ -434,7 +438,9 @@ async def serve(
         CoordinatorUnavailableError: If no coordinator responds at the address.
     """
     async with open_fleet_queries(address, security, CLIENT_NAME) as (questions, coordinator):
-        operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
+        operators = None
+        if may_act:
+            operators = Operators(coordinator, folder, has_certificates=security.is_tls, people=questions)
         await _serve(View(questions, token=token, operators=operators, trace=trace, reports=reports), listen)
 
 
