@@ -22,7 +22,7 @@ from snapline.agent_runtime.host.process import HostOptions, run_host
 from snapline.client.client import open_client
 from snapline.coordinator.service.server import CoordinatorOptions, read_address, run_coordinator
 from snapline.deploy.data_directory import COORDINATOR_FOLDER, METRICS_FOLDER, STORE_FOLDER, TRACES_FOLDER, marks_of
-from snapline.gateway.app import NOTHING, Gateway, openapi_of
+from snapline.gateway.app import NOTHING, Gateway, clients_of_people, openapi_of
 from snapline.gateway.http_server import AsgiApp, address_of, listening, server_of
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
@@ -113,7 +113,9 @@ class Served:
     async def _start_gateway(self, address: str) -> None:
         security = security_of(self._folder, "client-client")
         client = await self._stack.enter_async_context(await open_client(address, security, "gateway"))
-        self._serve("gateway", Gateway(client, token=self._token, openapi=openapi_of(FLEET, NOTHING)).app())
+        people = clients_of_people(address, security)
+        document = openapi_of(FLEET, NOTHING, has_approvals=True)
+        self._serve("gateway", Gateway(client, token=self._token, openapi=document, people=people).app())
 
     async def _start_view(self, role: str, address: str) -> None:
         security = security_of(self._folder, f"{role}-{role}")

@@ -130,6 +130,8 @@ GATEWAY = (
     Route("POST /agents/{agent}/{message}", "/agents/a/Paid", 202, other_site=403),
     Route("GET /outputs", "/outputs", other_site=403),
     Route("GET /outputs/{topic}", "/outputs/bills", other_site=403),
+    Route("GET /approvals", "/approvals", 401, this_machine=200, other_site=403),
+    Route("POST /approvals/{id}", "/approvals/none", 401, this_machine=404, other_site=403),
     Route("GET /openapi.json", "/openapi.json", other_site=403),
     Route("GET /health", "/health", nobody=0, wrong=0, other_site=403),
 )

@@ -30,6 +30,8 @@ async def status(http: httpx.AsyncClient, route: Route, headers: dict[str, str])
     method, content = route.route.partition(" ")[0], b""
     if method == "POST" and route.example == "/agents/a/Paid":
         headers, content = headers | JSON, b'{"amount": 1}'
+    if method == "POST" and route.example == "/approvals/none":
+        headers, content = headers | JSON, b'{"is_granted": true}'
     if method == "POST" and route.example == "/sign-in" and headers == WITH_TOKEN["ok"]:
         headers, content = FORM, urlencode({"token": TOKEN}).encode()
     async with http.stream(method, route.example, headers=headers, content=content) as answer:
@@ -76,3 +78,15 @@ async def test_metrics_are_for_whom_the_table_says(secured: World, plain: World)
         }
         readers = METRICS_READERS.split()
         assert found == {each: 0 if each in STRANGERS else 200 if each in readers else 403 for each in found}
+
+
+async def test_approvals_are_for_people_with_tokens_of_the_fleet(secured: World) -> None:
+    async with httpx.AsyncClient(base_url=secured.places["gateway"], timeout=LIMIT_S) as http:
+
+        async def asks(caller: str) -> int:
+            headers = WITH_TOKEN["ok"] | {"Snapline-Token": secured.callers[caller].token}
+            return (await http.get("/approvals", headers=headers)).status_code
+
+        readers = [f"{role} by token" for role in ("viewer", "approver", "operator", "admin")]
+        assert [await asks(reader) for reader in readers] == [200] * 4
+        assert await asks("revoked token") == 400

@@ -12,11 +12,12 @@ from tests.integration.processes import ROOT
 from tests.view.simulated import SimulatedFleet
 
 from snapline.client.client import Client
-from snapline.gateway.app import Gateway
+from snapline.gateway.app import Gateway, clients_of_people
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos import v1
 from snapline.security import rpc_authorization
 from snapline.security.rpc_authorization import RPC_RULES
+from snapline.security.transport import Security
 from snapline.telemetry import metrics_server as metrics_endpoint
 from snapline.view.action_requests import Operators
 from snapline.view.view_app import View
@@ -50,7 +51,8 @@ def routes_of(routes: object) -> set[str]:
 
 
 async def test_every_route_has_a_row(tmp_path: Path) -> None:
-    gateway = Gateway(Client.__new__(Client), token="", openapi={})
+    people = clients_of_people("127.0.0.1:1", Security.loopback())
+    gateway = Gateway(Client.__new__(Client), token="", openapi={}, people=people)
     assert routes_of(gateway.app().routes) == {row.route for row in GATEWAY}
     coordinator = CoordinatorClient("127.0.0.1:1")
     operators = Operators(coordinator, tmp_path, has_certificates=False)

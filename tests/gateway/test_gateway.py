@@ -30,12 +30,15 @@ from snapline.gateway.app import (
     Gateway,
     Served,
     _Reader,
+    clients_of_people,
     openapi_of,
     problem_of,
 )
 from snapline.gateway.http_server import check_exposure
 from snapline.messages.answers import ReadOutputsReply, ReleasedOutput, ReleasedOutputs
+from snapline.messages.approvals import OpenApproval
 from snapline.messages.status import FleetStatus
+from snapline.security.transport import Security
 
 TOKEN = "a token that nobody guesses"
 HERE = "http://127.0.0.1:8080"
@@ -476,3 +479,89 @@ async def test_the_document_names_what_the_fleet_takes() -> None:
         paid = found["components"]["schemas"][body["$ref"].rpartition("/")[2]]
         assert paid["required"] == ["amount"] and paid["properties"]["amount"] == {"type": "integer"}
     assert "/agents/{agent}/{message}" in openapi_of(None)["paths"] and issubclass(Paid, snapline.Message)
+
+
+# -- approvals ---------------------------------------------------------------------------------------------------------
+
+
+class People(Client):
+    """A client for a person, of a fleet that has one open approval."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self.answers: list[tuple[str, str, bool, str]] = []
+        self.error: Exception | None = None
+
+    @asynccontextmanager
+    async def open(self, token: str) -> AsyncIterator[Client]:
+        self.tokens.append(token)
+        yield self
+
+    async def approvals(self) -> list[OpenApproval]:
+        return [OpenApproval("a" * 32, "clerk", "h1", "refund", {"order": 17}, 90.0, 600.0)]
+
+    async def answer_approval(
+        self, agent: str, approval: str, *, is_granted: bool, note: str = "", timeout_s: float = 30.0
+    ) -> str:
+        if self.error is not None:
+            raise self.error
+        self.answers.append((agent, approval, is_granted, note))
+        return "taken"
+
+
+@asynccontextmanager
+async def answering(people: People) -> AsyncIterator[httpx.AsyncClient]:
+    app = Gateway(people, token="", openapi=openapi_of(None, has_approvals=True), people=people.open).app()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE) as http:
+        yield http
+
+
+async def test_people_list_and_answer_approvals_by_their_tokens() -> None:
+    people = People()
+    async with answering(people) as http:
+        listed = (await http.get("/approvals", headers={"Snapline-Token": "ours"})).json()["approvals"]
+        assert (listed[0]["id"], listed[0]["details"], listed[0]["expires_s"]) == ("a" * 32, {"order": 17}, 600.0)
+        path = f"/approvals/{listed[0]['id']}"
+        given = await http.post(path, json={"is_granted": False, "note": "no"}, headers={"Snapline-Token": "mine"})
+        assert given.json() == {"id": "a" * 32, "agent": "clerk", "status": "taken"}
+        assert people.answers == [("clerk", "a" * 32, False, "no")] and people.tokens == ["ours", "mine"]
+        assert {"/approvals", "/approvals/{id}"} <= set((await http.get("/openapi.json")).json()["paths"])
+        people.error = errors.UsageError("it is decided already: granted by ada")
+        late = await http.post(path, json={"is_granted": True})
+        assert (late.status_code, late.json()["detail"]) == (400, "it is decided already: granted by ada")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/approvals/none", {"is_granted": True}, 404),
+        (f"/approvals/{'a' * 32}", {}, 400),
+        (f"/approvals/{'a' * 32}", {"is_granted": "yes"}, 400),
+        (f"/approvals/{'a' * 32}", {"is_granted": True, "other": 1}, 400),
+        (f"/approvals/{'a' * 32}?timeout_s=x", {"is_granted": True}, 400),
+    ],
+)
+async def test_bad_answers_get_one_sentence(path: str, body: dict[str, object], status: int) -> None:
+    people = People()
+    async with answering(people) as http:
+        found = await http.post(path, json=body)
+        assert found.status_code == status and found.json()["detail"] and not people.answers
+
+
+async def test_requests_about_approvals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "PEOPLE_MAX", 0)
+    async with answering(People()) as http:
+        assert (await http.get("/approvals")).status_code == 503
+
+
+async def test_a_gateway_that_was_not_told_so_serves_no_approvals() -> None:
+    async with gateway(People()) as http:
+        assert (await http.get("/approvals")).status_code == 404
+
+
+@pytest.mark.parametrize("token", ["", "x", "snapline_short", "snapline_" + "a" * 43 + "\u00e9"])
+async def test_with_certificates_a_token_of_the_fleet_is_asked_for(token: str) -> None:
+    security = Security.tls(authority="ca.crt", certificate="c.crt", key="c.key")
+    with pytest.raises(errors.UsageError, match="send your token of the fleet in the header Snapline-Token"):
+        async with clients_of_people("127.0.0.1:1", security)(token):
+            pass

@@ -44,6 +44,13 @@ def run(
             help="File with the token that requests must carry. Required beyond loopback.",
         ),
     ] = None,
+    approvals: Annotated[
+        bool,
+        typer.Option(
+            "--approvals",
+            help="Let people list and answer approvals. With certificates, each request carries a token of the fleet.",
+        ),
+    ] = False,
 ) -> None:
     """Serve a fleet's agents over HTTP until interrupted, and print the address; see docs/gateway.md.
 
@@ -66,5 +73,11 @@ def run(
     loaded = load_fleet(fleet, {}) if fleet is not None else None
     place = host.strip("[]"), int(port)
     asyncio.run(
-        serve_gateway(connection.address(), connection.security(), place, token=token, fleet=loaded, served=served)
+        serve_gateway(
+            *(connection.address(), connection.security(), place),
+            token=token,
+            fleet=loaded,
+            served=served,
+            has_approvals=approvals,
+        )
     )

@@ -3,6 +3,8 @@ are made by its client of the fleet.
 
     POST /agents/{agent}/{message}     JSON by the message's type; `Idempotency-Key`; ?answer=none|early|final&timeout_s=
     GET  /outputs, /outputs/{topic}    server-sent events, from ?after= or `Last-Event-ID` on
+    GET  /approvals                    what agents ask people, if the gateway is to serve that
+    POST /approvals/{id}               `{"is_granted": true, "note": ""}`
     GET  /openapi.json                 OpenAPI document, generic or with the message types of one fleet's classes
     GET  /health                       200 while the coordinator answers
 
@@ -11,6 +13,9 @@ Anyone who can reach the gateway may send inputs to public handlers and to addit
 requires a token (`check_exposure`). Without a token, the gateway rejects requests from web pages of other sites (`http_server.py`). With a
 token, such pages are rejected because they do not know the token. A request's body must be declared as JSON. A page of another site can
 send a JSON body only after a CORS preflight request, which the gateway does not grant.
+
+Approvals are for people of the fleet, and not for everybody whose requests agents take. In a fleet with certificates, each of these requests
+therefore carries a token of the fleet (`Snapline-Token`) whose role may answer approvals, and the answer counts as that person's.
 
 `RequestLimits` limits the number and size of requests, for each agent and in total. Requests that exceed a limit are rejected immediately.
 If a request fails, the response has an error status and a body with problem details as specified in RFC 9457. The process has a single
@@ -22,7 +27,7 @@ import contextlib
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -44,6 +49,7 @@ from snapline.client.sends_and_asks import CALLER_TRACE, ExternalMessage
 from snapline.errors import MessageTooLargeError, SnaplineError, UsageError
 from snapline.gateway.http_server import is_from_other_site, is_this_machine, serve_app
 from snapline.messages.json_text import NESTED, read_json
+from snapline.security.tokens import is_token
 from snapline.security.transport import Security
 
 
@@ -51,11 +57,16 @@ class NotJsonError(errors.UsageError):
     """The request's body is not declared as JSON."""
 
 
+class NotIdentifiedError(errors.UsageError):
+    """The request carries no token of a person."""
+
+
 class BusyError(errors.ExternalFailureError):
     """Too many requests or output streams are open, so the request was rejected without any effect."""
 
 
 STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (NotIdentifiedError, 401),
     (errors.AgentMissingError, 404),
     (errors.HandlerNotPublicError, 403),
     (errors.InputRefusedError, 422),
@@ -213,20 +224,43 @@ health requests require no token."""
 
 JSON = "application/json"
 
+TOKEN = "Snapline-Token"
+
+PEOPLE_MAX = 8
+"""Largest number of concurrent requests about approvals. Each may open connections to all hosts."""
+
+People = Callable[[str], AbstractAsyncContextManager[Client]]
+"""Function that opens a client of the fleet with a person's token."""
+
 Handler = Callable[[Request], Awaitable[Response]]
 _Found = TypeVar("_Found")
 _PLAIN = MessageReader(None, "message_type", "the output")
+
+
+class _GivenAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    is_granted: bool
+    note: str = ""
 
 
 class Gateway:
     """Handles HTTP requests with one client of the fleet.
 
     `token` is the token that requests must contain, or "" if no token is required. `openapi` is the gateway's OpenAPI document. `served`
-    are the messages that are accepted in addition to the messages of public handlers.
+    are the messages that are accepted in addition to the messages of public handlers. `people` opens clients for people who answer
+    approvals, or is None if the gateway serves no approvals.
     """
 
-    def __init__(self, client: Client, *, token: str, openapi: dict[str, Any], served: Served = NOTHING) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        token: str,
+        openapi: dict[str, Any],
+        served: Served = NOTHING,
+        people: People | None = None,
+    ) -> None:
         self._client = client
+        self._people, self._people_count = people, 0
         self._token = token.encode()
         self._openapi = openapi
         self._served = served
@@ -239,10 +273,17 @@ class Gateway:
             Route("/agents/{agent}/{message}", self._guarded(self._give), methods=["POST"]),
             Route("/outputs", self._guarded(self._outputs)),
             Route("/outputs/{topic}", self._guarded(self._outputs)),
+            *(self._routes_of_people() if self._people is not None else ()),
             Route("/openapi.json", self._guarded(self._describe)),
             Route("/health", self._restricted_to_own_site(self._health)),
         ]
         return Starlette(routes=routes)
+
+    def _routes_of_people(self) -> list[Route]:
+        return [
+            Route("/approvals", self._guarded(self._list_approvals)),
+            Route("/approvals/{id}", self._guarded(self._answer_approval), methods=["POST"]),
+        ]
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
@@ -296,6 +337,42 @@ class Gateway:
             reply = await _result_unless_disconnected(request, asking)
         result = {"agent": agent, "number": reply.number, "key": key, "is_early": answer == "early"}
         return JSONResponse({**result, "message": msgspec.to_builtins(reply.message)}, 200, {KEY: key})
+
+    # ---- approvals ------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _person(self, request: Request) -> AsyncIterator[Client]:
+        """Open a client for the person who makes the request."""
+        assert self._people is not None, "only then there are routes"
+        if self._people_count >= PEOPLE_MAX:
+            raise BusyError(f"this gateway has {PEOPLE_MAX} requests about approvals under way")
+        self._people_count += 1
+        try:
+            async with self._people(request.headers.get(TOKEN, "")) as client:
+                yield client
+        finally:
+            self._people_count -= 1
+
+    async def _list_approvals(self, request: Request) -> Response:
+        async with self._person(request) as client:
+            return JSONResponse({"approvals": msgspec.to_builtins(await client.approvals())})
+
+    async def _answer_approval(self, request: Request) -> Response:
+        timeout_s = _timeout_of(request)
+        with self._limits.request("@approvals") as take:
+            body = await _body_of(request, take)
+        try:
+            given = msgspec.json.decode(body, type=_GivenAnswer)
+        except msgspec.MsgspecError as error:
+            raise UsageError(f'an answer is {{"is_granted": true or false, "note": text}}: {error}') from error
+        async with self._person(request) as client:
+            asked = next((each for each in await client.approvals() if each.id == request.path_params["id"]), None)
+            if asked is None:
+                raise errors.NotFoundError(f"no agent waits for approval {request.path_params['id']!r}")
+            status = await client.answer_approval(
+                asked.agent, asked.id, is_granted=given.is_granted, note=given.note, timeout_s=timeout_s
+            )
+        return JSONResponse({"id": asked.id, "agent": asked.agent, "status": status})
 
     # ---- outputs --------------------------------------------------------------------------------------------------
 
@@ -478,11 +555,13 @@ _ANSWER: _Json = {
 _TIMEOUT: _Json = {"name": "timeout_s", "in": "query", "schema": {"type": "number", "default": 30}}
 
 
-def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
+def openapi_of(fleet: Fleet | None, served: Served = NOTHING, *, has_approvals: bool = False) -> _Json:
     """Return the gateway's OpenAPI document. If `fleet` is given, the document describes the message types of its public handlers and
     the message types in `served`. Otherwise it describes no message types."""
     paths: _Json = {"/outputs/{topic}": {"get": _outputs()}}
     schemas: _Json = {}
+    if has_approvals:
+        paths |= _approvals()
     if fleet is None:
         message = {"name": "message", "in": "path", "required": True, "schema": {"type": "string"}}
         paths["/agents/{agent}/{message}"] = {"post": _post({"type": "object"}, [message])}
@@ -528,6 +607,30 @@ def _post(schema: _Json, parameters: list[_Json], name: str = "") -> _Json:
     }
 
 
+def _approvals() -> _Json:
+    token = {"name": TOKEN, "in": "header", "schema": {"type": "string"}, "description": "A token of the fleet."}
+    approval = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    properties = {"is_granted": {"type": "boolean"}, "note": {"type": "string", "default": ""}}
+    schema = {"type": "object", "required": ["is_granted"], "properties": properties}
+    listed = {
+        "operationId": "approvals",
+        "parameters": [token],
+        "responses": {"200": {"description": "What agents ask."}},
+    }
+    answer = {
+        "operationId": "answerApproval",
+        "parameters": [approval, token, _TIMEOUT],
+        "requestBody": {"required": True, "content": {JSON: {"schema": schema}}},
+        "responses": {
+            "200": {"description": "The agent goes on with it, or will when it asks again after a recovery."},
+            "400": {"description": "It was decided before, or the token's role may not answer."},
+            "404": {"description": "No agent waits for that."},
+            "504": {"description": "It may have been taken: give it again."},
+        },
+    }
+    return {"/approvals": {"get": listed}, "/approvals/{id}": {"post": answer}}
+
+
 def _outputs() -> _Json:
     after = {"name": "after", "in": "query", "schema": {"type": "string"}, "description": "A cursor."}
     topic = {"name": "topic", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -541,15 +644,41 @@ def _outputs() -> _Json:
 CLIENT_NAME = "gateway"
 
 
+def clients_of_people(address: str, security: Security) -> People:
+    """Return a function that opens clients of the fleet with people's tokens. If the fleet uses no certificates, it needs no tokens."""
+
+    @contextlib.asynccontextmanager
+    async def open_for(token: str) -> AsyncIterator[Client]:
+        if security.is_tls and not is_token(token):
+            raise NotIdentifiedError(
+                f"send your token of the fleet in the header {TOKEN} (`snapline auth token create`)"
+            )
+        own = security.bearing(token) if security.is_tls else security
+        async with await open_client(address, own, CLIENT_NAME) as client:
+            yield client
+
+    return open_for
+
+
 async def serve(
-    address: str, security: Security, listen: tuple[str, int], *, token: str, fleet: Fleet | None, served: Served
+    address: str,
+    security: Security,
+    listen: tuple[str, int],
+    *,
+    token: str,
+    fleet: Fleet | None,
+    served: Served,
+    has_approvals: bool = False,
 ) -> None:
-    """Serve the gateway until SIGINT or SIGTERM arrives, after printing the server's address.
+    """Serve the gateway until SIGINT or SIGTERM arrives, after printing the server's address. `has_approvals` is set if people may list and
+    answer approvals.
 
     Raises:
         UsageError: the server cannot listen at the address.
         CoordinatorUnavailableError: no coordinator replies at the address.
     """
     async with await open_client(address, security, CLIENT_NAME) as client:
-        gateway = Gateway(client, token=token, openapi=openapi_of(fleet, served), served=served)
+        people = clients_of_people(address, security) if has_approvals else None
+        document = openapi_of(fleet, served, has_approvals=has_approvals)
+        gateway = Gateway(client, token=token, openapi=document, served=served, people=people)
         await serve_app(gateway.app(), listen)

@@ -7,6 +7,7 @@ A token is sent as gRPC metadata: `authorization: Bearer …`. Tokens are sent o
 """
 
 import hashlib
+import re
 import secrets
 from collections.abc import Iterable
 
@@ -36,6 +37,11 @@ INVALID_TOKEN_DIGEST = b"-"
 def new_token() -> str:
     """Return a new random token."""
     return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def is_token(text: str) -> bool:
+    """Return whether the text has the form of a token."""
+    return re.fullmatch(re.escape(PREFIX) + "[A-Za-z0-9_-]{43}", text) is not None
 
 
 def digest_of(token: str) -> bytes:

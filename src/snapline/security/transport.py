@@ -145,6 +145,10 @@ class Security:
         files = _Files(Path(authority), Path(certificate), Path(key))
         return cls(_Mode.TLS, files=files, domain=domain, token=token)
 
+    def bearing(self, token: str) -> "Security":
+        """Return a copy that sends this token with every call, so that the role of the token counts."""
+        return Security(self._mode, files=self._files, domain=self.domain, token=token)
+
     @property
     def is_tls(self) -> bool:
         """Return whether mutual TLS is used."""
