@@ -54,7 +54,7 @@ from snapline.agent_runtime.turn_environment import (
 from snapline.agent_runtime.unawaited import UnawaitedCoroutines, awaited
 from snapline.errors import UnansweredCallError, UsageError, WaitTimeoutError
 from snapline.ids import check_id, check_receiver
-from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect
+from snapline.storage.packs.checkpoint import AbandonedTurn, JournalEntry, MadeEffect
 
 
 class RareRequests:
@@ -302,6 +302,28 @@ class Context:
         self._check_open()
         request, self._closed = rollback_errors.make_rollback_request(reason, to), "has asked that the fleet goes back"
         raise rollback_errors.RollbackRequestedError(request)
+
+    def restart_turn(self, reason: str, *, at_most: int = 3) -> NoReturn:
+        """Give up this attempt at a durable turn, and begin the turn again from its first state and message.
+
+        The attempt ends as a turn that fails permanently: its effects are compensated, and what it has sent stays sent. The turn then begins
+        again as the agent's next one, with other random numbers and steps that run again. `abandoned` tells it what happened before. A
+        client or caller that waits gets the answer of the last attempt. No other agent goes back.
+
+        Args:
+            at_most: number of restarts after which the turn fails permanently, and its message becomes a dead letter.
+
+        Raises:
+            UsageError: If this turn is not durable, or an argument is invalid.
+        """
+        self._durable("ctx.restart_turn")
+        request, self._closed = rollback_errors.make_restart_request(reason, at_most), "has asked to begin again"
+        raise rollback_errors.RestartRequestedError(request)
+
+    @property
+    def abandoned(self) -> tuple[AbandonedTurn, ...]:
+        """Return the earlier attempts at this turn (`restart_turn`), oldest first."""
+        return self._journal.abandoned if self._journal is not None else ()
 
     def checkpoint(self) -> None:
         """Take a checkpoint of this agent after the turn, even if its policy requires none.

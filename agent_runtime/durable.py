@@ -52,7 +52,7 @@ from snapline.messages.effect_records import TEXT_CHARACTERS_MAX, readable
 from snapline.messages.payloads import CALL, CALL_ID_BYTES, REPLY, split_message
 from snapline.storage.capture.declared_values import check_declared
 from snapline.storage.log.log_record import EFFECT, LoggedEntry
-from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
+from snapline.storage.packs.checkpoint import AbandonedTurn, JournalEntry, SavedTurn
 
 LOGGED_KINDS = ("step", EFFECT, "now")
 """Kinds of journal entries that are also written to the host log. Replies and received messages are restored only from channels and
@@ -273,6 +273,7 @@ class TurnJournal:
         has_left: whether the messages sent before the last wait have been passed on, because the turn really waited there.
         takes_effects: whether the store can release effect intents, without which no effect can be performed.
         own_modules: modules in which the functions of compensations are looked up (`sagas.py`).
+        abandoned: earlier attempts at the turn, oldest first.
     """
 
     def __init__(
@@ -283,12 +284,14 @@ class TurnJournal:
         *,
         takes_effects: bool = True,
         own_modules: Sequence[str] = (),
+        abandoned: Iterable[AbandonedTurn] = (),
     ) -> None:
         """Start a journal. `begun` is the saved turn that is to be rerun, or None for a new turn. `logged` contains the host-log entries of
-        turns with the same number."""
+        turns with the same number. `abandoned` are the earlier attempts at a new turn."""
         self.takes_effects = takes_effects
         self.own_modules = own_modules
         self.seed = begun.seed if begun is not None else seed
+        self.abandoned = tuple(begun.abandoned if begun is not None else abandoned)
         self.received_from = ""
         self.divergence: DivergenceError | None = None
         self._draws = self._size_bytes = 0

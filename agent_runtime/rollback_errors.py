@@ -1,4 +1,4 @@
-"""Defines the rollback requests that turns make with `ctx.rollback`."""
+"""Defines the requests of turns that want to go another way: `ctx.rollback` and `ctx.restart_turn`."""
 
 import sys
 
@@ -8,6 +8,9 @@ from snapline.errors import UsageError
 from snapline.ids import is_plain
 
 REASON_CHARACTERS_MAX = 1_000
+
+RESTARTS_MAX = 100
+"""Largest number of restarts of a turn. The turn's record contains all earlier attempts."""
 
 
 class RollbackRequest(msgspec.Struct, frozen=True):
@@ -30,10 +33,26 @@ class RollbackRequestedError(BaseException):
         self.rollback_request = rollback_request
 
 
-NOT_UNDONE = 'ctx.rollback leaves the agent as it was before its turn: it needs on_error = "undo"'
-CAUGHT = "the handler has caught what ctx.rollback raises: let it pass"
+class RestartRequest(msgspec.Struct, frozen=True):
+    """A turn's request to begin again, for this reason. If it has begun again `at_most` times, it fails permanently."""
 
-FAILURES = (Exception, RollbackRequestedError, SystemExit)
+    reason: str
+    at_most: int
+
+
+class RestartRequestedError(BaseException):
+    """Raised to end the attempt at a turn that wants to begin again. This class is no `Exception` for the same reasons as
+    `RollbackRequestedError`."""
+
+    def __init__(self, restart_request: RestartRequest) -> None:
+        super().__init__(f"the turn wants to begin again: {restart_request.reason}")
+        self.restart_request = restart_request
+
+
+NOT_UNDONE = 'ctx.rollback leaves the agent as it was before its turn: it needs on_error = "undo"'
+CAUGHT = "the handler has caught what ctx.rollback or ctx.restart_turn raises: let it pass"
+
+FAILURES = (Exception, RollbackRequestedError, RestartRequestedError, SystemExit)
 """Exceptions that end a turn when its handler raises them."""
 
 
@@ -43,6 +62,17 @@ def request_in(error: BaseException, on_error: str) -> tuple[RollbackRequest | N
     if not isinstance(error, RollbackRequestedError):
         return None, error
     return (error.rollback_request, error) if on_error == "undo" else (None, UsageError(NOT_UNDONE))
+
+
+def make_restart_request(reason: str, at_most: int) -> RestartRequest:
+    """Return the request for a call of `ctx.restart_turn`. Raise UsageError if an argument is invalid."""
+    if not is_plain(reason) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
+        raise UsageError(
+            f"ctx.restart_turn takes a reason of 1 to {REASON_CHARACTERS_MAX:,} characters, not {reason!r:.100}"
+        )
+    if type(at_most) is not int or not 0 <= at_most <= RESTARTS_MAX:
+        raise UsageError(f"ctx.restart_turn begins again 0 to {RESTARTS_MAX} times, not {at_most!r}")
+    return RestartRequest(reason, at_most)
 
 
 def make_rollback_request(reason: str, snapshot: str) -> RollbackRequest:

@@ -18,7 +18,16 @@ from snapline import errors
 PAGE = Path(__file__).with_name("api.md")
 
 TOPICS = {
-    "Agents and messages": ("Agent", "Message", "handler", "Context", "heartbeat", "CircuitBreaker"),
+    "Agents and messages": (
+        "Agent",
+        "Message",
+        "handler",
+        "Context",
+        "Approval",
+        "AbandonedTurn",
+        "heartbeat",
+        "CircuitBreaker",
+    ),
     "Fleets": ("Fleet", "Every", "EveryMessages", "Adaptive", "Manual"),
     "What `stop_when` and invariants see": (
         "Cut",
@@ -37,6 +46,7 @@ TOPICS = {
         "Output",
         "OutputsReverted",
         "Effect",
+        "OpenApproval",
         "FleetStatus",
         "LocatedAgent",
         "AgentState",

@@ -271,14 +271,14 @@ class AgentEffects:
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
-    def turn_ended(self, dead_letter: int = 0) -> list[MadeEffect]:
+    def turn_ended(self, dead_letter: int | None = None) -> list[MadeEffect]:
         """End the turn, and return the turn's effects, oldest first. Effects with generated keys are forgotten, except compensations. If
-        the turn failed permanently, `dead_letter` is the number of its dead letter."""
+        the turn failed permanently, `dead_letter` is the number of its dead letter, or 0 if it begins again instead."""
         effects, self.made = self.made, []
         for key, known in list(self.keys.items()):
             if key.startswith(GENERATED_KEY_PREFIX) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
                 del self.keys[key]
-        for key in [effect.key for effect in effects if dead_letter and effect.key in self.keys]:
+        for key in [effect.key for effect in effects if dead_letter is not None and effect.key in self.keys]:
             self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True, dead_letter=dead_letter)
         return effects
 

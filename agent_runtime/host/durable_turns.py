@@ -37,6 +37,7 @@ from snapline.agent_runtime.host.entries import (
     OperatorCommandEntry,
     SegmentEntry,
     Stage,
+    StashedEntry,
     TimerEntry,
     is_on,
     key_of,
@@ -58,13 +59,24 @@ from snapline.agent_runtime.host.host_state import (
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.message_encoding import is_of_type
+from snapline.agent_runtime.rollback_errors import RestartRequest
 from snapline.messages.agent_commands import read_effect_resolution
 from snapline.messages.approvals import read_approval_answer
 from snapline.messages.payloads import REPLY
-from snapline.storage.packs.checkpoint import TURN_TIMER, ApprovalDecision, JournalEntry, SavedTurn, StashedMessage
+from snapline.storage.packs.checkpoint import (
+    TURN_TIMER,
+    AbandonedTurn,
+    ApprovalDecision,
+    JournalEntry,
+    SavedTurn,
+    StashedMessage,
+)
 
 OUTSIDE = ("step", "effect")
 """Kinds of journal entries whose results do not come from a mailbox."""
+
+ABANDONED_ENTRIES_MAX = 64
+"""Largest number of journal entries that a restarted turn knows of an earlier attempt. The newest are kept."""
 
 STASH_MAX = 10_000
 """Largest number of messages that are stashed until a durable turn has ended. If a call or receive would require more, it times out."""
@@ -103,7 +115,7 @@ class DurableTurns:
         """Handle the end of a segment that is followed by a wait."""
         turn = agent.turn
         if turn is None:
-            turn = agent.turn = self._begin(agent, entry, pause)
+            turn = agent.turn = self._begin(agent, entry, pause.seed)
         turn.journal.extend(pause.entries)
         if pause.entries:
             turn.waits, turn.members = None, []  # the host log already had the results
@@ -157,26 +169,57 @@ class DurableTurns:
         agent.stage = stage
         self._finish(agent, turn, len(turn.journal), waits, outcome, result, identity)
 
-    def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
+    def _begin(self, agent: LocalAgent, entry: Entry, seed: bytes) -> DurableTurn:
         """Create the record of a durable turn after the turn's first segment, and consume the turn's message."""
         kind, sender, payload = entry.kind, sender_of(agent, entry), entry.payload
         if isinstance(entry, OperatorCommandEntry):  # the turn's message is that of the dead letter
             kind, sender, payload = dead_letters.turn_of(agent, entry.payload)
             dead_letters.handled(agent, entry.payload, key_of(entry))
         turn = DurableTurn(
-            SavedTurn(kind, sender, payload, pause.seed, key_of(entry)),
+            SavedTurn(kind, sender, payload, seed, key_of(entry), abandoned=_abandoned_before(entry)),
             self._steps.began(agent),
         )
         self._mailboxes.consume(entry, is_open=True)
         self._mailboxes.free_windows(agent)
         return turn
 
-    def ended(self, agent: LocalAgent, *, reply: bytes = b"", is_dead_lettered: bool = False) -> None:
-        """End the agent's durable turn."""
+    def restart(self, agent: LocalAgent, entry: Entry, request: RestartRequest, time_ns: int) -> bool:
+        """Let a durable turn begin again behind the turn that undoes its effects. Return False if it has begun again too often."""
+        abandoned = agent.turn.abandoned if agent.turn is not None else _abandoned_before(entry)
+        if len(abandoned) >= request.at_most:
+            return False
+        turn = agent.turn
+        if turn is None:  # the turn has not waited yet, so its message is not consumed
+            self._note_consumed(agent, entry.kind, sender_of(agent, entry), entry.payload)
+            turn = agent.turn = self._begin(agent, entry, b"")
+        self._note_consumed(agent, "again", turn.sender, turn.payload, is_stashed=True)
+        entries = [(each.kind, each.name, each.outcome) for each in turn.journal[-ABANDONED_ENTRIES_MAX:]]
+        attempts = [*abandoned, AbandonedTurn(request.reason, entries)]
+        agent.stash.insert(0, StashedMessage(turn.sender, turn.payload, turn.key, attempts))
+        self._undo_effects(agent, time_ns, dead_letter=0)
+        self.ended(agent, is_restarted=True)
+        return True
+
+    def _undo_effects(self, agent: LocalAgent, time_ns: int, *, dead_letter: int) -> None:
+        """Let the agent's next turn undo the effects of the turn that has just failed."""
+        undo = self._effects.turn_failed(agent, time_ns, dead_letter=dead_letter)
+        if undo:
+            agent.stash.insert(0, StashedMessage(agent.id, undo))
+            self._note_consumed(agent, "effect", agent.id, undo, is_stashed=True)
+
+    def ended(
+        self,
+        agent: LocalAgent,
+        *,
+        reply: bytes = b"",
+        is_dead_lettered: bool = False,
+        is_restarted: bool = False,
+    ) -> None:
+        """End the agent's durable turn. The input of a turn that begins again is not answered yet."""
         turn, agent.turn = agent.turn, None
         assert turn is not None
         self._steps.ended(agent)
-        if turn.key:
+        if turn.key and not is_restarted:
             self._inputs.close(agent, turn.key, is_dead_lettered=is_dead_lettered, reply=reply)
         self._effects.turn_ended(agent)
         for place, request in turn.open_requests():
@@ -216,10 +259,7 @@ class DurableTurns:
         """End a turn that failed permanently, and make its message a dead letter."""
         turn = agent.turn
         assert turn is not None
-        undo = self._effects.turn_failed(agent, event.time_ns)
-        if undo:
-            agent.stash.insert(0, StashedMessage(agent.id, undo))
-            self._note_consumed(agent, "effect", agent.id, undo, is_stashed=True)
+        self._undo_effects(agent, event.time_ns, dead_letter=agent.last_dead_letter + 1)
         stashed = StashedMessage(turn.sender, turn.payload, turn.key)
         self._failures.dead_letter(agent, stashed_entry(stashed), event.error, agent.attempts, event.time_ns)
         self.ended(agent, is_dead_lettered=True)
@@ -503,7 +543,7 @@ class DurableTurns:
     def _note_consumed(
         self,
         agent: LocalAgent,
-        what: TurnKind | Literal["effect"],
+        what: TurnKind | Literal["effect", "again"],
         sender: str,
         payload: bytes,
         *,
@@ -511,6 +551,11 @@ class DurableTurns:
     ) -> None:
         if self._shared.is_watched:
             self._shared.out.append(ev.MessageConsumedInTurn(agent.id, what, sender, payload, is_stashed))
+
+
+def _abandoned_before(entry: Entry) -> list[AbandonedTurn]:
+    """Return the earlier attempts at the turn of this entry."""
+    return entry.stashed.abandoned if isinstance(entry, StashedEntry) else []
 
 
 def _before(agent: LocalAgent, place: int) -> Iterator[int]:

@@ -232,9 +232,9 @@ class Effects:
         if agent.effects is not None:
             agent.effects.turn_ended()
 
-    def turn_failed(self, agent: LocalAgent, time_ns: int) -> bytes:
-        """Handle a turn that failed permanently. Return the message of the turn that undoes the failed turn's effects, newest first. If
-        there are no effects to undo, return b"".
+    def turn_failed(self, agent: LocalAgent, time_ns: int, *, dead_letter: int) -> bytes:
+        """Handle a turn that failed permanently, or that begins again. Return the message of the turn that undoes the turn's effects, newest
+        first. If there are no effects to undo, return b"". `dead_letter` is the number of the turn's dead letter, or 0 if there is none.
 
         If the turn failed while an effect was open, that effect is undone too, because it may have been called.
         """
@@ -246,7 +246,7 @@ class Effects:
             effects.end(is_done=False, result=b"", ended_ns=time_ns, late_s=effects.open.timeout_s)
             self._emit(agent, record, time_ns)
             self.report_quiesced()
-        turn_effects = effects.turn_ended(dead_letter=agent.last_dead_letter + 1)
+        turn_effects = effects.turn_ended(dead_letter=dead_letter)
         for effect in turn_effects:
             if not effect.undo:
                 key = outside_key(self._shared.cluster, agent.id, effect.key, effect.generation)

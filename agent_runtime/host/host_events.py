@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from snapline.agent_runtime.durable import Pause
-from snapline.agent_runtime.rollback_errors import RollbackRequest
+from snapline.agent_runtime.rollback_errors import RestartRequest, RollbackRequest
 from snapline.channels.frame import Frame, LinkHello
 from snapline.messages import host_messages as msg
 from snapline.messages.approvals import OpenApproval
@@ -26,6 +26,7 @@ from snapline.storage.log.log_record import CommitPart, LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
     NO_OUTPUTS,
+    AbandonedTurn,
     AgentCheckpoint,
     DeadLetterNumbers,
     DeadLetterRecord,
@@ -197,8 +198,8 @@ class TurnEnded(Event, frozen=True, gc=False):
 
 class TurnFailed(Event, frozen=True, gc=False):
     """Event: a turn has failed. `on_error`, `retries` and `waits_ns` (the delays before retries) are taken from the agent's class.
-    `is_final` is set if a retry would fail too. `is_divergent` is set if a rerun durable turn made different requests. `rollback` is set if
-    the handler requested a rollback. `is_of_step` is set if the turn failed because of a failed step."""
+    `is_final` is set if a retry would fail too, `is_divergent` if a rerun durable turn made different requests, `is_of_step` if the turn
+    failed because of a failed step. The handler may have requested a `rollback` or a `restart` of the turn."""
 
     agent: str
     incarnation: int
@@ -212,6 +213,7 @@ class TurnFailed(Event, frozen=True, gc=False):
     is_durable: bool = False
     rollback: RollbackRequest | None = None
     is_of_step: bool = False
+    restart: RestartRequest | None = None
 
 
 class EpochStored(Event, frozen=True, gc=False):
@@ -334,11 +336,10 @@ turn. These words must not change, since files and traces contain them."""
 class StartTurn(Command, frozen=True, gc=False):
     """Run a turn.
 
-    If the turn's kind is "segment", the turn continues with the entry `found`, or with the entries `group` of a group of steps, or all
-    segments of `turn` are run again. If the turn is
-    durable, `number` is its number among the agent's durable turns. `logged` contains the host-log entries of turns with that number. If
-    `refusal` is not empty, the turn fails for this reason, and its handler is not called. If `is_made` is set, a refused turn still creates
-    its agent."""
+    If the turn's kind is "segment", the turn continues with the entry `found`, or with the entries `group`, or all segments of `turn` are
+    run again. If the turn is durable, `number` is its number among the agent's durable turns, and `logged` contains the host-log entries
+    of turns with that number. If `refusal` is not empty, the turn fails for this reason, and its handler is not called. If `is_made` is
+    set, a refused turn still creates its agent. `abandoned` are the earlier attempts at a turn that begins again."""
 
     agent: str
     incarnation: int
@@ -352,6 +353,7 @@ class StartTurn(Command, frozen=True, gc=False):
     refusal: str = ""
     is_made: bool = False
     group: tuple[JournalEntry, ...] = ()
+    abandoned: tuple[AbandonedTurn, ...] = ()
 
 
 class UndoTurn(Command, frozen=True, gc=False):
@@ -648,12 +650,11 @@ class AgentsKept(Command, frozen=True, gc=False):
 
 
 class MessageConsumedInTurn(Command, frozen=True, gc=False):
-    """Report that a message or an input was consumed during a durable turn. If `is_stashed` is set, it will be handled in a later turn,
-    otherwise the durable turn itself has received it. If `what` is "effect", the entry starts the compensation of a failed turn, and has no
-    sender."""
+    """Report that a message or an input was consumed in a durable turn, which has received it or, if `is_stashed`, leaves it to a later turn.
+    If `what` is "effect", the entry undoes the effects of a failed turn; if "again", its turn begins again. Both precede all others."""
 
     agent: str
-    what: TurnKind | Literal["effect"]
+    what: TurnKind | Literal["effect", "again"]
     sender: str
     payload: bytes
     is_stashed: bool
@@ -771,8 +772,8 @@ class ViewRequested(Event, frozen=True, gc=False):
 
 
 class OpenWaitsRequested(Event, frozen=True, gc=False):
-    """Event: a caller asks which effects and approvals the agents on this host wait for. The core replies with a single AnswerOpenWaits command that has
-    the same request number."""
+    """Event: a caller asks which effects and approvals the agents on this host wait for. The core replies with one AnswerOpenWaits
+    command."""
 
     request: int
 
@@ -786,8 +787,7 @@ class AnswerOpenWaits(Command, frozen=True, gc=False):
 
 
 class WaitingAgentsRequested(Event, frozen=True, gc=False):
-    """Event: a caller asks which agents on this host have waiting messages or inputs. The core replies with a single AnswerWaiting command
-    that has the same request number."""
+    """Event: a caller asks which agents on this host have waiting messages or inputs. The core replies with one AnswerWaiting command."""
 
     request: int
 

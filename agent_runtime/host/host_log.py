@@ -507,11 +507,9 @@ class StepLog:
     def _prefix_of(self, turn: DurableTurn, place: int) -> bytes:
         """Return the digest of the journal entries before the given place. Normally, each entry is digested only once, because places are
         requested in ascending order. For a place before the last one, the digest is computed again from the beginning."""
-        if place < turn.rolled:
-            turn.prefix, turn.rolled = b"", 0
-        turn.prefix = rolled(turn.prefix, turn.journal[turn.rolled : place])
-        turn.rolled = place
-        return turn.prefix
+        count, prefix = turn.rolled if turn.rolled[0] <= place else (0, b"")
+        turn.rolled = place, rolled(prefix, turn.journal[count:place])
+        return turn.rolled[1]
 
     def mark(self, agent: LocalAgent, turn: DurableTurn, opened: OpenEffect) -> None:
         """Log that the effect that the turn waits for is about to be called. When this record is durable, `MarkHandler.marked` is

@@ -165,15 +165,15 @@ class DurableTurn:
         is_logged: whether the result of `waits` must be in the host log before the turn continues.
         unlogged: number of entries that have been given to the host log and are not durable yet. Until all are, the turn does not continue.
         logged: number of journal entries that are in the host log, are being written to it, or need not be logged.
-        rolled, prefix: number of journal entries that have been digested, and their digest.
+        rolled: number of journal entries that have been digested, and their digest.
         look: record of the waiting entries that have been compared with the open requests.
-        members, group: as in `SavedTurn`.
+        members, group, abandoned: as in `SavedTurn`.
     """
 
     __slots__ = (
         "_sealed",
-        *("group", "is_live", "is_logged", "journal", "key", "logged", "look"),
-        *("members", "number", "payload", "prefix", "problem"),
+        *("abandoned", "group", "is_live", "is_logged", "journal", "key", "logged", "look"),
+        *("members", "number", "payload", "problem"),
         *("rolled", "seed", "sender", "since_ns", "unlogged", "waits", "what"),
     )
 
@@ -184,11 +184,12 @@ class DurableTurn:
         self.waits: JournalEntry | None = saved.waits
         self.members = list(saved.members)
         self.group = saved.group
+        self.abandoned = saved.abandoned
         self.is_live = self.is_logged = False
         self.problem = ""
-        self.since_ns = self.logged = self.unlogged = self.rolled = 0
+        self.since_ns = self.logged = self.unlogged = 0
         self.number = number
-        self.prefix = b""
+        self.rolled = 0, b""
         self.look = UnmatchedEntries()
         self._sealed = SealedJournal()
 
@@ -216,7 +217,7 @@ class DurableTurn:
     def _from(self, place: int) -> SavedTurn:
         return SavedTurn(
             *(self.what, self.sender, self.payload, self.seed, self.key, self.journal[place:]),
-            *(self.waits, list(self.members), self.group),
+            *(self.waits, list(self.members), self.group, self.abandoned),
         )
 
 

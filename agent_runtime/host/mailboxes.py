@@ -295,6 +295,8 @@ class Mailboxes:
         turn = ev.StartTurn(agent.id, agent.incarnation, kind, sender, payload)
         if self._deaths:
             turn = self.refused_if_deadly(agent, turn, kind, sender, payload)
+        if isinstance(entry, StashedEntry) and entry.stashed.abandoned:
+            turn = replace(turn, abandoned=tuple(entry.stashed.abandoned))
         begun = agent.begun
         if begun is not None:
             turn = replace(turn, number=begun.count + 1, logged=begun.logged.get(begun.count + 1, ()))

@@ -171,7 +171,14 @@ class TurnEnds:
         if event.rollback is not None:
             self._suspend_agent(agent, event.rollback)
             return
-        if agent.attempts <= event.retries and not event.is_final:
+        if event.restart is not None and self._durable.restart(agent, entry, event.restart, event.time_ns):
+            agent.attempts = 0
+            agent.current, agent.stage = None, IDLE
+            self._mode.moved(agent)
+            self._views.turn_ended(agent)
+            self._mailboxes.next_turn(agent)
+            return
+        if event.restart is None and agent.attempts <= event.retries and not event.is_final:
             self._try_again(agent, entry, event)
         else:
             self._give_up(agent, entry, event)

@@ -44,7 +44,7 @@ from snapline.agent_runtime.fleet import (
 )
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.message_encoding import encode_ordered, has_one_order, message_name, without_tail
-from snapline.agent_runtime.rollback_errors import CAUGHT, FAILURES, request_in
+from snapline.agent_runtime.rollback_errors import CAUGHT, FAILURES, RestartRequestedError, request_in
 from snapline.agent_runtime.sagas import do_nothing, not_undone
 from snapline.agent_runtime.turn_environment import TurnEnvironment, calling, no_call_of, run_step
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, StoreError, UsageError
@@ -762,7 +762,12 @@ class Turns:
         state = running.image if is_imaged else encode_ordered(running.agent.state)
         begun_for = without_tail(turn.payload)
         seed = turn_seed(self._cluster, turn.agent, turn.number, sender=turn.sender, payload=begun_for, state=state)
-        return TurnJournal(seed, None, turn.logged, takes_effects=self._takes_effects, own_modules=modules)
+        return TurnJournal(
+            *(seed, None, turn.logged),
+            takes_effects=self._takes_effects,
+            own_modules=modules,
+            abandoned=turn.abandoned,
+        )
 
     def _create(self, turn: ev.StartTurn) -> None:
         kind, state = read_creation(turn.payload)
@@ -833,4 +838,5 @@ class Turns:
             is_durable=is_durable,
             rollback=request if on_error == "undo" else None,
             is_of_step=is_durable and is_of_step(error),
+            restart=error.restart_request if isinstance(error, RestartRequestedError) else None,
         )

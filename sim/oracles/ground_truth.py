@@ -82,6 +82,7 @@ from snapline.sim.oracles.ground_truth_records import (
     ChannelTruth,
     CutPlace,
     CutRecord,
+    Deferral,
     Draws,
     Key,
     Report,
@@ -236,6 +237,8 @@ class StepOracle:
             return
         if isinstance(ended, TurnFailed):
             run.has_failed = ended.is_durable
+            if ended.restart is not None:
+                self._count(ended.agent, ended.incarnation, run)
             if ended.is_of_step and run.seen:
                 before, last = run.seen[: -(run.group or 1)], run.seen[-(run.group or 1) :]
                 for entry in last if run.group == 0 else [entry for entry in last if entry.outcome == FAILED]:
@@ -415,7 +418,7 @@ class GroundTruth:
         elif what == "input":
             self._consume_input(t_ns, history, payload)
         elif what == "stashed":
-            _record_deferral(history, payload, is_over=True)
+            _record_deferral(history, payload, "over")
         elif what == "letter":
             self.dead_letters.on_handled(t_ns, history, sender, payload)
             _end_deferred_retry(history, sender, payload)
@@ -442,7 +445,7 @@ class GroundTruth:
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
         history = self.history_of(plan, agent)
         if what == "letter":
-            _record_deferral(history, payload or b"", is_over=True)
+            _record_deferral(history, payload or b"", "over")
             self.dead_letters.on_dead_lettered_again(t_ns, history, payload or b"")
         elif payload is not None:
             self.dead_letters.on_dead_lettered(history, sender, payload)
@@ -458,12 +461,13 @@ class GroundTruth:
         """
         self._consume_alone(t_ns, plan, agent, "taken-" + what, sender, payload)
         if is_stashed:
-            _record_deferral(self.history_of(plan, agent), payload, is_over=False)
+            deferral: Deferral = "first" if what in ("effect", "again") else "last"
+            _record_deferral(self.history_of(plan, agent), payload, deferral)
 
     def on_command_consumed(self, t_ns: int, plan: int, agent: str, payload: bytes, reply: bytes) -> None:
         """Record that an operator command was consumed without a turn."""
         self._consume_alone(t_ns, plan, agent, "taken-word", "", payload)
-        _record_deferral(self.history_of(plan, agent), payload, is_over=True)
+        _record_deferral(self.history_of(plan, agent), payload, "over")
         if is_effect_resolution(payload) or is_approval_answer(payload):
             return
         self.dead_letters.on_command_consumed(t_ns, self.history_of(plan, agent), payload, reply)
@@ -484,7 +488,7 @@ class GroundTruth:
         elif kind == "input":
             self._consume_input(t_ns, history, payload or b"")
         elif kind == "stashed":
-            _record_deferral(history, payload or b"", is_over=True)
+            _record_deferral(history, payload or b"", "over")
         if self._with_log:
             history.log.append(Turn(plan, how, sender, payload or b"", [], [], ()))
         if self._with_clocks:
@@ -853,14 +857,14 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
     )
 
 
-def _record_deferral(history: AgentHistory, payload: bytes, *, is_over: bool) -> None:
-    if not is_over or payload in stash_of(history.put_off):  # otherwise its turn already began
-        history.put_off.append((history.turns, payload, is_over))
+def _record_deferral(history: AgentHistory, payload: bytes, deferral: Deferral) -> None:
+    if deferral != "over" or payload in stash_of(history.put_off):  # otherwise its turn already began
+        history.put_off.append((history.turns, payload, deferral))
 
 
 def _end_deferred_retry(history: AgentHistory, sender: str, payload: bytes) -> None:
     """Remove the deferred command to retry a dead letter after the retry has run."""
     for command in stash_of(history.put_off):
         if is_retry_of(command, sender, payload):
-            _record_deferral(history, command, is_over=True)
+            _record_deferral(history, command, "over")
             return

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Literal
 
 import msgspec
 from blake3 import blake3
 
-from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.host.host_events import Control, Spawn
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
 
@@ -125,6 +125,11 @@ class CommandEffect(msgspec.Struct, frozen=True):
     identity: bytes
 
 
+Deferral = Literal["first", "last", "over"]
+"""What happens to a deferred message: it waits before or behind the others, or its turn has begun. The message that undoes a failed turn, and
+that of a turn which begins again, wait before the others."""
+
+
 class AgentHistory(msgspec.Struct):
     """An agent's history in one branch.
 
@@ -165,7 +170,7 @@ class AgentHistory(msgspec.Struct):
     replies: dict[bytes, bytes] = {}
     answered: dict[bytes, int] = {}
     dead_letter_answers: dict[bytes, list[bytes]] = {}
-    put_off: list[tuple[int, bytes, bool]] = []
+    put_off: list[tuple[int, bytes, Deferral]] = []
     outputs: list[tuple[int, bytes]] = []
     dead_letters: list[DeadLetterChange] = []
     words: list[CommandEffect] = []
@@ -250,13 +255,13 @@ def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
     return msgspec.structs.replace(image.turn, journal=entries + image.turn.journal)
 
 
-def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:
-    """Return the payloads of the messages that are still deferred, in order. A command that undoes a failed turn comes first."""
+def stash_of(put_off: Iterable[tuple[int, bytes, Deferral]]) -> list[bytes]:
+    """Return the payloads of the messages that are still deferred, in order."""
     stash: list[bytes] = []
-    for _, payload, is_over in put_off:
-        if is_over:
+    for _, payload, deferral in put_off:
+        if deferral == "over":
             stash.remove(payload)
-        elif payload.startswith(UNDO):
+        elif deferral == "first":
             stash.insert(0, payload)
         else:
             stash.append(payload)

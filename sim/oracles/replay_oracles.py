@@ -62,7 +62,7 @@ from snapline.errors import DivergenceError
 from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.sim.oracles.ground_truth_records import AgentHistory, Report, StepOutcome, Turn, show
 from snapline.storage.log.log_record import LoggedEntry
-from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
+from snapline.storage.packs.checkpoint import AbandonedTurn, JournalEntry, SavedTurn
 
 LEFT = "__snapline_left__"
 """Name of the attribute that stores changed values in a user's module."""
@@ -588,6 +588,7 @@ class DurableRun(msgspec.Struct):
     logged: tuple[LoggedEntry, ...]
     seed: bytes = b""
     is_repeated: bool = False
+    abandoned: list[AbandonedTurn] = []
 
 
 class DurableOracle:
@@ -607,10 +608,12 @@ class DurableOracle:
         place, saved = (turn.agent, turn.incarnation), turn.turn
         if saved is not None:
             run = DurableRun(saved.what, saved.sender, saved.payload, state, list(saved.journal), turn.logged)
-            run.seed, run.is_repeated = saved.seed, True
+            run.seed, run.is_repeated, run.abandoned = saved.seed, True, saved.abandoned
             self._runs[place] = run
         elif turn.what != "segment":
-            self._runs[place] = DurableRun(turn.what, turn.sender, turn.payload, state, [], turn.logged)
+            run = DurableRun(turn.what, turn.sender, turn.payload, state, [], turn.logged)
+            run.abandoned = list(turn.abandoned)
+            self._runs[place] = run
         elif place in self._runs:
             self._runs[place].entries += turn.group or [found for found in (turn.found,) if found is not None]
 
@@ -670,7 +673,7 @@ def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, d
     if handler is None or not handler.is_durable:
         return ""
     call, message = read_call(run.payload)
-    first = SavedTurn(run.what, run.sender, run.payload, run.seed, "", run.entries)
+    first = SavedTurn(run.what, run.sender, run.payload, run.seed, "", run.entries, abandoned=run.abandoned)
     journal = clock.journal = TurnJournal(b"", first, run.logged, own_modules=own_modules(known.agent_class, ()))
     ctx = Context(ended.agent, ended.incarnation, run.sender, clock)
     ctx.begin(call=call, journal=journal)

@@ -51,6 +51,9 @@ ROLLS_BACK_UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
 limit ensures that a run ends."""
 
 ROLLS_BACK = 0.5
+RESTARTS_ONE_IN, RESTARTS = 3, 0.5
+"""Every third request that succeeds restarts its turn, with this probability in each attempt."""
+
 LONG, LONG_S = 0.25, 4.0
 """Probability of a long wait, and its duration in seconds. A long wait is longer than a recovery."""
 SLOW_S = 0.2
@@ -257,6 +260,8 @@ class Booker(snapline.Agent):
         draw = ctx.random()
         if message.ending == "rolls back" and draw < ROLLS_BACK and ctx.now() < ROLLS_BACK_UNTIL_NS:
             ctx.rollback(f"{message.name} by {draw}")
+        if "stands" in message.ending and message.serial % RESTARTS_ONE_IN == 1 and draw < RESTARTS:
+            ctx.restart_turn(f"{message.name} by {draw}", at_most=100)
         if message.ending == "fails":
             raise ValueError(f"{message.name} fails after all")
         self.state.ended[message.name] = Outcome(outcome, keys)

@@ -88,10 +88,12 @@ if TYPE_CHECKING:
     from snapline.storage.capture.torch_state import TorchState
     from snapline.storage.capture.tracked_arrays import mark_dirty, tracked_array
     from snapline.storage.capture.values import Blob, Pickled
+    from snapline.storage.packs.checkpoint import AbandonedTurn
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AbandonedTurn": "snapline.storage.packs.checkpoint",
     "Adaptive": "snapline.protocols.policy",
     "Agent": "snapline.agent_runtime.agent",
     "AgentState": "snapline.messages.client_requests",
@@ -142,6 +144,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AbandonedTurn",
     "Adaptive",
     "Agent",
     "AgentMissingError",

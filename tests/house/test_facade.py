@@ -35,6 +35,7 @@ NAMES = {
         "DamagedDataError",
         "CoordinatorUnavailableError",
     ),
+    "AbandonedTurn",
     "Approval",
     "AuthenticationError",
     *("UnknownOutcomeError", "LogError", "TraceError"),

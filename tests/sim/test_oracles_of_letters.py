@@ -184,7 +184,7 @@ def test_a_word_that_the_cut_holds_as_put_off_is_not_dropped(turn: int, is_well:
     scene.bury(b"1")
     word = scene.say(RETRY, 1, b"1")
     accept(scene, "k", PLAN - 1)
-    scene.history.put_off.append((turn, word, False))
+    scene.history.put_off.append((turn, word, "last"))
     take_back(scene, SAID_NS + 1)
     scene.handle(b"1")
     assert (scene.end() == []) == is_well

@@ -285,6 +285,18 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
     sender: str = ""
 
 
+class AbandonedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """An attempt at a durable turn that `Context.restart_turn` has ended.
+
+    Attributes:
+        reason: why the attempt was ended.
+        entries: kind, name and outcome of its journal entries, newest last. Only the newest 64 are kept.
+    """
+
+    reason: str
+    entries: list[tuple[str, str, str]] = []
+
+
 class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """A durable turn that has begun but has not ended. The turn is saved together with the agent's state from the beginning of the turn.
 
@@ -296,6 +308,7 @@ class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
         members: entries of the group that the turn is waiting for, in order. At least one of them is not finished, and `waits` is
             None. They follow the entries of the journal.
         group: number of entries at the end of the journal that were the members of a group, until the turn resumes.
+        abandoned: earlier attempts at the turn, oldest first.
     """
 
     what: str
@@ -307,6 +320,7 @@ class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
     waits: JournalEntry | None = None
     members: list[JournalEntry] = []
     group: int = 0
+    abandoned: list[AbandonedTurn] = []
 
     @property
     def awaited(self) -> JournalEntry | None:
@@ -319,11 +333,13 @@ class StashedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, for
 
     Attributes:
         key: idempotency key if the message is an input, otherwise "".
+        abandoned: earlier attempts at the turn of this message, oldest first.
     """
 
     sender: str
     payload: bytes
     key: str = ""
+    abandoned: list[AbandonedTurn] = []
 
 
 class ApprovalDecision(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
