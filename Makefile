@@ -27,7 +27,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-pydantic-ai test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -193,6 +193,11 @@ test-langgraph: with-langgraph  ## the saver of LangGraph's checkpoints, its con
 test-adapters: $(STAMP)  ## sessions and checkpoints of agent frameworks in our store: installs OpenAI's, Microsoft's and LlamaIndex's
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,openai-agents,agent-framework,llama-workflows]'
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/adapters/session_stores $(ARGS)
+
+test-pydantic-ai: $(STAMP)  ## agents of Pydantic AI in durable turns, killed: installs Pydantic AI in an environment of its own
+	@test -x $(VENV)/pydantic-ai/bin/python || $(PYTHON) -m venv $(VENV)/pydantic-ai
+	@$(VENV)/pydantic-ai/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,pydantic-ai]'
+	@$(VENV)/pydantic-ai/bin/python -m pytest -q -m "slow or not slow" tests/adapters/pydantic_agents tests/adapters/test_rounds.py $(ARGS)
 
 test-crewai: $(STAMP)  ## the same for CrewAI, in an environment of its own: installs CrewAI (some 200 packages)
 	@test -x $(VENV)/crewai/bin/python || $(PYTHON) -m venv $(VENV)/crewai

@@ -25,7 +25,7 @@ EXCUSED = {
     "_Node.step": "the same",
 }
 
-OTHERS_PACKAGES = ("torch", "ray", "langgraph", "autogen_core", "agent_framework", "workflows", "crewai")
+OTHERS_PACKAGES = ("torch", "ray", "langgraph", "autogen_core", "pydantic_ai", "agent_framework", "workflows", "crewai")
 """Not everybody has them."""
 
 

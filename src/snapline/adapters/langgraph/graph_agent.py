@@ -38,7 +38,8 @@ from langgraph.pregel import Pregel, _checkpoint
 from langgraph.types import Command
 
 from snapline.adapters.langgraph.graph_memory import MAIN, GraphMemory, GraphMemorySaver
-from snapline.adapters.langgraph.graph_turns import GraphTurn, SteppedThread
+from snapline.adapters.langgraph.graph_turns import GraphTurn
+from snapline.adapters.stepped_thread import SteppedThread
 from snapline.agent_runtime.agent import Agent, Message, OnError, agent_type, handler
 from snapline.agent_runtime.context import Context
 from snapline.errors import FleetDefinitionError, UsageError
