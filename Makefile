@@ -190,9 +190,9 @@ with-langgraph: $(STAMP)
 test-langgraph: with-langgraph  ## the saver of LangGraph's checkpoints, its conformance suite, others' savers: installs LangGraph
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/storage/object_streams tests/adapters/langgraph $(ARGS)
 
-test-adapters: $(STAMP)  ## sessions and checkpoints of agent frameworks in our store: installs OpenAI's, Microsoft's and LlamaIndex's
+test-adapters: $(STAMP)  ## sessions and checkpoints of agent frameworks in our store, OpenAI's agents in durable turns: installs OpenAI's, Microsoft's and LlamaIndex's
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,openai-agents,agent-framework,llama-workflows]'
-	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/adapters/session_stores $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/adapters/session_stores tests/adapters/openai_runs $(ARGS)
 
 test-pydantic-ai: $(STAMP)  ## agents of Pydantic AI in durable turns, killed: installs Pydantic AI in an environment of its own
 	@test -x $(VENV)/pydantic-ai/bin/python || $(PYTHON) -m venv $(VENV)/pydantic-ai

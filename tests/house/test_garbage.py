@@ -25,7 +25,17 @@ EXCUSED = {
     "_Node.step": "the same",
 }
 
-OTHERS_PACKAGES = ("torch", "ray", "langgraph", "autogen_core", "pydantic_ai", "agent_framework", "workflows", "crewai")
+OTHERS_PACKAGES = (
+    "torch",
+    "ray",
+    "langgraph",
+    "autogen_core",
+    "pydantic_ai",
+    "agents",
+    "agent_framework",
+    "workflows",
+    "crewai",
+)
 """Not everybody has them."""
 
 

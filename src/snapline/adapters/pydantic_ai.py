@@ -16,16 +16,11 @@ A tool with `{"snapline": False}` runs in the turn itself and may use it (`curre
 Outside of `run`, the capability changes nothing.
 """
 
-import asyncio
-import contextvars
-import functools
-import threading
 import types
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from pydantic_ai import _utils
 from pydantic_ai.agent import AbstractAgent, EventStreamHandler
@@ -44,26 +39,11 @@ from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import AgentDepsT
 
 from snapline.adapters.rounds import Rounds, current_rounds, outside
+from snapline.adapters.sdk_requests import StepOptions, effect_key, make_request
 from snapline.agent_runtime.context import Context
 from snapline.errors import EncodingError
 
 __all__ = ["SnaplineDurability", "StepOptions", "current_rounds", "effect_key", "run"]
-
-
-class StepOptions(TypedDict, total=False):
-    """Options of the step or effect that runs a request, as for `Context.step` and `Context.effect`. `effect` is for tools only."""
-
-    timeout_s: float
-    retries: int | Sequence[float]
-    effect: bool
-
-
-_key: ContextVar[str] = ContextVar("snapline-effect-key", default="")
-
-
-def effect_key() -> str:
-    """Return the idempotency key under which a tool that is an effect must act, or "" in other tools and outside of a turn."""
-    return _key.get()
 
 
 async def run(ctx: Context, agent: AbstractAgent[Any, Any], prompt: Any = None, **options: Any) -> AgentRunResult[Any]:
@@ -167,41 +147,9 @@ class _StepBackend(JournalCallableOperationBackend[StepOptions]):
         rounds = current_rounds()
         if rounds is None:
             return await body()
-        options: dict[str, Any] = {**config}
-        work = functools.partial(_work, outside(), body)
-        if options.pop("effect", False):
-            return await rounds.wait(lambda: rounds.ctx.effect(name, work, **options), is_single=True)
-        return await rounds.wait(lambda: rounds.ctx.step(name, work, **options))
-
-
-async def _work(context: contextvars.Context, body: Callable[[], Awaitable[object]], *, key: str = "") -> object:
-    """Run one request in the loop of this process's requests, whose connections it may use again."""
-
-    async def made() -> object:
-        return await body()
-
-    context.run(_key.set, key)
-    context.run(_utils._disable_threads.set, False)
-    future = context.run(asyncio.run_coroutine_threadsafe, made(), _request_loop())
-    if asyncio._get_running_loop() is None:  # the simulator's time stands still meanwhile
-        return future.result()
-    return await asyncio.wrap_future(future)
-
-
-_loop_lock = threading.Lock()
-
-
-@functools.cache
-def _loop_of_process() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="snapline-requests", daemon=True).start()
-    return loop
-
-
-def _request_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop in which this process makes its requests. Clients of models keep connections that belong to one loop."""
-    with _loop_lock:
-        return _loop_of_process()
+        context = outside()
+        context.run(_utils._disable_threads.set, False)  # it was set for the run, and tools may use threads
+        return await make_request(rounds, name, body, config, context)
 
 
 def _replace_clock() -> None:

@@ -372,9 +372,9 @@ class Left(SnaplineGraphAgent):
 async def test_a_turn_that_is_given_up_leaves_no_thread() -> None:
     running = Left().ainvoke({"said": ["hey"]}, Context("a", 1, "sender", Standing()))
     waits = running.send(None)
-    assert waits is None and any(each.name == "snapline-graph" for each in threading.enumerate())
+    assert waits is None and any(each.name == "snapline-stepped" for each in threading.enumerate())
     running.close()
-    assert not any(each.name == "snapline-graph" for each in threading.enumerate())
+    assert not any(each.name == "snapline-stepped" for each in threading.enumerate())
 
 
 class Standing(SameOutside):

@@ -161,7 +161,7 @@ def test_graphs_are_simulated_with_everything_that_can_fail(snapline_sim: Simula
     summary = snapline_sim.check(fleet, seeds=6, invariant=token_graphs.conserves)
     assert summary.verdict == "pass"
     assert summary.probes["durable turn run again"], "no failure met a graph in its middle"
-    assert not any(each.name == "snapline-graph" for each in threading.enumerate())
+    assert not any(each.name == "snapline-stepped" for each in threading.enumerate())
 
 
 def test_a_seed_does_the_same_again_although_graphs_have_threads(snapline_sim: Simulation) -> None:

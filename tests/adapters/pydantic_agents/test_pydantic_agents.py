@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-import inspect
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent_runtime.test_durable import SEED, Clock
+from tests.adapters.turns import Turn
 from tests.integration.cuts import store_of
 from tests.integration.processes import snapline
 from tests.integration.running import running
@@ -25,63 +24,14 @@ from pydantic_ai.models.test import TestModel
 from tests.adapters.pydantic_agents import team
 
 from snapline.adapters.pydantic_ai import SnaplineDurability, effect_key, run
-from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import DONE, FAILED, SegmentEnd, TurnJournal, encode_error, encode_result
-from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
 from snapline.errors import SnaplineError, StepFailedError
-from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 pytestmark = [pytest.mark.pydantic_ai, pytest.mark.timeout(240)]
 
 
-class Turn:
-    """A turn that runs an agent; steps and effects are really run, and calls are answered."""
-
-    def __init__(self, agent: Agent[Any, Any], journal: list[JournalEntry] | None = None, **options: Any) -> None:
-        begun = SavedTurn("message", "z", b"", SEED, "", journal) if journal is not None else None
-        ctx = Context("a", 1, "z", Clock())
-        ctx.begin(journal=TurnJournal(SEED, begun))
-        self.handler: Any = run(ctx, agent, "hello", **options)
-        self.journal: list[JournalEntry] = list(journal or ())
-        self.asked: list[list[str]] = []
-
-    def end(self, limit: int = 1000) -> Any:
-        """Run to the end, or until so many entries are in the journal (None then)."""
-        found: Any = None
-        while True:
-            try:
-                end = self.handler.send(found)
-            except StopIteration as over:
-                return over.value
-            assert isinstance(end, SegmentEnd)
-            self.journal += end.entries
-            requests, first = end.members or [end.waits], len(self.journal)
-            self.asked.append([f"{each.kind} {each.name}" for each in requests])
-            works: dict[int, Any] = {**end.works} or {first: end.work}
-            entries = [_done(request, works.get(first + n)) for n, request in enumerate(requests)]
-            self.journal += entries
-            if len(self.journal) > limit:
-                self.handler.close()
-                return None
-            found = entries if end.members else entries[0]
-
-
-def _done(request: JournalEntry, work: Any) -> JournalEntry:
-    if request.kind == "call":
-        return JournalEntry(request.kind, request.name, request.digest, DONE, encode_message(team.Report("the second")))
-    function = work.function
-    key = {"key": "outside"} if request.kind == "effect" else {}
-    try:
-        result = function(**key)
-        value = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-        return JournalEntry(request.kind, request.name, request.digest, DONE, encode_result(request.name, value))
-    except Exception as error:
-        return JournalEntry(request.kind, request.name, request.digest, FAILED, encode_error(error))
-
-
-async def _awaited(found: Any) -> Any:
-    return await found
+def turn_of(agent: Agent[Any, Any], journal: Any = None, **options: Any) -> Turn:
+    return Turn(lambda ctx: run(ctx, agent, "hello", **options), journal, reply=team.Report("the second"))
 
 
 @pytest.fixture
@@ -92,7 +42,7 @@ def notes(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_requests_are_steps_and_tools_of_one_response_run_together(notes: Path) -> None:
-    turn = Turn(team.boss_of(str(notes)))
+    turn = turn_of(team.boss_of(str(notes)))
     assert turn.end().output == team.EXPECTED
     tool = "boss__function_toolset__<agent>.call_tool"
     assert turn.asked == [
@@ -106,24 +56,24 @@ def test_requests_are_steps_and_tools_of_one_response_run_together(notes: Path) 
 
 
 def test_a_rerun_asks_nobody_and_ends_with_the_same_messages(notes: Path) -> None:
-    first = Turn(team.boss_of(str(notes)))
+    first = turn_of(team.boss_of(str(notes)))
     result = first.end()
     before = notes.read_text()
-    again = Turn(team.boss_of(str(notes)), first.journal)
+    again = turn_of(team.boss_of(str(notes)), first.journal)
     repeated = again.end()
     assert again.asked == [] and notes.read_text() == before
     assert repeated.all_messages() == result.all_messages() and repeated.run_id == result.run_id
 
 
 def test_a_rerun_from_anywhere_asks_for_each_thing_once(notes: Path) -> None:
-    whole = Turn(team.boss_of(str(notes)))
+    whole = turn_of(team.boss_of(str(notes)))
     result = whole.end()
     lines = sorted(notes.read_text().splitlines())
     for cut in range(1, len(whole.journal)):
         notes.write_text("")
-        first = Turn(team.boss_of(str(notes)))
+        first = turn_of(team.boss_of(str(notes)))
         assert first.end(cut - 1) is None
-        again = Turn(team.boss_of(str(notes)), first.journal)
+        again = turn_of(team.boss_of(str(notes)), first.journal)
         assert again.end().output == result.output
         assert sorted(notes.read_text().splitlines()) == lines
 
@@ -156,9 +106,9 @@ def test_structured_outputs_and_tools_that_ask_for_another_try() -> None:
             raise ModelRetry("look closer")
         return "seen"
 
-    turn = Turn(agent)
+    turn = turn_of(agent)
     assert turn.end().output == City(name="Oslo", size=7) and tries == [0, 1]
-    again = Turn(agent, turn.journal)
+    again = turn_of(agent, turn.journal)
     assert again.end().output == City(name="Oslo", size=7) and tries == [0, 1]
 
 
@@ -168,12 +118,12 @@ def test_a_model_that_fails_fails_the_step_with_its_error() -> None:
 
     agent = Agent(FunctionModel(answer), name="r", capabilities=[SnaplineDurability()])
     with pytest.raises(StepFailedError, match="ModelHTTPError: status_code: 529"):
-        Turn(agent).end()
+        turn_of(agent).end()
 
 
 def test_retries_of_steps_are_options_of_the_capability() -> None:
     agent = Agent(TestModel(), name="r", capabilities=[SnaplineDurability(model={"retries": 2, "timeout_s": 9})])
-    end: Any = Turn(agent).handler.send(None)
+    end: Any = turn_of(agent).handler.send(None)
     assert (end.work.timeout_s, len(end.work.waits_s)) == (9, 2)
 
 
@@ -192,7 +142,7 @@ def test_instructions_and_dependencies_are_the_runs_own() -> None:
     def who(ctx: Any) -> str:
         return f"you speak for {ctx.deps}"
 
-    assert Turn(agent, deps="Ada").end().output == "you speak for Ada"
+    assert turn_of(agent, deps="Ada").end().output == "you speak for Ada"
 
 
 # -- a fleet of real processes ----------------------------------------------------------------------------------------------

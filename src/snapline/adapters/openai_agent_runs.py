@@ -1,0 +1,185 @@
+"""Runs agents of the OpenAI Agents SDK inside durable turns (`run`).
+
+    clerk = agents.Agent("clerk", instructions="…", tools=[refund, look_up])
+
+    class Clerk(snapline.Agent):
+        @snapline.handler(durable=True)
+        async def on_complaint(self, message: Complaint, ctx: snapline.Context) -> None:
+            result = await run(ctx, clerk, message.text, effects=("refund",))
+            ctx.reply(Answer(result.final_output))
+
+Requests to models and function tools become steps of the turn, also those of agents to which the run is handed off. A recovery runs the
+SDK's code again and finds their results in the turn's journal. Tools of one response run at the same time (`rounds.py`). Tools named in
+`effects` are effects, which act under the key that `effect_key` returns. Tools named in `in_turn` run in the turn itself and may use it
+(`current_rounds`). An agent that is used as a tool runs as one step.
+"""
+
+import dataclasses
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+from agents import Agent, FunctionTool, Handoff, RunConfig, Runner, RunResult
+from agents.items import ModelResponse
+from agents.models.interface import Model, ModelProvider
+from pydantic import BaseModel, TypeAdapter
+
+from snapline.adapters.rounds import Rounds, current_rounds
+from snapline.adapters.sdk_requests import StepOptions, effect_key, make_request
+from snapline.agent_runtime.context import Context
+from snapline.errors import UsageError
+
+__all__ = ["StepOptions", "current_rounds", "effect_key", "run"]
+
+_responses = TypeAdapter(ModelResponse)
+
+
+async def run(
+    ctx: Context,
+    agent: Agent[Any],
+    given: Any,
+    *,
+    effects: Collection[str] = (),
+    in_turn: Collection[str] = (),
+    model: StepOptions | None = None,
+    tool: StepOptions | None = None,
+    run_config: RunConfig | None = None,
+    **options: Any,
+) -> RunResult:
+    """Run an agent of the OpenAI Agents SDK in this durable turn, and return its result.
+
+    Args:
+        given: input of the run, as for the SDK's `Runner.run`, which also takes `run_config` and the other options.
+        effects: names of tools that are effects.
+        in_turn: names of tools that run in the turn itself.
+        model, tool: options of the steps that run requests to models and to tools.
+
+    Raises:
+        StepFailedError: A request to a model failed.
+        UsageError: The turn is not durable, the agent uses MCP servers, or it waits for something outside of its tools and models.
+    """
+    names = {tool.name for each in _team_of(agent) for tool in each.tools}
+    unknown = [name for name in (*effects, *in_turn) if name not in names]
+    if unknown:
+        raise UsageError(
+            f"agent {agent.name!r} has no tool {unknown[0]!r}; its tools: {', '.join(sorted(names)) or 'none'}"
+        )
+    wrapping = _Wrapping(effects, in_turn, model or {}, tool or {})
+    config = run_config or RunConfig()
+    config = dataclasses.replace(config, model_provider=_StepModels(config.model_provider, model or {}))
+    if isinstance(config.model, Model):
+        config = dataclasses.replace(config, model=_StepModel(config.model, "model", model or {}))
+    result: RunResult = await Rounds(ctx).run(
+        lambda: Runner.run(wrapping.agent(agent), given, run_config=config, **options)
+    )
+    return result
+
+
+def _team_of(agent: Agent[Any]) -> list[Agent[Any]]:
+    """Return the agent and all agents to which it or they hand off directly."""
+    found: list[Agent[Any]] = []
+    open_agents = [agent]
+    while open_agents:
+        each = open_agents.pop()
+        if all(each is not other for other in found):
+            found.append(each)
+            open_agents += [other for other in each.handoffs if isinstance(other, Agent)]
+    return found
+
+
+class _Wrapping:
+    """Copies agents so that their requests are steps. Each agent has one copy, as agents may hand off to each other in circles."""
+
+    def __init__(
+        self, effects: Collection[str], in_turn: Collection[str], model: StepOptions, tool: StepOptions
+    ) -> None:
+        self._effects = effects
+        self._in_turn = in_turn
+        self._model_options = model
+        self._tool_options = tool
+        self._copies: dict[int, Agent[Any]] = {}
+
+    def agent(self, agent: Agent[Any]) -> Agent[Any]:
+        if id(agent) in self._copies:
+            return self._copies[id(agent)]
+        if agent.mcp_servers:
+            raise UsageError(
+                f"agent {agent.name!r} uses MCP servers, which cannot run in a durable turn: give it function tools"
+            )
+        copy = self._copies[id(agent)] = agent.clone()
+        if isinstance(agent.model, Model):
+            copy.model = _StepModel(agent.model, agent.name, self._model_options)
+        copy.tools = [self._tool(tool, agent.name) for tool in agent.tools]
+        copy.handoffs = [self._handoff(each) for each in agent.handoffs]
+        return copy
+
+    def _handoff(self, each: Any) -> Any:
+        if isinstance(each, Agent):
+            return self.agent(each)
+        assert isinstance(each, Handoff)
+        invoke = each.on_invoke_handoff
+
+        async def invoked(context: Any, arguments: str) -> Any:
+            return self.agent(await invoke(context, arguments))
+
+        return dataclasses.replace(each, on_invoke_handoff=invoked)
+
+    def _tool(self, tool: Any, owner: str) -> Any:
+        if not isinstance(tool, FunctionTool) or tool.name in self._in_turn:
+            return tool
+        invoke, name = tool.on_invoke_tool, f"{owner}/{tool.name}"
+        options: StepOptions = {**self._tool_options, "effect": tool.name in self._effects}
+
+        async def invoked(context: Any, arguments: str) -> Any:
+            rounds = current_rounds()
+            if rounds is None:
+                return await invoke(context, arguments)
+
+            async def body() -> object:
+                return _plain(await invoke(context, arguments))
+
+            return await make_request(rounds, name, body, options)
+
+        return dataclasses.replace(tool, on_invoke_tool=invoked)
+
+
+def _plain(result: Any) -> object:
+    """Return a tool's result as the SDK passes it to the model: text, or structured outputs as dictionaries."""
+    if isinstance(result, list):
+        return [_plain(each) for each in result]
+    if isinstance(result, BaseModel):
+        return result.model_dump(mode="json")
+    return result if isinstance(result, str | dict) else str(result)
+
+
+class _StepModels(ModelProvider):
+    """Provider whose models make their requests as steps."""
+
+    def __init__(self, inner: ModelProvider, options: StepOptions) -> None:
+        self._inner = inner
+        self._options = options
+
+    def get_model(self, model_name: str | None) -> Model:
+        return _StepModel(self._inner.get_model(model_name), model_name or "model", self._options)
+
+
+class _StepModel(Model):
+    """Model whose requests are steps of the turn that runs the agent."""
+
+    def __init__(self, inner: Model, name: str, options: StepOptions) -> None:
+        self._inner = inner
+        self._name = name
+        self._options = options
+
+    async def get_response(self, *arguments: Any, **options: Any) -> ModelResponse:
+        rounds = current_rounds()
+        if rounds is None:
+            return await self._inner.get_response(*arguments, **options)
+
+        async def body() -> object:
+            response = await self._inner.get_response(*arguments, **options)
+            return _responses.dump_python(response, mode="json")
+
+        return _responses.validate_python(await make_request(rounds, f"{self._name}/model", body, self._options))
+
+    def stream_response(self, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
+        raise UsageError("a streamed run cannot be repeated: run the agent in a durable turn without streaming")
