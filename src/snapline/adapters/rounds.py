@@ -70,6 +70,11 @@ class Rounds:
         self._pending.append(_Request(make, future, is_single=is_single))
         return await future
 
+    def block(self, wanted: Awaitable[_Result]) -> _Result:
+        """Wait for an awaitable of the context, and let no task go on meanwhile. Code that is no coroutine calls this method."""
+        result: _Result = self._thread.wait(wanted)
+        return result
+
     def now(self) -> datetime:
         """Return the turn's time: that of its begin or of the end of the last round."""
         return datetime.fromtimestamp(self._now_ns / 1e9, UTC)
@@ -178,6 +183,17 @@ class _RoundLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._rounds.elapsed_s()
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> "asyncio.Future[Any]":
+        """Call the function at once, because a thread's end would decide which requests are in one round."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def current_rounds() -> Rounds | None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from tests.adapters.langgraph import playing  # skips where LangGraph is not there
+from tests.adapters.turns import Turn
 
 assert playing.REASON
 
@@ -26,6 +27,7 @@ from snapline.adapters.langgraph import (
     GraphResult,
     GraphResume,
     SnaplineGraphAgent,
+    adurable,
     durable,
     graph_agent,
     graph_turn,
@@ -363,6 +365,51 @@ async def test_nodes_may_be_coroutines_in_durable_turns() -> None:
     assert (await agent.ainvoke({"said": ["hey"]}, turn()))["said"] == ["hey", "LATER", "heard 2"]
     with pytest.raises(UsageError, match="coroutines as nodes"):
         agent.invoke({"said": ["hey"]}, turn())
+
+
+async def waiting_task(state: Talk) -> dict[str, Any]:
+    name = state["said"][0]
+    if name == "1":
+        return {"said": [durable("at once", str, name)]}  # blocks the others, in the same order in each run
+    first = await adurable(f"first {name}", str, name)
+    answer = await graph_turn().acall("z", GraphInput({"of": name}), GraphResult)
+    return {"said": [first, await adurable(f"second {name}", _later_upper, answer.values["said"])]}
+
+
+async def _later_upper(text: str) -> str:
+    await asyncio.sleep(0)
+    return text.upper()
+
+
+class Waiting(SnaplineGraphAgent):
+    graph = StateGraph(Talk).add_node("task", waiting_task).add_conditional_edges(START, split, ["task"])
+
+
+def test_nodes_that_are_coroutines_wait_at_the_same_time() -> None:
+    async def handler(ctx: Context) -> Any:
+        return (await Waiting().ainvoke({"said": []}, ctx))["said"]
+
+    turn = Turn(handler, reply=GraphResult({"said": "yes"}))
+    said = turn.end()
+    others = [0, 2, 3, 4]
+    assert turn.asked == [
+        ["step at once"],
+        [f"step first {n}" for n in others],
+        ["call z"] * 4,
+        [f"step second {n}" for n in others],
+    ]
+    assert said == ["0", "YES", "1", "2", "YES", "3", "YES", "4", "YES"]
+    for length in range(1, len(turn.journal)):  # a host died at any moment: no request was made twice
+        begun = Turn(handler, reply=GraphResult({"said": "yes"}))
+        assert begun.end(length - 1) is None
+        rerun = Turn(handler, begun.journal, reply=GraphResult({"said": "yes"}))
+        assert rerun.end() == said
+        assert begun.asked + rerun.asked == turn.asked
+
+
+async def test_outside_of_a_fleet_an_asynchronous_durable_call_is_a_call() -> None:
+    assert await adurable("any", str.upper, "a") == "A"
+    assert await adurable("any", _later_upper, "a") == "A"
 
 
 class Left(SnaplineGraphAgent):

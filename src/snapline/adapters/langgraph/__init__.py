@@ -17,7 +17,7 @@ from snapline.adapters.langgraph.saver import SnaplineSaver
 if TYPE_CHECKING:
     from snapline.adapters.langgraph.graph_agent import GraphInput, GraphResult, GraphResume, SnaplineGraphAgent
     from snapline.adapters.langgraph.graph_memory import GraphMemory
-    from snapline.adapters.langgraph.graph_turns import GraphTurn, durable, graph_turn
+    from snapline.adapters.langgraph.graph_turns import GraphTurn, adurable, durable, graph_turn
 
 __all__ = [
     "GraphInput",
@@ -27,6 +27,7 @@ __all__ = [
     "GraphTurn",
     "SnaplineGraphAgent",
     "SnaplineSaver",
+    "adurable",
     "durable",
     "graph_turn",
 ]
@@ -38,6 +39,7 @@ _LATER = {
     "GraphResume": "graph_agent",
     "GraphTurn": "graph_turns",
     "SnaplineGraphAgent": "graph_agent",
+    "adurable": "graph_turns",
     "durable": "graph_turns",
     "graph_turn": "graph_turns",
 }

@@ -14,15 +14,15 @@ graph's nodes (`graph_turns.py`). LangGraph uses its own clocks and threads, so 
    then start from a different state and repeat its calls. A saver cannot choose the ids of checkpoints, because LangGraph derives the ids
    of tasks and interrupts from them before it saves a checkpoint. This module therefore patches LangGraph's two id sources once. Within a
    turn, the patched sources use ids that the turn generates. Outside of turns, the patched sources work as before.
-2. The nodes of one superstep run one after another, in the order that LangGraph defines. Nodes that are plain functions run in one thread
-   (`_run_at_submit`). Nodes that are coroutines run in the event loop of the run.
+2. The nodes of one superstep begin in the order that LangGraph defines. Nodes that are plain functions run one after another in one thread
+   (`_run_at_submit`). Nodes that are coroutines run in rounds (`rounds.py`), so they may wait at the same time.
 3. LangGraph saves only when a run ends, not during the run (`durability="exit"`).
 """
 
-import asyncio
+import contextlib
 import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
 from types import SimpleNamespace
@@ -39,6 +39,7 @@ from langgraph.types import Command
 
 from snapline.adapters.langgraph.graph_memory import MAIN, GraphMemory, GraphMemorySaver
 from snapline.adapters.langgraph.graph_turns import GraphTurn
+from snapline.adapters.rounds import Rounds
 from snapline.adapters.stepped_thread import SteppedThread
 from snapline.agent_runtime.agent import Agent, Message, OnError, agent_type, handler
 from snapline.agent_runtime.context import Context
@@ -165,8 +166,17 @@ class SnaplineGraphAgent(Agent):
             config: additional configuration for LangGraph.
             options: other options of LangGraph's `invoke`, such as `context`.
         """
-        run = self._runner(input, thread_id, config, options)
-        return contextvars.copy_context().run(run, self._turn(ctx, None))
+        if _has_coroutines(_compiled(type(self))):
+            raise UsageError(
+                f"the graph of {type(self).__qualname__} has coroutines as nodes: mark the handler "
+                "@snapline.handler(durable=True), and run it there with `await self.ainvoke(…)`"
+            )
+
+        def run() -> Any:
+            with self._playing(ctx, None, thread_id) as graph:
+                return _play(graph, input, _config(config, thread_id), options)
+
+        return contextvars.copy_context().run(run)
 
     async def ainvoke(
         self,
@@ -178,41 +188,41 @@ class SnaplineGraphAgent(Agent):
         **options: Any,
     ) -> Any:  # whatever the graph returns
         """Run the graph within a durable turn. The arguments are the same as for `invoke`. The graph's nodes may wait for `durable(…)` and
-        for the methods of `graph_turn()`."""
-        run = self._runner(input, thread_id, config, options)
-        thread = SteppedThread(lambda: run(turn))
-        turn = self._turn(ctx, thread)
+        for the methods of `graph_turn()`. Nodes that are coroutines may wait for `adurable(…)` at the same time."""
+        if _has_coroutines(_compiled(type(self))):
+            rounds = Rounds(ctx)
+
+            async def play() -> Any:
+                with self._playing(ctx, rounds, thread_id) as graph:
+                    return await graph.ainvoke(input, _config(config, thread_id), durability="exit", **options)
+
+            return await rounds.run(play)
+
+        def run() -> Any:
+            with self._playing(ctx, thread, thread_id) as graph:
+                return _play(graph, input, _config(config, thread_id), options)
+
+        thread = SteppedThread(run)
         return await thread.run()
 
     def values(self, thread_id: str = MAIN) -> dict[str, Any]:
         """Return the graph's current values (see `GraphMemory.values`)."""
         return self.state.values(thread_id, self.serde)
 
-    def _turn(self, ctx: Context, thread: SteppedThread | None) -> GraphTurn:
-        return GraphTurn(ctx, self.state, self.serde, thread)
-
-    def _runner(
-        self, input: object, thread_id: str, config: RunnableConfig | None, options: dict[str, Any]
-    ) -> Callable[[GraphTurn], Any]:
-        """Return a function that runs the graph on behalf of a turn. The function sets context variables and does not reset them."""
-        compiled, memory = _compiled(type(self)), self.state
-        play = _play_async if _has_coroutines(compiled) else _play
-
-        def run(turn: GraphTurn) -> Any:
-            if play is _play_async and not turn.may_wait:
-                raise UsageError(
-                    f"the graph of {type(self).__qualname__} has coroutines as nodes: mark the handler "
-                    "@snapline.handler(durable=True), and run it there with `await self.ainvoke(…)`"
-                )
-            turn.enter()
-            drawing.set((turn.checkpoint_id, turn.message_id))
-            saver = GraphMemorySaver(memory, self.serde)
-            try:
-                return play(compiled.copy({"checkpointer": saver}), input, _config(config, thread_id), options)
-            finally:
-                saver.settle(thread_id)
-
-        return run
+    @contextlib.contextmanager
+    def _playing(
+        self, ctx: Context, waits: SteppedThread | Rounds | None, thread_id: str
+    ) -> Iterator[Pregel[Any, Any, Any, Any]]:
+        """Return the graph with the agent's memory. The block runs the graph on behalf of the turn. It sets context variables and does not
+        reset them."""
+        turn = GraphTurn(ctx, self.state, self.serde, waits)
+        turn.enter()
+        drawing.set((turn.checkpoint_id, turn.message_id))
+        saver = GraphMemorySaver(self.state, self.serde)
+        try:
+            yield _compiled(type(self)).copy({"checkpointer": saver})
+        finally:
+            saver.settle(thread_id)
 
 
 def plain(value: Any) -> Any:
@@ -253,13 +263,6 @@ def _has_coroutines(compiled: Pregel[Any, Any, Any, Any]) -> bool:
 def _play(graph: Pregel[Any, Any, Any, Any], input: object, config: RunnableConfig, options: dict[str, Any]) -> Any:
     config["configurable"][CONFIG_KEY_RUNNER_SUBMIT] = lambda: _run_at_submit
     return graph.invoke(input, config, durability="exit", **options)
-
-
-def _play_async(
-    graph: Pregel[Any, Any, Any, Any], input: object, config: RunnableConfig, options: dict[str, Any]
-) -> Any:
-    config["max_concurrency"] = 1
-    return asyncio.run(graph.ainvoke(input, config, durability="exit", **options))
 
 
 def _config(config: RunnableConfig | None, thread_id: str) -> RunnableConfig:

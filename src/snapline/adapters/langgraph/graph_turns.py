@@ -18,6 +18,7 @@ from uuid import UUID
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from snapline.adapters.langgraph.graph_memory import GraphMemory
+from snapline.adapters.rounds import Rounds
 from snapline.adapters.stepped_thread import SteppedThread
 from snapline.agent_runtime.context import Context
 from snapline.errors import UsageError
@@ -40,32 +41,41 @@ class GraphTurn:
     """
 
     def __init__(
-        self, ctx: Context, memory: GraphMemory, serde: SerializerProtocol, thread: SteppedThread | None
+        self, ctx: Context, memory: GraphMemory, serde: SerializerProtocol, waits: SteppedThread | Rounds | None
     ) -> None:
+        """`waits` lets nodes wait. It is None in a plain turn, and of the type `Rounds` if nodes are coroutines."""
         self.ctx = ctx
         self._memory = memory
         self._serde = serde
-        self._thread = thread
-
-    @property
-    def may_wait(self) -> bool:
-        """Return whether nodes may wait, which is the case in a durable turn."""
-        return self._thread is not None
+        self._waits = waits
 
     def wait(self, wanted: Awaitable[_Result]) -> _Result:
-        """Wait for an awaitable that the context has returned, as in `turn.wait(turn.ctx.sleep(1))`, and return its result.
+        """Wait for an awaitable that the context has returned, as in `turn.wait(turn.ctx.sleep(1))`, and return its result. No other node
+        runs meanwhile.
 
         Raises:
             UsageError: the graph runs in a plain turn, which cannot wait.
         """
-        if self._thread is None:
+        if self._waits is None:
             getattr(wanted, "close", lambda: None)()
             raise UsageError(
                 f"a node of agent {self.ctx.agent!r} waits, and its graph runs in a plain turn: mark the handler "
                 "@snapline.handler(durable=True), and run the graph there with `await self.ainvoke(…)`"
             )
-        result: _Result = self._thread.wait(wanted)
+        if isinstance(self._waits, Rounds):
+            return self._waits.block(wanted)
+        result: _Result = self._waits.wait(wanted)
         return result
+
+    async def until(self, make: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Wait for an awaitable of the context, as in `await turn.until(lambda: turn.ctx.sleep(1))`, while other nodes of the same
+        superstep run and wait too. Only nodes that are coroutines call this method."""
+        assert isinstance(self._waits, Rounds), "a graph with coroutines as nodes runs in rounds"
+        return await self._waits.wait(make)
+
+    async def acall(self, agent: str, message: object, reply_type: type[_Reply], *, timeout_s: float = 60.0) -> _Reply:
+        """Call another agent as with `Context.call`, while other nodes wait too."""
+        return await self.until(lambda: self.ctx.call(agent, message, reply_type, timeout_s=timeout_s))
 
     def call(self, agent: str, message: object, reply_type: type[_Reply], *, timeout_s: float = 60.0) -> _Reply:
         """Call another agent as with `Context.call`."""
@@ -86,9 +96,16 @@ class GraphTurn:
         The result must be a value that LangGraph's serializer can encode, such as a LangChain message. If the turn is rerun, the step's
         arguments are not compared with the original ones.
         """
-        work = functools.partial(_Saving(function, self._serde), *args)
         options: dict[str, Any] = {"timeout_s": timeout_s, "heartbeat_s": heartbeat_s}
-        result = self.wait(self.ctx.step(name, work, **options, retries=retries, durability=durability))
+        work = functools.partial(_Saving(function, self._serde), *args)
+        return self._loaded(self.wait(self.ctx.step(name, work, **options, retries=retries, durability=durability)))
+
+    async def astep(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Run external I/O as a step, as `step` does, while other nodes wait too."""
+        work = functools.partial(_Saving(function, self._serde), *args)
+        return self._loaded(await self.until(lambda: self.ctx.step(name, work, **options)))
+
+    def _loaded(self, result: Any) -> Any:
         if isinstance(result, list) and len(result) == 3 and result[0] == SAVED:
             return self._serde.loads_typed((result[1], result[2]))
         return result  # the result of a stub in the simulator
@@ -134,6 +151,15 @@ def durable(name: str, function: Callable[..., Any], *args: Any, **options: Any)
     If no turn runs the graph, for example in a test of the graph alone, call the function directly.
     """
     return function(*args) if _running.get() is None else graph_turn().step(name, function, *args, **options)
+
+
+async def adurable(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call `function(*args)` as a step, as `durable` does, in a node that is a coroutine. Nodes of one superstep wait for their calls at the
+    same time."""
+    if _running.get() is None:
+        result = function(*args)
+        return await result if inspect.isawaitable(result) else result
+    return await graph_turn().astep(name, function, *args, **options)
 
 
 class _Saving:
