@@ -1,6 +1,6 @@
 """A support team of three agents that are written with Pydantic AI. They answer complaints, refund money, and ask people before large refunds.
 
-The desk looks at an order, asks the auditor and the inspector at the same time, and then refunds the price. Refunds
+The lead looks at an order, asks the auditor and the inspector at the same time, and then refunds the price. Refunds
 above 50 wait for a person. Without `model`, scripted models answer, so that the example needs no key and no network.
 
     python -m snapline.examples.payment_service payments.jsonl --port 8401
@@ -43,13 +43,13 @@ class Answer(snapline.Message):
 
 
 class Question(snapline.Message):
-    """A question of the desk to another agent about an order."""
+    """A question of the lead to another agent about an order."""
 
     order: int
 
 
 class Opinion(snapline.Message):
-    """An agent's answer to the desk's question."""
+    """An agent's answer to the lead's question."""
 
     text: str
 
@@ -60,8 +60,8 @@ class Settings(msgspec.Struct):
     model: str
 
 
-class Desk(msgspec.Struct):
-    """State of the desk. `answers` contains the answer to each order's complaint."""
+class Lead(msgspec.Struct):
+    """State of the lead. `answers` contains the answer to each order's complaint."""
 
     model: str
     service: str
@@ -74,46 +74,46 @@ def price_of(order: int) -> int:
 
 
 @functools.cache
-def desk_agent(model: str, service: str) -> pydantic_ai.Agent[int, str]:
-    """Return the desk's agent of Pydantic AI. Its dependency is the order's number."""
-    desk = pydantic_ai.Agent(
-        model or FunctionModel(_desk_script),
-        name="desk",
+def lead_agent(model: str, service: str) -> pydantic_ai.Agent[int, str]:
+    """Return the lead's agent of Pydantic AI. Its dependency is the order's number."""
+    lead = pydantic_ai.Agent(
+        model or FunctionModel(_lead_script),
+        name="lead",
         deps_type=int,
         capabilities=[SnaplineDurability(tool={"retries": 3})],
         instructions="Look at the order, ask the auditor and the inspector, refund what is due, and answer.",
     )
 
-    @desk.tool
+    @lead.tool
     def look_up(ctx: pydantic_ai.RunContext[int]) -> int:
         """Return the price of the order."""
         return price_of(ctx.deps)
 
-    @desk.tool(metadata={"snapline": False})
+    @lead.tool(metadata={"snapline": False})
     async def ask_colleague(ctx: pydantic_ai.RunContext[int], name: str) -> str:
         """Ask the "auditor" or the "inspector" for an opinion on the order."""
         rounds = current_rounds()
-        assert rounds is not None, "the desk runs in durable turns"
+        assert rounds is not None, "the lead runs in durable turns"
         opinion = await rounds.wait(lambda: rounds.ctx.call(name, Question(ctx.deps), Opinion))
         return opinion.text
 
-    @desk.tool(metadata={"snapline": False})
+    @lead.tool(metadata={"snapline": False})
     async def may_refund(ctx: pydantic_ai.RunContext[int], amount: int) -> bool:
         """Return whether the amount may be refunded. A person decides on large amounts."""
         if amount <= ALONE_MOST:
             return True
         rounds, details = current_rounds(), {"order": ctx.deps, "amount": amount}
-        assert rounds is not None, "the desk runs in durable turns"
+        assert rounds is not None, "the lead runs in durable turns"
         approval = await rounds.wait(lambda: rounds.ctx.approval(f"refund above {ALONE_MOST}", details))
         return approval.is_granted
 
-    @desk.tool(metadata={"snapline": {"effect": True}})
+    @lead.tool(metadata={"snapline": {"effect": True}})
     def refund(ctx: pydantic_ai.RunContext[int], amount: int) -> str:
         """Refund an amount to the customer."""
         receipt = pay(service, f"order-{ctx.deps}", amount, key=effect_key())
         return f"receipt {receipt.number}"
 
-    return desk
+    return lead
 
 
 @functools.cache
@@ -128,10 +128,10 @@ def colleague_agent(name: str, model: str) -> pydantic_ai.Agent[None, str]:
     )
 
 
-class SupportDesk(snapline.Agent):
+class SupportLead(snapline.Agent):
     """The agent that answers complaints."""
 
-    state: Desk
+    state: Lead
 
     async def on_start(self, ctx: snapline.Context) -> None:
         for order in range(1, self.state.complaints + 1):
@@ -140,14 +140,14 @@ class SupportDesk(snapline.Agent):
     @snapline.handler(durable=True)
     async def on_complaint(self, message: Complaint, ctx: snapline.Context) -> None:
         state, order = self.state, message.order
-        agent = desk_agent(state.model, state.service)
+        agent = lead_agent(state.model, state.service)
         result = await run(ctx, agent, f"I am not content with order {order}.", deps=order)
         state.answers[order] = result.output
         ctx.reply(Answer(order, result.output))
 
 
 class Colleague(snapline.Agent):
-    """An agent that answers the desk's questions."""
+    """An agent that answers the lead's questions."""
 
     state: Settings
 
@@ -159,8 +159,8 @@ class Colleague(snapline.Agent):
 
 
 def has_answered(count: int, cut: snapline.Cut) -> bool:
-    state = cut.states["desk"]
-    return isinstance(state, Desk) and len(state.answers) == count
+    state = cut.states["lead"]
+    return isinstance(state, Lead) and len(state.answers) == count
 
 
 def fleet(
@@ -172,7 +172,7 @@ def fleet(
     return snapline.Fleet(
         "support",
         agents={
-            "desk": SupportDesk(Desk(model, service, count)),
+            "lead": SupportLead(Lead(model, service, count)),
             "auditor": Colleague(Settings(model)),
             "inspector": Colleague(Settings(model)),
         },
@@ -182,7 +182,7 @@ def fleet(
     )
 
 
-def _desk_script(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+def _lead_script(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
     found = _results_of(messages)
     match len(messages):
         case 1:

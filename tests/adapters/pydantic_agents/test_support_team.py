@@ -41,14 +41,14 @@ async def complain(client: snapline.Client, killing: "asyncio.Future[None]") -> 
         order += 1
         while True:
             with contextlib.suppress(snapline.UnknownOutcomeError, snapline.InputRejectedError):
-                reply = await client.ask("desk", Complaint(order), f"order-{order}", reply_type=Answer)
+                reply = await client.ask("lead", Complaint(order), f"order-{order}", reply_type=Answer)
                 assert reply.message == expected(order)
                 break
     return order
 
 
 async def decide(client: snapline.Client) -> None:
-    """Grant or deny what the desk asks, as a person does who clicks on whatever is open."""
+    """Grant or deny what the lead asks, as a person does who clicks on whatever is open."""
     while True:
         with contextlib.suppress(snapline.SnaplineError):
             for each in await client.approvals():
