@@ -1,0 +1,202 @@
+"""Checks whether a fleet's code can go on from a snapshot, before the code is deployed.
+
+All states, messages and timers are decoded with the fleet's classes, and every open durable turn runs again by its journal until it waits.
+No step, effect or other request of a turn is carried out. But handlers run, so whatever they do outside by themselves happens.
+
+What the check cannot see: turns that begin after the snapshot, results that the hosts have logged since then, and plain handlers.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import msgspec
+
+from snapline.agent_runtime.agent import Agent, AgentType, agent_type
+from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.durable import SegmentEnd, TurnJournal, read_call
+from snapline.agent_runtime.fleet import Fleet, find_class, own_modules, restore_agent, revive
+from snapline.agent_runtime.migrations import plan_migration
+from snapline.agent_runtime.rollback_errors import FAILURES, RestartRequestedError, RollbackRequestedError
+from snapline.agent_runtime.sagas import fault_of_undo
+from snapline.agent_runtime.turn_environment import TurnEnvironment
+from snapline.messages.agent_commands import COMMAND_PREFIX
+from snapline.messages.payloads import CREATE, read_creation, split_message
+from snapline.storage.capture.chunking import whole_turn
+from snapline.storage.capture.decoder import PartReader
+from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.store.store import Store
+
+
+class Misfit(msgspec.Struct, frozen=True):
+    """Something in a snapshot that the fleet's code does not fit.
+
+    Attributes:
+        agent: the agent that would fail.
+        part: what does not fit: "state", "message", "timer", "turn" or "compensation".
+    """
+
+    agent: str
+    part: str
+    reason: str
+
+
+class SnapshotCheck(msgspec.Struct):
+    """Result of a check. `messages` includes timers, and `turns` is the number of open durable turns that ran again."""
+
+    epoch: int
+    agents: int = 0
+    messages: int = 0
+    turns: int = 0
+    misfits: list[Misfit] = []
+
+
+def check_snapshot(store: Store, epoch: int, fleet: Fleet) -> SnapshotCheck:
+    """Check whether the fleet's code can go on from a snapshot.
+
+    Raises:
+        NotFoundError: If the store does not contain this epoch.
+        DamagedDataError: If the snapshot is damaged.
+    """
+    manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
+    reader = store.part_reader(manifest)
+    found = SnapshotCheck(epoch)
+    classes: dict[str, AgentType] = {}
+    checkpoints = [checkpoint for checkpoint in store.read_checkpoints(manifest) if not checkpoint.is_unborn]
+    for checkpoint in checkpoints:
+        found.agents += 1
+        try:
+            agent = _revived(fleet, checkpoint, reader)
+        except Exception as error:  # the user's classes and migrations may raise anything
+            found.misfits.append(Misfit(checkpoint.agent, "state", _text(error)))
+            continue
+        known = classes[checkpoint.agent] = agent_type(type(agent))
+        _check_turn(found, fleet, _with_whole_journal(checkpoint, reader), agent, known)
+    for checkpoint in checkpoints:
+        for part, receiver, payload in _payloads_of(checkpoint):
+            if receiver in classes or payload[:1] == CREATE:
+                found.messages += 1
+                reason = _fault_of(fleet, classes.get(receiver), payload)
+                found.misfits += [Misfit(receiver, part, reason)] if reason else []
+    return found
+
+
+def _revived(fleet: Fleet, checkpoint: AgentCheckpoint, reader: PartReader) -> Agent:
+    contents = reader.read(checkpoint.agent, checkpoint.parts) if checkpoint.parts else []
+    return revive(plan_migration(find_class(fleet, checkpoint.kind), checkpoint), checkpoint, contents)[0]
+
+
+def _with_whole_journal(checkpoint: AgentCheckpoint, reader: PartReader) -> AgentCheckpoint:
+    if checkpoint.journal_part is None:
+        return checkpoint
+    (content,) = reader.read(checkpoint.agent, [checkpoint.journal_part])
+    return whole_turn(checkpoint, content)
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _payloads_of(checkpoint: AgentCheckpoint) -> Iterator[tuple[str, str, bytes]]:
+    """Yield all messages that the checkpoint contains, as (part, receiver, payload)."""
+    agent = checkpoint.agent
+    for messages in checkpoint.in_transit.values():
+        yield from (("message", agent, message.payload) for message in messages)
+    for stashed in checkpoint.stash:
+        if stashed.payload[:1] != COMMAND_PREFIX:  # an operator's command
+            yield "message", agent, stashed.payload
+    yield from (("message", parked.receiver, parked.payload) for parked in checkpoint.outbox)
+    yield from (("timer", agent, timer.payload) for timer in checkpoint.own_timers)
+
+
+def _fault_of(fleet: Fleet, known: AgentType | None, payload: bytes) -> str:
+    """Return why the receiver could not handle a message, or "". The runtime's own messages are not examined."""
+    try:
+        if payload[:1] == CREATE:
+            kind, state = read_creation(payload)
+            restore_agent(find_class(fleet, kind), state)
+            return ""
+        if known is None:
+            return ""
+        name, body = split_message(read_call(payload)[1])
+        if name.startswith("@"):
+            return ""
+        handler = known.handlers.get(name)
+        if handler is None:
+            return "" if _receives(known) else _unhandled(known, name)
+        handler.decoder.decode(body)
+    except Exception as error:  # the user's classes and migrations may raise anything
+        return f"a message does not decode: {_text(error)}"
+    return ""
+
+
+def _receives(known: AgentType) -> bool:
+    """Return whether a durable turn of the class may wait for messages that have no handler (`ctx.receive`)."""
+    functions = [
+        each for base in known.agent_class.__mro__ if base not in Agent.__mro__ for each in vars(base).values()
+    ]
+    return any("receive" in each.__code__.co_names for each in functions if isinstance(each, FunctionType))
+
+
+def _unhandled(known: AgentType, name: str) -> str:
+    return f"{known.agent_class.__qualname__} has no handler for messages of type {name!r}"
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------
+
+
+def _check_turn(
+    found: SnapshotCheck, fleet: Fleet, checkpoint: AgentCheckpoint, agent: Agent, known: AgentType
+) -> None:
+    turn, effects = checkpoint.turn, checkpoint.effects
+    if turn is None:
+        return
+    modules = own_modules(known.agent_class, fleet.compensation_modules)
+    for made in effects.made if effects is not None else ():
+        reason = fault_of_undo(made.name, made.undo, made.undo_arguments, modules) if made.undo else ""
+        found.misfits += [Misfit(checkpoint.agent, "compensation", reason)] if reason else []
+    call, payload = read_call(turn.payload)
+    name, body = split_message(payload)
+    if name.startswith("@"):  # the runtime undoes effects
+        return
+    found.turns += 1
+    handler = known.handlers.get(name)
+    if handler is None or not handler.is_durable:
+        reason = _unhandled(known, name) if handler is None else f"{handler.name} is not durable any more"
+        found.misfits.append(Misfit(checkpoint.agent, "turn", f"a turn is open, and {reason}"))
+        return
+    journal = TurnJournal(b"", turn, own_modules=modules)
+    ctx = Context(checkpoint.agent, checkpoint.incarnation, turn.sender, TurnEnvironment())
+    ctx.begin(call=call, journal=journal)
+    try:
+        message = handler.decoder.decode(body)
+        coroutine: Any = handler.function(agent, message, ctx)
+        reason = contextvars.copy_context().run(_departure, coroutine, journal)
+    except Exception as error:  # the user's classes and migrations may raise anything
+        reason = _text(error)
+    if reason:
+        found.misfits.append(Misfit(checkpoint.agent, "turn", f"{handler.name} {reason}"))
+
+
+def _departure(coroutine: Any, journal: TurnJournal) -> str:
+    """Run a turn by its journal until it waits or ends. Return how it departs from its journal, or ""."""
+    reason = ""
+    try:
+        request = coroutine.send(None)
+        if not isinstance(request, SegmentEnd):
+            reason = f"awaits a {type(request).__qualname__}, which is nothing of its context"
+    except StopIteration:
+        journal.end()
+    except (RestartRequestedError, RollbackRequestedError):
+        pass
+    except FAILURES as error:
+        reason = f"raises {_text(error)}"
+    finally:
+        with contextlib.suppress(Exception):  # a handler that refuses to close stays suspended
+            coroutine.close()
+    return f"departs from its journal: {journal.divergence}" if journal.divergence is not None else reason
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
