@@ -312,6 +312,11 @@ class TurnJournal:
         """Return whether the handler has made more requests than the journal contained at the start of this run."""
         return self._place > len(self._known)
 
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the handler has made all requests that the journal contained at the start of this run."""
+        return self._place >= len(self._known)
+
     def draw(self) -> bytes:
         """Return the next 32 random bytes."""
         self._draws += 1

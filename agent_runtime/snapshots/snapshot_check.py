@@ -8,7 +8,7 @@ What the check cannot see: turns that begin after the snapshot, results that the
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -22,10 +22,11 @@ from snapline.agent_runtime.migrations import plan_migration
 from snapline.agent_runtime.rollback_errors import FAILURES, RestartRequestedError, RollbackRequestedError
 from snapline.agent_runtime.sagas import fault_of_undo
 from snapline.agent_runtime.turn_environment import TurnEnvironment
+from snapline.errors import EncodingError
 from snapline.messages.agent_commands import COMMAND_PREFIX
 from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.storage.capture.chunking import whole_turn
-from snapline.storage.capture.decoder import PartReader
+from snapline.storage.capture.saved_values import ReadParts
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 
@@ -61,38 +62,36 @@ def check_snapshot(store: Store, epoch: int, fleet: Fleet) -> SnapshotCheck:
         DamagedDataError: If the snapshot is damaged.
     """
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
-    reader = store.part_reader(manifest)
+    return check_checkpoints(epoch, store.read_checkpoints(manifest), fleet, store.part_reader(manifest).read)
+
+
+def check_checkpoints(
+    epoch: int, checkpoints: Iterable[AgentCheckpoint], fleet: Fleet, read_parts: ReadParts
+) -> SnapshotCheck:
+    """Check whether the fleet's code can go on from the checkpoints of an epoch. `read_parts` reads what is stored outside of them."""
     found = SnapshotCheck(epoch)
     classes: dict[str, AgentType] = {}
-    checkpoints = [checkpoint for checkpoint in store.read_checkpoints(manifest) if not checkpoint.is_unborn]
-    for checkpoint in checkpoints:
+    born = [checkpoint for checkpoint in checkpoints if not checkpoint.is_unborn]
+    for checkpoint in born:
         found.agents += 1
+        contents = read_parts(checkpoint.agent, checkpoint.parts) if checkpoint.parts else []
         try:
-            agent = _revived(fleet, checkpoint, reader)
+            plan = plan_migration(find_class(fleet, checkpoint.kind), checkpoint)
+            agent = revive(plan, checkpoint, contents)[0]
         except Exception as error:  # the user's classes and migrations may raise anything
             found.misfits.append(Misfit(checkpoint.agent, "state", _text(error)))
             continue
         known = classes[checkpoint.agent] = agent_type(type(agent))
-        _check_turn(found, fleet, _with_whole_journal(checkpoint, reader), agent, known)
-    for checkpoint in checkpoints:
+        journal = checkpoint.journal_part
+        whole = checkpoint if journal is None else whole_turn(checkpoint, read_parts(checkpoint.agent, [journal])[0])
+        _check_turn(found, fleet, whole, agent, known)
+    for checkpoint in born:
         for part, receiver, payload in _payloads_of(checkpoint):
             if receiver in classes or payload[:1] == CREATE:
                 found.messages += 1
                 reason = _fault_of(fleet, classes.get(receiver), payload)
                 found.misfits += [Misfit(receiver, part, reason)] if reason else []
     return found
-
-
-def _revived(fleet: Fleet, checkpoint: AgentCheckpoint, reader: PartReader) -> Agent:
-    contents = reader.read(checkpoint.agent, checkpoint.parts) if checkpoint.parts else []
-    return revive(plan_migration(find_class(fleet, checkpoint.kind), checkpoint), checkpoint, contents)[0]
-
-
-def _with_whole_journal(checkpoint: AgentCheckpoint, reader: PartReader) -> AgentCheckpoint:
-    if checkpoint.journal_part is None:
-        return checkpoint
-    (content,) = reader.read(checkpoint.agent, [checkpoint.journal_part])
-    return whole_turn(checkpoint, content)
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -180,7 +179,8 @@ def _check_turn(
 
 
 def _departure(coroutine: Any, journal: TurnJournal) -> str:
-    """Run a turn by its journal until it waits or ends. Return how it departs from its journal, or ""."""
+    """Run a turn by its journal until it waits or ends. Return how it departs from its journal, or "". What the handler does behind its
+    journal is new, so it may also fail there."""
     reason = ""
     try:
         request = coroutine.send(None)
@@ -190,8 +190,11 @@ def _departure(coroutine: Any, journal: TurnJournal) -> str:
         journal.end()
     except (RestartRequestedError, RollbackRequestedError):
         pass
-    except FAILURES as error:
+    except EncodingError as error:  # a result that the code cannot read
         reason = f"raises {_text(error)}"
+    except FAILURES as error:
+        if not journal.is_complete:
+            reason = f"raises {_text(error)}"
     finally:
         with contextlib.suppress(Exception):  # a handler that refuses to close stays suspended
             coroutine.close()

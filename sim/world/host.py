@@ -21,7 +21,6 @@ from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.driver_interfaces import Execute, HostObserver, ObservedDriver, RunTurn
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.input_service import look_at, placed
-from snapline.agent_runtime.message_encoding import encode_ordered
 from snapline.messages.client_requests import RETRY, AskOutcome, GivenInput, InputOutcome
 from snapline.messages.host_messages import CheckpointsKnown, Directive, HostMessage
 from snapline.messages.payloads import split_message
@@ -36,7 +35,7 @@ from snapline.sim.faults.fault_executor import (
 )
 from snapline.sim.world.host_streams import HostRun, ReplicaSession, SimSession, SimTransport
 from snapline.sim.world.kernel import PIECE, SECOND_NS, SimulatedCrash
-from snapline.sim.world.steps import DrivenTurn, SimOutside, Steps, check_handler_error, may_wait
+from snapline.sim.world.steps import DrivenTurn, SimOutside, Steps, check_handler_error, may_wait, state_identity
 from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 from snapline.storage.capture.image import StateImage
@@ -232,7 +231,7 @@ class JudgeObserver(HostObserver):
         if known is not None and self._judge.replays.is_own:
             self._judge.replays.on_turn(turn.agent, known, self.turns.object_of(turn.agent))
         if may_wait(known):
-            state = encode_ordered(self.turns.object_of(turn.agent).state)
+            state = state_identity(known, self.turns.object_of(turn.agent))
             self._judge.ground_truth.effects.on_started(turn)
             self._check_approvals(turn)
             for index, found in enumerate(turn.group or [found for found in (turn.found,) if found is not None]):

@@ -25,9 +25,10 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.fleet import Stubs, stubs_of
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.message_encoding import encode_body, encode_ordered, has_one_order
 from snapline.agent_runtime.turn_environment import Heartbeats, TurnEnvironment
 from snapline.errors import SnaplineError, StoreError
 from snapline.sim.oracles.ground_truth_records import StepOutcome
@@ -527,6 +528,14 @@ def _foreign(coroutine: "Coroutine[object, None, None]") -> str:
 def may_wait(known: AgentType | None) -> bool:
     """Return whether the agent class is known to have a durable handler."""
     return known is not None and any(handler.is_durable for handler in known.handlers.values())
+
+
+def state_identity(known: AgentType | None, agent: Agent) -> bytes:
+    """Return bytes that two equal states of an agent share. The same keys in another order are another state of a dictionary, because a
+    handler may iterate over it. The order of sets does not count."""
+    if known is not None and has_one_order(known.state_type):
+        return encode_body(agent.state)
+    return encode_ordered(agent.state)
 
 
 def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
