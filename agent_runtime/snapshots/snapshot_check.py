@@ -22,7 +22,6 @@ from snapline.agent_runtime.migrations import plan_migration
 from snapline.agent_runtime.rollback_errors import FAILURES, RestartRequestedError, RollbackRequestedError
 from snapline.agent_runtime.sagas import fault_of_undo
 from snapline.agent_runtime.turn_environment import TurnEnvironment
-from snapline.errors import EncodingError
 from snapline.messages.agent_commands import COMMAND_PREFIX
 from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.storage.capture.chunking import whole_turn
@@ -190,8 +189,6 @@ def _departure(coroutine: Any, journal: TurnJournal) -> str:
         journal.end()
     except (RestartRequestedError, RollbackRequestedError):
         pass
-    except EncodingError as error:  # a result that the code cannot read
-        reason = f"raises {_text(error)}"
     except FAILURES as error:
         if not journal.is_complete:
             reason = f"raises {_text(error)}"
