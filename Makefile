@@ -196,7 +196,7 @@ test-adapters: $(STAMP)  ## sessions and checkpoints of agent frameworks in our 
 
 test-pydantic-ai: $(STAMP)  ## agents of Pydantic AI in durable turns, killed: installs Pydantic AI in an environment of its own
 	@test -x $(VENV)/pydantic-ai/bin/python || $(PYTHON) -m venv $(VENV)/pydantic-ai
-	@$(VENV)/pydantic-ai/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,pydantic-ai]'
+	@$(VENV)/pydantic-ai/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,pydantic-ai]' 'pydantic-ai-slim[mcp]'
 	@$(VENV)/pydantic-ai/bin/python -m pytest -q -m "slow or not slow" tests/adapters/pydantic_agents tests/adapters/test_rounds.py $(ARGS)
 
 test-crewai: $(STAMP)  ## the same for CrewAI, in an environment of its own: installs CrewAI (some 200 packages)

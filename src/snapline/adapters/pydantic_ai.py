@@ -81,7 +81,8 @@ class SnaplineDurability(BaseDurabilityCapability[AgentDepsT]):
         codec=JSON_CODEC,
         serialization_failure=lambda error: EncodingError(f"the turn's journal cannot keep this result: {error}"),
         unsupported_runtime_toolset_kinds=frozenset({"mcp", "dynamic"}),
-        toolset_lifecycles={"function": "enter-never", "mcp": "enter-in-durable-unit", "dynamic": "enter-never"},
+        # Each step opens its own connection to an MCP server, because a connection belongs to one event loop: steps have the host's.
+        toolset_lifecycles={"function": "enter-never", "mcp": "enter-never", "dynamic": "enter-never"},
         tool_config_key="snapline",
     )
 

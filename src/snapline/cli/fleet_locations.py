@@ -212,4 +212,4 @@ def _start_time_of(pid: int) -> int:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0
-    return 0 if fields[0] == "Z" else int(fields[19])
+    return 0 if fields[0] in "ZX" else int(fields[19])
