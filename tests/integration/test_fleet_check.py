@@ -5,11 +5,13 @@ What really happens is the oracle: the fleet then runs with the changed code.
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -86,9 +88,15 @@ def renamed(old: dict[str, object]) -> dict[str, object]:
 RUN = [sys.executable, "-m", "snapline", "run", "clerks:fleet", "--data-dir", "run", "--hosts", "1"]
 
 
+def environment() -> dict[str, str]:
+    """Python would take compiled code for that of another text of the same second and the same size."""
+    return {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 def snapline(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "snapline", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    options: dict[str, Any] = {"cwd": folder, "env": environment(), "timeout": 120}
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def check(folder: Path, *arguments: str) -> tuple[int, dict[str, object]]:
@@ -104,7 +112,10 @@ def rows(found: dict[str, object]) -> list[dict[str, str]]:
 @contextlib.contextmanager
 def started(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """Run the fleet in the background. Its processes end with it."""
-    with (folder / "said").open("wb") as said, subprocess.Popen(RUN, cwd=folder, stdout=said, stderr=said) as fleet:
+    with (
+        (folder / "said").open("wb") as said,
+        subprocess.Popen(RUN, cwd=folder, env=environment(), stdout=said, stderr=said) as fleet,
+    ):
         try:
             yield fleet
         finally:
