@@ -89,7 +89,7 @@ def load_undo(effect: str, reference: str, arguments: Sequence[bytes], own: Sequ
         return functools.partial(_unreadable, effect, reference, str(error))
 
 
-def fault_of_undo(effect: str, reference: str, arguments: Sequence[bytes], own: Sequence[str]) -> str:
+def undo_error(effect: str, reference: str, arguments: Sequence[bytes], own: Sequence[str]) -> str:
     """Return why `load_undo` finds no compensation that could be called, or "". Nothing is called."""
     loaded = load_undo(effect, reference, arguments, own)
     if not isinstance(loaded, functools.partial) or loaded.func not in (_foreign, _gone, _unreadable):

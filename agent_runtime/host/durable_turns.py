@@ -468,9 +468,8 @@ class DurableTurns:
             self._finish(agent, turn, request_place, request, DONE if request.kind == "sleep" else LATE, b"")
             return
         earlier = list(_before(agent, place))
-        if (
-            request.kind == "approval"
-        ):  # inputs are stashed without limit, because the turn can continue only with the answer
+        if request.kind == "approval":
+            # Earlier inputs are stashed without limit, because the turn can continue only with the answer.
             self._consume(agent, turn, earlier, is_stashed=True)
             reply = approvals.reply_to_taken()
             self._consume(agent, turn, [place - len(earlier)], is_stashed=False, reply=reply)

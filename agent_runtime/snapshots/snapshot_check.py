@@ -3,14 +3,15 @@
 All states, messages and timers are decoded with the fleet's classes, and every open durable turn runs again by its journal until it waits.
 No step, effect or other request of a turn is carried out. But handlers run, so whatever they do outside by themselves happens.
 
-What the check cannot see: turns that begin after the snapshot, results that the hosts have logged since then, and plain handlers.
+What the check cannot see: turns that begin after the snapshot, results that the hosts have logged since then, plain handlers, and in fleets
+with independent checkpoints the messages that senders keep.
 """
 
 import contextlib
 import contextvars
 from collections.abc import Iterable, Iterator
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -20,9 +21,14 @@ from snapline.agent_runtime.durable import SegmentEnd, TurnJournal, read_call
 from snapline.agent_runtime.fleet import Fleet, find_class, own_modules, restore_agent, revive
 from snapline.agent_runtime.migrations import plan_migration
 from snapline.agent_runtime.rollback_errors import FAILURES, RestartRequestedError, RollbackRequestedError
-from snapline.agent_runtime.sagas import fault_of_undo
+from snapline.agent_runtime.sagas import undo_error
+from snapline.agent_runtime.snapshots.snapshot_cut import (
+    deferred_messages,
+    messages_parked,
+    messages_to,
+    pending_timers,
+)
 from snapline.agent_runtime.turn_environment import TurnEnvironment
-from snapline.messages.agent_commands import COMMAND_PREFIX
 from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.storage.capture.chunking import whole_turn
 from snapline.storage.capture.saved_values import ReadParts
@@ -30,7 +36,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 
 
-class Misfit(msgspec.Struct, frozen=True):
+class Incompatibility(msgspec.Struct, frozen=True):
     """Something in a snapshot that the fleet's code does not fit.
 
     Attributes:
@@ -50,7 +56,7 @@ class SnapshotCheck(msgspec.Struct):
     agents: int = 0
     messages: int = 0
     turns: int = 0
-    misfits: list[Misfit] = []
+    incompatibilities: list[Incompatibility] = []
 
 
 def check_snapshot(store: Store, epoch: int, fleet: Fleet) -> SnapshotCheck:
@@ -78,7 +84,7 @@ def check_checkpoints(
             plan = plan_migration(find_class(fleet, checkpoint.kind), checkpoint)
             agent = revive(plan, checkpoint, contents)[0]
         except Exception as error:  # the user's classes and migrations may raise anything
-            found.misfits.append(Misfit(checkpoint.agent, "state", _text(error)))
+            found.incompatibilities.append(Incompatibility(checkpoint.agent, "state", _text(error)))
             continue
         known = classes[checkpoint.agent] = agent_type(type(agent))
         journal = checkpoint.journal_part
@@ -88,8 +94,8 @@ def check_checkpoints(
         for part, receiver, payload in _payloads_of(checkpoint):
             if receiver in classes or payload[:1] == CREATE:
                 found.messages += 1
-                reason = _fault_of(fleet, classes.get(receiver), payload)
-                found.misfits += [Misfit(receiver, part, reason)] if reason else []
+                reason = _message_error(fleet, classes.get(receiver), payload)
+                found.incompatibilities += [Incompatibility(receiver, part, reason)] if reason else []
     return found
 
 
@@ -98,17 +104,16 @@ def check_checkpoints(
 
 def _payloads_of(checkpoint: AgentCheckpoint) -> Iterator[tuple[str, str, bytes]]:
     """Yield all messages that the checkpoint contains, as (part, receiver, payload)."""
-    agent = checkpoint.agent
-    for messages in checkpoint.in_transit.values():
-        yield from (("message", agent, message.payload) for message in messages)
-    for stashed in checkpoint.stash:
-        if stashed.payload[:1] != COMMAND_PREFIX:  # an operator's command
-            yield "message", agent, stashed.payload
-    yield from (("message", parked.receiver, parked.payload) for parked in checkpoint.outbox)
-    yield from (("timer", agent, timer.payload) for timer in checkpoint.own_timers)
+    for found in (messages_to, messages_parked, deferred_messages):
+        yield from (("message", each.receiver, cast(bytes, each.message)) for each in found(checkpoint, _undecoded))
+    yield from (("timer", each.agent, cast(bytes, each.message)) for each in pending_timers(checkpoint, _undecoded))
 
 
-def _fault_of(fleet: Fleet, known: AgentType | None, payload: bytes) -> str:
+def _undecoded(receiver: str, payload: bytes) -> tuple[str, object]:
+    return "", payload
+
+
+def _message_error(fleet: Fleet, known: AgentType | None, payload: bytes) -> str:
     """Return why the receiver could not handle a message, or "". The runtime's own messages are not examined."""
     try:
         if payload[:1] == CREATE:
@@ -152,8 +157,8 @@ def _check_turn(
         return
     modules = own_modules(known.agent_class, fleet.compensation_modules)
     for made in effects.made if effects is not None else ():
-        reason = fault_of_undo(made.name, made.undo, made.undo_arguments, modules) if made.undo else ""
-        found.misfits += [Misfit(checkpoint.agent, "compensation", reason)] if reason else []
+        reason = undo_error(made.name, made.undo, made.undo_arguments, modules) if made.undo else ""
+        found.incompatibilities += [Incompatibility(checkpoint.agent, "compensation", reason)] if reason else []
     call, payload = read_call(turn.payload)
     name, body = split_message(payload)
     if name.startswith("@"):  # the runtime undoes effects
@@ -162,7 +167,7 @@ def _check_turn(
     handler = known.handlers.get(name)
     if handler is None or not handler.is_durable:
         reason = _unhandled(known, name) if handler is None else f"{handler.name} is not durable any more"
-        found.misfits.append(Misfit(checkpoint.agent, "turn", f"a turn is open, and {reason}"))
+        found.incompatibilities.append(Incompatibility(checkpoint.agent, "turn", f"a turn is open, and {reason}"))
         return
     journal = TurnJournal(b"", turn, own_modules=modules)
     ctx = Context(checkpoint.agent, checkpoint.incarnation, turn.sender, TurnEnvironment())
@@ -170,15 +175,15 @@ def _check_turn(
     try:
         message = handler.decoder.decode(body)
         coroutine: Any = handler.function(agent, message, ctx)
-        reason = contextvars.copy_context().run(_departure, coroutine, journal)
+        reason = contextvars.copy_context().run(_divergence, coroutine, journal)
     except Exception as error:  # the user's classes and migrations may raise anything
         reason = _text(error)
     if reason:
-        found.misfits.append(Misfit(checkpoint.agent, "turn", f"{handler.name} {reason}"))
+        found.incompatibilities.append(Incompatibility(checkpoint.agent, "turn", f"{handler.name} {reason}"))
 
 
-def _departure(coroutine: Any, journal: TurnJournal) -> str:
-    """Run a turn by its journal until it waits or ends. Return how it departs from its journal, or "". What the handler does behind its
+def _divergence(coroutine: Any, journal: TurnJournal) -> str:
+    """Run a turn by its journal until it waits or ends. Return how it diverges from its journal, or "". What the handler does behind its
     journal is new, so it may also fail there."""
     reason = ""
     try:
@@ -195,7 +200,7 @@ def _departure(coroutine: Any, journal: TurnJournal) -> str:
     finally:
         with contextlib.suppress(Exception):  # a handler that refuses to close stays suspended
             coroutine.close()
-    return f"departs from its journal: {journal.divergence}" if journal.divergence is not None else reason
+    return f"diverges from its journal: {journal.divergence}" if journal.divergence is not None else reason
 
 
 def _text(error: BaseException) -> str:

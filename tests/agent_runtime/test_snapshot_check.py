@@ -32,7 +32,7 @@ class Counter(snapline.Agent):
 
 @pytest.mark.parametrize(
     ("result", "reason"),
-    [(1, ""), (2, ""), ("one", "on_note departs from its journal: entry 1")],
+    [(1, ""), (2, ""), ("one", "on_note diverges from its journal: entry 1")],
 )
 def test_a_turn_may_fail_behind_its_journal_and_not_in_it(result: Any, reason: str) -> None:
     entry = JournalEntry("step", "count", b"", DONE, encode_result("count", result))
@@ -40,4 +40,4 @@ def test_a_turn_may_fail_behind_its_journal_and_not_in_it(result: Any, reason: s
     fleet = snapline.Fleet("counters", agents={"a": Counter(State())})
     found = check_checkpoints(1, [saved(Counter, State(), saved_turn=turn)], fleet, lambda agent, parts: [])
     assert [found.agents, found.turns] == [1, 1]
-    assert [misfit.reason[: len(reason)] for misfit in found.misfits] == ([reason] if reason else []), found
+    assert [each.reason[: len(reason)] for each in found.incompatibilities] == ([reason] if reason else []), found

@@ -106,7 +106,7 @@ def check(folder: Path, *arguments: str) -> tuple[int, dict[str, object]]:
 
 
 def rows(found: dict[str, object]) -> list[dict[str, str]]:
-    return msgspec.convert(found["misfits"], list[dict[str, str]])
+    return msgspec.convert(found["incompatibilities"], list[dict[str, str]])
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-MISFITS = {
+CHANGES = {
     "another step": (
         ('ctx.step("price"', 'ctx.step("cost"'),
         "turn",
@@ -191,14 +191,14 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize("name", MISFITS)
+@pytest.mark.parametrize("name", CHANGES)
 def test_the_check_names_what_does_not_fit(stopped: Path, name: str) -> None:
-    change, part, reason = MISFITS[name]
+    change, part, reason = CHANGES[name]
     written(stopped, change)
     code, found = check(stopped)
-    misfits = [each for each in rows(found) if each["part"] == part]
-    assert code == 2 and [each["agent"] for each in misfits] == ["clerk"]
-    assert reason in misfits[0]["reason"], misfits
+    incompatible = [each for each in rows(found) if each["part"] == part]
+    assert code == 2 and [each["agent"] for each in incompatible] == ["clerk"]
+    assert reason in incompatible[0]["reason"], incompatible
 
 
 FITTING = {
@@ -242,7 +242,7 @@ def copied(stopped: Path, folder: Path) -> Path:
 
 def test_a_fleet_refuses_code_that_cannot_read_its_states(stopped: Path, tmp_path: Path) -> None:
     folder = copied(stopped, tmp_path)
-    change, _, reason = MISFITS["another field of the state"]
+    change, _, reason = CHANGES["another field of the state"]
     written(folder, change)
     done = snapline(folder, *RUN[3:])
     assert done.returncode != 0 and reason in done.stderr
@@ -252,7 +252,7 @@ def test_a_turn_stands_with_code_from_which_it_departs_and_goes_on_with_code_tha
     stopped: Path, tmp_path: Path
 ) -> None:
     folder = copied(stopped, tmp_path)
-    change, _, reason = MISFITS["another step"]
+    change, _, reason = CHANGES["another step"]
     written(folder, change)
     with started(folder):
         while reason not in snapline(folder, "status", "--data-dir", "run", "-o", "json").stdout:

@@ -29,7 +29,7 @@ def test_code_fits_the_snapshots_that_it_has_taken(pattern: str, monkeypatch: py
     def check_both(judge: Judge, t_ns: int, cut: Any, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
         check_epoch(judge, t_ns, cut, checkpoints)
         found = check_checkpoints(cut.epoch, checkpoints.values(), judge._fleet, _no_parts)
-        assert found.misfits == []
+        assert found.incompatibilities == []
         seen.update(agents=found.agents, messages=found.messages, turns=found.turns)
 
     monkeypatch.setattr(Judge, "_check_epoch", check_both)

@@ -81,7 +81,7 @@ class SnaplineDurability(BaseDurabilityCapability[AgentDepsT]):
         codec=JSON_CODEC,
         serialization_failure=lambda error: EncodingError(f"the turn's journal cannot keep this result: {error}"),
         unsupported_runtime_toolset_kinds=frozenset({"mcp", "dynamic"}),
-        # Each step opens its own connection to an MCP server, because a connection belongs to one event loop: steps have the host's.
+        # Each step opens its own connection to an MCP server: the run would close a shared one in another event loop than that of the steps.
         toolset_lifecycles={"function": "enter-never", "mcp": "enter-never", "dynamic": "enter-never"},
         tool_config_key="snapline",
     )

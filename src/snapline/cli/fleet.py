@@ -137,14 +137,14 @@ def check(
         agents=len(loaded.agents),
         classes=classes,
     )
-    misfits = 0
+    incompatibilities = 0
     if place.store is not None or place.data_dir is not None:
         store = place.open()
         with contextlib.redirect_stdout(sys.stderr):  # handlers may print
             checked = check_snapshot(store, store.resolve(snapshot), loaded)
-        result["snapshot"], misfits = msgspec.to_builtins(checked), len(checked.misfits)
+        result["snapshot"], incompatibilities = msgspec.to_builtins(checked), len(checked.incompatibilities)
     display.printer().result(result, _show)
-    if misfits:
+    if incompatibilities:
         raise typer.Exit(UsageError.exit_code)
 
 
@@ -166,12 +166,14 @@ def _show(result: Document, tables: DocumentTables) -> None:
 
 def _show_snapshot(checked: Document, tables: DocumentTables) -> None:
     counts = [count(integer_of(checked, name), name[:-1]) for name in ("agents", "messages", "turns")]
-    misfits = rows_of(checked, "misfits")
-    fits = "does not fit" if misfits else "fits"
+    incompatibilities = rows_of(checked, "incompatibilities")
+    fits = "does not fit" if incompatibilities else "fits"
     tables.line()
     tables.line(f"snapshot {checked.get('epoch')} {fits}: checked {', '.join(counts)}")
-    if misfits:
-        tables.table(("AGENT", "PART", "REASON"), [(x.get("agent"), x.get("part"), x.get("reason")) for x in misfits])
+    if incompatibilities:
+        tables.table(
+            ("AGENT", "PART", "REASON"), [(x.get("agent"), x.get("part"), x.get("reason")) for x in incompatibilities]
+        )
 
 
 def _handles(row: Document) -> str:
