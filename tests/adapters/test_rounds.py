@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.agent_runtime.test_durable import SEED, Clock, Quote, Told
+from tests.adapters.turns import Answer, Turn, answered
+from tests.agent_runtime.test_durable import Quote, Told
 
 from snapline.adapters.rounds import Rounds, current_rounds
-from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import DONE, GROUP_MAX, SegmentEnd, TurnJournal, encode_result
+from snapline.agent_runtime.durable import GROUP_MAX, encode_result
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.errors import StepFailedError, UsageError
-from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
+from snapline.storage.packs.checkpoint import JournalEntry
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
-Answer = Callable[[JournalEntry], Any]
 
 
 def rounds() -> Rounds:
@@ -33,35 +32,9 @@ async def step(name: str) -> Any:
     return await rounds().wait(lambda: rounds().ctx.step(name, int))
 
 
-class Run:
-    """A turn that runs `main`, and what it has asked."""
-
-    def __init__(self, main: Main, begun: SavedTurn | None = None) -> None:
-        self.ctx = Context("a", 1, "z", Clock())
-        self.ctx.begin(journal=TurnJournal(SEED, begun))
-        self.handler: Any = Rounds(self.ctx).run(main)
-        self.asked: list[list[str]] = []
-        self.journal: list[JournalEntry] = []
-
-    def end(self, answer: Answer = lambda entry: entry.name) -> Any:
-        """Answer all requests until the turn ends; returns its result."""
-        found: Any = None
-        while True:
-            try:
-                end = self.handler.send(found)
-            except StopIteration as over:
-                return over.value
-            assert isinstance(end, SegmentEnd)
-            requests = end.members or [end.waits]
-            self.asked.append([f"{each.kind} {each.name}".strip() for each in requests])
-            entries = [_answered(each, answer(each)) for each in requests]
-            self.journal += [*end.entries, *entries]
-            found = entries if end.members else entries[0]
-
-
-def _answered(request: JournalEntry, value: Any) -> JournalEntry:
-    result = value if isinstance(value, bytes) else encode_result(request.name, value)
-    return JournalEntry(request.kind, request.name, request.digest, DONE, result)
+def turn_of(main: Main, journal: Any = None, answer: Answer = lambda entry: entry.name) -> Turn:
+    """A turn that runs `main`."""
+    return Turn(lambda ctx: Rounds(ctx).run(main), journal, answer=answer)
 
 
 async def worker(name: str, count: int) -> list[Any]:
@@ -74,7 +47,7 @@ async def two_and_a_rest() -> list[Any]:
 
 
 def test_all_that_tasks_wait_for_is_one_group_in_the_order_of_the_requests() -> None:
-    run = Run(two_and_a_rest)
+    run = turn_of(two_and_a_rest)
     assert run.end() == [["a0", "a1", "a2"], ["b0"], ["c0", "c1"], "last"]
     assert run.asked == [*(["step a0", "step b0", "step c0"], ["step a1", "step c1"], ["step a2"], ["step last"])]
 
@@ -86,14 +59,14 @@ def test_a_rerun_from_anywhere_asks_only_for_what_is_missing(data: st.DataObject
     async def main() -> list[Any]:
         return list(await asyncio.gather(*[worker(f"w{n}-", count) for n, count in enumerate(counts)]))
 
-    whole = Run(main)
+    whole = turn_of(main)
     result = whole.end()
     cut = data.draw(st.integers(0, len(whole.journal)))
-    again = Run(main, SavedTurn("message", "z", b"", SEED, "", whole.journal[:cut]))
+    again = turn_of(main, whole.journal[:cut])
     assert again.end() == result
     kept = sum(entry.kind == "step" for entry in whole.journal[:cut])
     assert len([each for asked in again.asked for each in asked]) >= sum(counts) - kept
-    finished = Run(main, SavedTurn("message", "z", b"", SEED, "", whole.journal))
+    finished = turn_of(main, whole.journal)
     assert finished.end() == result and finished.asked == []
 
 
@@ -111,8 +84,8 @@ def test_time_passes_only_by_sleeps_of_the_turn() -> None:
         times.append(loop.time())
         return times
 
-    run = Run(main)
-    assert run.end(lambda entry: b"" if entry.kind == "sleep" else entry.name) == [0.0, 2.0, 3.0]
+    run = turn_of(main, answer=lambda entry: b"" if entry.kind == "sleep" else entry.name)
+    assert run.end() == [0.0, 2.0, 3.0]
     assert run.asked == [["step slow"], ["sleep"], ["sleep"], ["sleep"]]
 
 
@@ -120,11 +93,11 @@ def test_an_error_reaches_the_task_that_asked() -> None:
     async def main() -> list[object]:
         return list(await asyncio.gather(step("good"), step("bad"), return_exceptions=True))
 
-    run = Run(main)
+    run = turn_of(main)
     found: Any = run.handler.send(None)
     failed = JournalEntry("step", "bad", b"", "failed", encode_result("bad", ["ValueError", "no"]))
     with pytest.raises(StopIteration) as over:
-        run.handler.send([_answered(found.members[0], 5), failed])
+        run.handler.send([answered(found.members[0], 5), failed])
     good, bad = over.value.value
     assert good == 5 and isinstance(bad, StepFailedError) and bad.reason == "no"
 
@@ -136,9 +109,9 @@ def test_calls_and_effects_are_requests_too() -> None:
         pay = rounds().wait(lambda: ctx.effect("pay", str), is_single=True)
         return list(await asyncio.gather(step("x"), call, pay, step("y")))
 
-    run = Run(main)
     answer = {"call": encode_message(Told(7))}
-    found = run.end(lambda entry: answer.get(entry.kind, entry.name))
+    run = turn_of(main, answer=lambda entry: answer.get(entry.kind, entry.name))
+    found = run.end()
     assert found == ["x", Told(7), "pay", "y"]
     assert run.asked == [["step x", "call b"], ["effect pay"], ["step y"]]
 
@@ -147,7 +120,7 @@ def test_more_than_a_group_takes_comes_in_several() -> None:
     async def main() -> int:
         return len(await asyncio.gather(*[step(f"s{n}") for n in range(GROUP_MAX + 3)]))
 
-    run = Run(main)
+    run = turn_of(main)
     assert run.end() == GROUP_MAX + 3
     assert [len(asked) for asked in run.asked] == [GROUP_MAX, 3]
 
@@ -157,7 +130,7 @@ def test_a_wait_for_something_else_is_refused_in_a_sentence() -> None:
         await asyncio.get_running_loop().create_future()
 
     with pytest.raises(UsageError, match="waits for a thread or the network: do that in a tool, or in a step"):
-        Run(main).end()
+        turn_of(main).end()
 
 
 def test_the_thread_and_all_tasks_end_when_the_turn_is_undone() -> None:
@@ -175,7 +148,7 @@ def test_the_thread_and_all_tasks_end_when_the_turn_is_undone() -> None:
         finally:
             ended.append("main")
 
-    run = Run(main)
+    run = turn_of(main)
     run.handler.send(None)
     before = {thread.name for thread in threading.enumerate()}
     assert "snapline-stepped" in before

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -115,6 +116,24 @@ class Running:
                     raise
         assert ending.outcome == "stopped", f"{ending}; {self.whereabouts()}"
         return ending
+
+    async def end_killed(self, kills: int, chosen: random.Random, pause_s: float) -> Ending:
+        """Kill a host at random so many times, each up to `pause_s` after the fleet runs again, and wait until it has ended by itself. It may
+        end before all kills."""
+        ending = asyncio.create_task(self.end())
+        try:
+            for _ in range(kills):
+                running = asyncio.create_task(self.until(lambda now: now.phase != "recovering"))
+                await asyncio.wait([ending, running], return_when=asyncio.FIRST_COMPLETED)
+                running.cancel()
+                await asyncio.wait([ending], timeout=chosen.random() * pause_s)
+                if ending.done():
+                    break
+                with contextlib.suppress(SnaplineError, ProcessLookupError, KeyError):
+                    self.local.kill(chosen.choice(self.local.hosts))
+            return await ending
+        finally:
+            ending.cancel()
 
     async def end_by_hand(self, limit_s: float = LIMIT_S) -> Ending:
         """The same for a fleet without triggers: take snapshots until its predicate holds in one."""

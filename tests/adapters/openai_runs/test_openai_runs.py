@@ -1,7 +1,5 @@
 """Agents of the OpenAI Agents SDK in durable turns: what a recovery runs again, and what it finds."""
 
-import asyncio
-import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from tests.adapters.openai_runs import desk
 
 from snapline.adapters.openai_agent_runs import run
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
-from snapline.errors import SnaplineError, StepFailedError, UsageError
+from snapline.errors import StepFailedError, UsageError
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(240)]
 
@@ -92,15 +90,10 @@ def test_unknown_tools_and_servers_are_refused_in_a_sentence(notes: Path) -> Non
 
 @pytest.mark.parametrize("recovery", ["global", "local"])
 async def test_a_desk_that_is_killed_answers_the_same_and_pays_once(tmp_path: Path, notes: Path, recovery: str) -> None:
-    data_dir, chosen = tmp_path / "data", random.Random(7)
+    data_dir = tmp_path / "data"
     arguments = {"notes": str(notes), "recovery": recovery}
     async with running(data_dir, FLEET, arguments, hosts=2) as fleet:
-        for _ in range(6):
-            await fleet.until(lambda now: now.phase != "recovering")
-            await asyncio.sleep(chosen.random() * 0.3)
-            with contextlib.suppress(SnaplineError, ProcessLookupError, KeyError):
-                fleet.local.kill(chosen.choice(["h1", "h2"]))
-        await fleet.end()
+        await fleet.end_killed(6, random.Random(7), 0.3)
     store = store_of(data_dir)
     state = load_cut(store, store.epochs()[-1], desk.fleet(**arguments)).states["desk"]
     assert isinstance(state, desk.Book) and state.answers == [desk.EXPECTED]

@@ -1,6 +1,5 @@
 """Tools of an MCP server in durable turns of Pydantic AI's agents."""
 
-import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -46,15 +45,11 @@ def test_a_rerun_from_anywhere_calls_each_tool_once(tmp_path: Path) -> None:
 
 
 async def test_a_fleet_whose_host_is_killed_hears_the_same_of_its_server(tmp_path: Path) -> None:
-    notes, chosen = tmp_path / "notes", random.Random(3)
+    notes = tmp_path / "notes"
     notes.touch()
     name, arguments = "tests.adapters.pydantic_agents.shop:fleet", {"notes": str(notes)}
     async with running(tmp_path / "data", name, arguments, hosts=1) as fleet:
-        for _ in range(KILLS):
-            await fleet.until(lambda now: now.phase == "running")
-            await asyncio.sleep(chosen.random())
-            fleet.local.kill("h1")
-        await fleet.end()
+        await fleet.end_killed(KILLS, random.Random(3), 1.0)
     store = store_of(tmp_path / "data")
     state = load_cut(store, store.epochs()[-1], shop.fleet(**arguments)).states["buyer"]
     assert isinstance(state, shop.Memory) and state.answers == [shop.EXPECTED]

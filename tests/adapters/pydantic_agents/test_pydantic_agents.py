@@ -1,7 +1,5 @@
 """Agents of Pydantic AI in durable turns: what a recovery runs again, what it finds, and what it costs nobody."""
 
-import asyncio
-import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +23,7 @@ from tests.adapters.pydantic_agents import team
 
 from snapline.adapters.pydantic_ai import SnaplineDurability, effect_key, run
 from snapline.agent_runtime.snapshots.snapshot_cut import load_cut
-from snapline.errors import SnaplineError, StepFailedError
+from snapline.errors import StepFailedError
 
 pytestmark = [pytest.mark.pydantic_ai, pytest.mark.timeout(240)]
 
@@ -152,16 +150,11 @@ KILLS = 6
 
 @pytest.mark.parametrize("recovery", ["global", "local"])
 async def test_a_team_that_is_killed_reports_the_same_and_pays_once(tmp_path: Path, notes: Path, recovery: str) -> None:
-    data_dir, chosen = tmp_path / "data", random.Random(7)
+    data_dir = tmp_path / "data"
     arguments = {"notes": str(notes), "recovery": recovery}
     name = "tests.adapters.pydantic_agents.team:fleet"
     async with running(data_dir, name, arguments, hosts=2) as fleet:
-        for _ in range(KILLS):
-            await fleet.until(lambda now: now.phase != "recovering")
-            await asyncio.sleep(chosen.random() * 0.3)
-            with contextlib.suppress(SnaplineError, ProcessLookupError, KeyError):
-                fleet.local.kill(chosen.choice(["h1", "h2"]))
-        await fleet.end()
+        await fleet.end_killed(KILLS, random.Random(7), 0.3)
     store = store_of(data_dir)
     state = load_cut(store, store.epochs()[-1], team.fleet(**arguments)).states["boss"]
     assert isinstance(state, team.Memory) and state.reports == [team.EXPECTED]
