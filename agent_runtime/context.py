@@ -419,6 +419,11 @@ class Context:
         call = functools.partial(function, *args) if args else function
         work = step_work(name, call, timeout_s, heartbeat_s, retries, durability)
         if self._journal is None:
+            if self._world.has_all_answers:
+                raise UsageError(
+                    f"step {name!r} is in a plain turn, which records nothing, and the fleet runs on recorded answers only: mark the handler "
+                    "@snapline.handler(durable=True)"
+                )
             return await run_step(self._world, name, work)
         name = plain_name("a step", name)
         entry = await self._wait("step", name, argument_digest(name, args), work=work)
@@ -743,4 +748,5 @@ class Context:
             *(self.agent, self.incarnation, self._sends, rare.timers, rare.cancelled, list(rare.spawns.values())),
             *(self._stops, rare.wants_checkpoint, reply or b"", rare.outputs),
             is_durable=is_durable,
+            entries=self._journal.entries if self._journal is not None else [],
         )

@@ -107,9 +107,9 @@ class LoggedSteps:
         group, `earlier` contains the requests of the group's steps before it.
 
         For effects, the result is always None. The core looks up the results of effects itself, because several turns may share one effect
-        (`host/host_effects.py`).
+        (`host/host_effects.py`). A logged answer to an approval is not adopted either, since it comes again as an input.
         """
-        if kind == EFFECT:
+        if kind in (EFFECT, "approval"):
             return None
         prefix = rolled(self._prefix, earlier) if place in self._by_place else b""
         for logged_entry in reversed(self._by_place.get(place, ())):  # the last entry comes from the newest run
@@ -460,6 +460,11 @@ class TurnJournal:
             self.divergence = self.divergence or DivergenceError(message)
             raise self.divergence from error
 
+    @property
+    def entries(self) -> list[JournalEntry]:
+        """Requests since the last wait, whose results were available immediately."""
+        return self._fresh
+
     def end(self) -> None:
         """End the journal after the handler has returned. If the journal contains further entries, record a divergence."""
         if self.divergence is None and self._place < len(self._known):
@@ -691,7 +696,12 @@ def encode_error(error: BaseException) -> bytes:
         reason = str(error)
     except Exception:  # the error's own class may raise anything
         reason = "it does not say why"
-    return encode_body([type(error).__name__, reason[:REASON_CHARACTERS_MAX].encode(errors="replace").decode()])
+    return encode_failure(type(error).__name__, reason)
+
+
+def encode_failure(name: str, reason: str) -> bytes:
+    """Encode the failure of a step: the name of the error's class, and its text."""
+    return encode_body([name, reason[:REASON_CHARACTERS_MAX].encode(errors="replace").decode()])
 
 
 def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) -> Any:  # the function's own result

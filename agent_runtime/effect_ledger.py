@@ -19,12 +19,15 @@ from snapline.messages.effect_records import (
     INTENT,
     LEFT,
     NOT_DONE,
+    RECORDED,
     EffectRecord,
     UnfinishedEffect,
 )
 from snapline.storage.packs.checkpoint import MadeEffect
 
-Fate = Literal["waiting", "open", "in doubt", "needs people", "done", "failed", "compensated", "left", "undone"]
+Fate = Literal[
+    "waiting", "open", "in doubt", "needs people", "done", "failed", "compensated", "left", "undone", "recorded"
+]
 
 UNSETTLED: tuple[Fate, ...] = ("needs people", "in doubt", "failed", "left", "open", "waiting")
 """Fates that may need an operator's attention, with the most urgent first."""
@@ -43,7 +46,8 @@ class Effect(msgspec.Struct, frozen=True):
         outside_key: key that is passed to the external service.
         fate: state of the effect. The state is "open" (requested, and possibly called), "done", "failed" (the function raised an error, but
             the effect may have been performed), "compensated", "left" (certainly or possibly performed in a turn that failed permanently,
-            and not undone) or "undone" (the fleet was rolled back to a time before the request, and the effect was not called). A running
+            and not undone), "undone" (the fleet was rolled back to a time before the request, and the effect was not called) or "recorded" (the
+            fleet has taken the outcome from recorded answers, and has called nobody). A running
             fleet also reports "waiting" (not called yet, because the intent is not released), "in doubt" (an earlier incarnation of the
             agent may have called the effect, and the current incarnation probes or calls it again) and "needs people" (the agent waits
             until an operator reports whether the effect was performed).
@@ -153,6 +157,8 @@ def _requested_effect(word: Output, record: EffectRecord, known: Effect | None) 
 def _fate_of(stage: str) -> Fate:
     if stage == DONE:
         return "done"
+    if stage == RECORDED:
+        return "recorded"
     assert stage in (FAILED, LEFT), stage
     return "failed" if stage == FAILED else "left"
 

@@ -105,6 +105,8 @@ class Fleet:
             Final answers and effects wait for a commit, not for a snapshot.
         compensation_modules: modules or packages whose functions may serve as compensations of effects, in addition to the packages of the
             agents' classes. A compensation in any other module is never called, even if data in the store refers to it.
+        keep_answers: whether the results of steps and effects, and decisions on approvals, stay in the store as long as there is a snapshot
+            from which they can be used (`snapline answers`). Otherwise they go with the host logs, when no recovery needs them.
 
     Raises:
         FleetDefinitionError: If the definition is invalid.
@@ -127,6 +129,7 @@ class Fleet:
         busy_limit_s: float | None = BUSY_LIMIT_S,
         recovery: str = GLOBAL,
         compensation_modules: Iterable[str] = (),
+        keep_answers: bool = False,
     ) -> None:
         self.name = check_id(name, "fleet")
         self.agents = dict(agents)
@@ -144,6 +147,7 @@ class Fleet:
         self.busy_limit_s = busy_limit_s
         self.recovery = recovery
         self.compensation_modules = _modules_of(compensation_modules)
+        self.keep_answers = keep_answers
         self.classes: dict[str, type[Agent]] = {}  # cache by kind, unbounded since even a large fleet has few kinds
         self._check()
 

@@ -139,8 +139,13 @@ IN_THREAD: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("
 
 
 class TurnEnvironment:
-    """Provides clocks, random numbers and external calls to handlers. The simulator substitutes its own environment."""
+    """Provides clocks, random numbers and external calls to handlers. The simulator substitutes its own environment.
 
+    Attributes:
+        has_all_answers: whether the fleet runs on recorded answers only, so that nothing outside may be asked.
+    """
+
+    has_all_answers = False
     _handler_threads: asyncio.Semaphore | None = None
 
     def now_ns(self) -> int:

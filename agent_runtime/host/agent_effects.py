@@ -185,6 +185,14 @@ class AgentEffects:
         self.drop_open_effect()
         self._forget(ended_ns)
 
+    def record(self, intent: EffectIntent, digest: bytes, result: bytes) -> None:
+        """Remember an effect that another fleet has performed. A generated key belongs to its turn, and is not remembered."""
+        key, generation = self.identity(intent)
+        if not key.startswith(GENERATED_KEY_PREFIX):
+            self.keys.pop(key, None)
+            self.keys[key] = KnownEffect(key, generation, digest, DONE, result, intent.arguments, intent.asked_ns)
+            self._forget(intent.asked_ns)
+
     def _undone(self, opened: OpenEffect) -> None:
         key = opened.undoes
         known = self.keys.get(key)

@@ -114,6 +114,12 @@ def _decision(agent: LocalAgent, approval: str) -> ApprovalDecision | None:
     return next((each for each in decided if each.id == approval), None)
 
 
+def of_entry(approval: str, result: bytes, sender: str) -> ApprovalDecision:
+    """Return the decision in the journal entry of an approval that has not expired."""
+    is_granted, _ = msgspec.msgpack.decode(result, type=tuple[bool, str])
+    return ApprovalDecision(approval, is_granted, sender.removeprefix("@"))
+
+
 def of_answer(answer: ApprovalAnswer, sender: str) -> ApprovalDecision:
     """Return the decision that an answer makes. `sender` is "@" followed by the name of its author."""
     return ApprovalDecision(answer.id, answer.is_granted, sender.removeprefix("@"))

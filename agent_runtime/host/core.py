@@ -97,6 +97,7 @@ class HostCore:
         trace_every: int = 0,
         is_watched: bool = False,
         is_local: bool = False,
+        keeps_answers: bool = False,
     ) -> None:
         """Construct each component with the components below it, and then connect it to the components above it.
 
@@ -105,8 +106,10 @@ class HostCore:
             trace_every: every N-th message of each channel is traced, or none if this is 0.
             is_watched: whether an observer needs `LoggedMessageSent` commands.
             is_local: whether the fleet has `recovery="local"`.
+            keeps_answers: whether the fleet keeps the answers of the outside world.
         """
         self.shared = shared = HostState(host, trace_every=trace_every, is_watched=is_watched, is_local=is_local)
+        shared.keeps_answers = keeps_answers
         self.agents, self.peers = shared.agents, shared.peers
         failures = HostFailures(shared)
         self.links = links = HostLinks(shared)

@@ -47,6 +47,7 @@ from snapline.agent_runtime.host.host_trace import Tracing
 from snapline.agent_runtime.host.intake import Intake
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.migrations import MigrationError
+from snapline.agent_runtime.recorded_answers import AnswerBook
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.channels.child_processes import exit_if_child
 from snapline.channels.frame import Frame, LinkHello, Refused
@@ -126,7 +127,10 @@ class HostDriver:
             trace_every=trace_every if trace is not None else 0,
             is_watched=is_watched,
             is_local=fleet.recovery == LOCAL,
+            keeps_answers=fleet.keep_answers,
         )
+        self._answers: AnswerBook | None = None
+        self._has_read_answers = False
         self.plan = 0
         self.started: dict[str, int] = {}
         self.at: ev.StartTurn | ev.RunStep | None = None
@@ -144,7 +148,7 @@ class HostDriver:
             self.feed,
             call_later=environment.call_later,
         )
-        self._intake = Intake(environment, self.feed)
+        self._intake = Intake(environment, self.feed, keeps_answers=fleet.keep_answers)
         self.offer, self.ask, self.view = self._intake.offer, self._intake.ask, self._intake.view
         self.open_waits, self.waiting = self._intake.open_waits, self._intake.waiting
         self.queue: deque[ev.StartTurn] = deque()
@@ -534,6 +538,15 @@ class HostDriver:
             return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)
 
     def _read_line(self, store: Store, command: ev.LoadAgents) -> LoadedLine:
+        line = self._read_agents(store, command)
+        if not self._has_read_answers:
+            recorded = store.recorded_answers()
+            self._answers = None if recorded is None else AnswerBook(recorded)
+            self._has_read_answers = True
+        line.answers = self._answers
+        return line
+
+    def _read_agents(self, store: Store, command: ev.LoadAgents) -> LoadedLine:
         clock = self._environment.boot_clock()
         if self.fleet.recovery != LOCAL:
             line = load_line(store, self.fleet, command, self._progress, clock)
@@ -553,7 +566,8 @@ class HostDriver:
             return
         for agent, agent_object in outcome.objects.items():
             self.turns.add(agent, agent_object)
-        self.turns.use_store(takes_outputs=not outcome.logged.why_none)
+        has_all_answers = outcome.answers is not None and outcome.answers.is_complete
+        self.turns.use_store(takes_outputs=not outcome.logged.why_none, has_all_answers=has_all_answers)
         self._tables.loaded(command.line_epoch, outcome.tables)
         self._reports.plan_began()
         if outcome.buffers:
@@ -577,6 +591,7 @@ class HostDriver:
                 why_no_log=logged.why_none,
                 log_key=logged.log_key,
                 is_authenticated=logged.is_authenticated,
+                answers=outcome.answers,
             )
         )
 

@@ -45,6 +45,7 @@ from snapline.agent_runtime.host.entries import (
     stashed_entry,
 )
 from snapline.agent_runtime.host.failures import HostFailures, last_line
+from snapline.agent_runtime.host.host_answers import count_questions, find_answer
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_events import TurnKind
 from snapline.agent_runtime.host.host_inputs import Inputs
@@ -126,11 +127,13 @@ class DurableTurns:
             turn.waits, turn.members = None, list(pause.members)
         elif turn.waits is None:
             turn.waits = pause.waits
-        timeouts_ns = pause.timeouts_ns or [pause.timeout_ns]
+        timeouts_ns, first = pause.timeouts_ns or [pause.timeout_ns], len(turn.journal)
         for place, request in turn.open_requests():
-            timeout_ns = timeouts_ns[place - len(turn.journal)]
+            timeout_ns = timeouts_ns[place - first]
             if timeout_ns is not None and not is_again and request.kind not in OUTSIDE:
                 self._timers.set(agent, timer_of(turn, place), timeout_ns, b"")
+            if self._take_recorded(agent, turn, place, request):
+                continue
             if request.kind == "step":
                 self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, place, request.name))
         if is_again:
@@ -138,12 +141,26 @@ class DurableTurns:
                 if request.kind == "call" and request.name not in agent.outlets:
                     self._unanswered(agent, turn, place, request)  # the callee proved missing during the replay
 
+    def _take_recorded(self, agent: LocalAgent, turn: DurableTurn, place: int, request: JournalEntry) -> bool:
+        """End a step or an approval with its recorded answer, as if it had just come. Return whether there is one."""
+        answer = find_answer(self._shared, agent, turn, place, request) if request.kind != "effect" else None
+        if answer is None:
+            return False
+        if request.kind == "approval":
+            decided = approvals.of_entry(approvals.id_of(turn, place, request), answer.result, answer.sender)
+            approvals.decide(agent, decided)
+        self._finish(agent, turn, place, request, answer.outcome, answer.result, answer.sender)
+        if turn.is_logged and not turn.members and not turn.group:
+            self._steps.put(agent, turn)
+        return True
+
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
         """Handle a turn that waits for an effect. The caller has already emitted the segment's outputs."""
         turn = agent.turn
         assert turn is not None and turn.waits is not None
         agent.stage = Stage.BETWEEN_SEGMENTS  # so that a checkpoint contains the whole segment
-        settled = self._effects.intended(agent, turn.waits, intent)
+        recorded = find_answer(self._shared, agent, turn, len(turn.journal), turn.waits)
+        settled = self._effects.intended(agent, turn.waits, intent, recorded)
         if settled is None:
             logged = self._steps.logged_of(agent, turn, turn.waits, self._effects.identity(agent))
             if logged is None:
@@ -219,6 +236,7 @@ class DurableTurns:
         turn, agent.turn = agent.turn, None
         assert turn is not None
         self._steps.ended(agent)
+        count_questions(self._shared, agent, turn.journal)
         if turn.key and not is_restarted:
             self._inputs.close(agent, turn.key, is_dead_lettered=is_dead_lettered, reply=reply)
         self._effects.turn_ended(agent)
@@ -357,13 +375,16 @@ class DurableTurns:
         if request.kind not in OUTSIDE:
             _forget_time_out(agent, timer_of(turn, place))
         entry = JournalEntry(request.kind, request.name, request.digest, outcome, result, sender)
+        is_kept = self._shared.keeps_answers and request.kind in ("approval", "effect")
         if turn.waits is not None:
             turn.journal.append(entry)
             turn.waits = None
+            if is_kept:
+                self._steps.put(agent, turn)
             return
         index = place - len(turn.journal)
         turn.members[index] = entry
-        if request.kind == "step":
+        if request.kind == "step" or is_kept:
             self._steps.put_member(agent, turn, index)
         if all(member.outcome for member in turn.members):
             self._steps.group_ended(agent, turn)

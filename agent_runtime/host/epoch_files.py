@@ -20,6 +20,7 @@ from msgspec import UNSET
 from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, plan_line, revive
 from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.recorded_answers import AnswerBook
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError
 from snapline.messages.host_messages import BeginEpoch, EpochReport, ReportedPack
 from snapline.protocols.epoch_stamped import RecordedPart
@@ -568,6 +569,7 @@ def image_of(
         saved_turn=control.turn or UNSET, saved_journal=journal or UNSET, saved_stash=control.stash or UNSET,
         saved_numbers=control.dead_letter_numbers or UNSET, saved_turns=control.durable_turns or UNSET,
         saved_effects=control.effects or UNSET, saved_approvals=control.approvals or UNSET,
+        saved_asked=control.asked or UNSET,
         saved_clock=(capture.clock or UNSET) if control.timers else UNSET,
     )  # fmt: skip
 
@@ -653,7 +655,7 @@ class LoadedLine(msgspec.Struct):
     """The agents of a recovery line on one host: their data for the host core, their objects, and the chunks of their states.
 
     `buffers` contains the sizes in bytes of buffers to allocate in advance for captures. `logged` contains the entries of host logs that
-    are newer than the recovery line.
+    are newer than the recovery line. `answers` are those that agents take instead of asking.
     """
 
     agents: list[ev.LoadedAgent]
@@ -661,6 +663,7 @@ class LoadedLine(msgspec.Struct):
     tables: dict[str, ChunkTable]
     buffers: list[int] = []
     logged: LogContents = LogContents()
+    answers: AnswerBook | None = None
 
 
 def load_line(

@@ -35,7 +35,7 @@ cannot stop a call in progress.
 
 import msgspec
 
-from snapline.agent_runtime.durable import DONE, REFUSED, EffectIntent, describe_result
+from snapline.agent_runtime.durable import ADOPTED, DONE, REFUSED, EffectIntent, describe_result
 from snapline.agent_runtime.effect_ledger import undo_payload
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
@@ -47,6 +47,7 @@ from snapline.agent_runtime.message_encoding import encode_message
 from snapline.messages import effect_records
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, outside_key
 from snapline.messages.host_messages import Quiesce, Quiesced
+from snapline.storage.log.answer_files import RecordedAnswer
 from snapline.storage.packs.checkpoint import JournalEntry, OpenEffect
 
 _UNDONE = "it was done and undone in a history that the fleet has given up, and is done anew"
@@ -103,9 +104,11 @@ class Effects:
 
     # ---- calling --------------------------------------------------------------------------------------------------
 
-    def intended(self, agent: LocalAgent, waits: JournalEntry, intent: EffectIntent) -> tuple[str, bytes] | None:
-        """Open the effect that a handler waits for, and return None. If the effect's outcome is already known or the effect is refused,
-        return the outcome and the result for the journal instead."""
+    def intended(
+        self, agent: LocalAgent, waits: JournalEntry, intent: EffectIntent, recorded: RecordedAnswer | None = None
+    ) -> tuple[str, bytes] | None:
+        """Open the effect that a handler waits for, and return None. If the effect's outcome is already known or `recorded`, or the effect
+        is refused, return the outcome and the result for the journal instead."""
         if agent.effects is None:
             agent.effects = AgentEffects()
         effects = agent.effects
@@ -119,12 +122,27 @@ class Effects:
                 if is_news and settled[0] == DONE:
                     self._emit(agent, self._taken_over(agent, waits.name, intent, settled[1]), intent.asked_ns)
                 return settled
+            if recorded is not None:
+                return self._take_recorded(agent, waits, intent, recorded)
             if self.are_refused:
                 return REFUSED, f"effect {waits.name!r} (key {intent.key}) is refused: {_SHADOW}".encode()
             number = 1 + (agent.outputs.number if agent.outputs is not None else 0)
             is_begun = effects.begin(intent, waits.digest, number, waits.name)
             self._emit(agent, self._intent(agent.id, is_begun, intent), intent.asked_ns)
         return None
+
+    def _take_recorded(
+        self, agent: LocalAgent, waits: JournalEntry, intent: EffectIntent, recorded: RecordedAnswer
+    ) -> tuple[str, bytes]:
+        """Return a recorded outcome. The effect that succeeded counts as one of an earlier turn, so that this turn never undoes it."""
+        if recorded.outcome not in (DONE, ADOPTED):
+            return recorded.outcome, recorded.result
+        assert agent.effects is not None
+        agent.effects.record(intent, waits.digest, recorded.result)
+        record = self._taken_over(agent, waits.name, intent, recorded.result)
+        record = msgspec.structs.replace(record, stage=effect_records.RECORDED, undo="", undo_arguments=[])
+        self._emit(agent, record, intent.asked_ns)
+        return ADOPTED, recorded.result
 
     def identity(self, agent: LocalAgent) -> str:
         """Return the identity of the agent's open effect, as recorded in the journal and in the host log."""

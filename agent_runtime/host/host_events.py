@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from snapline.agent_runtime.durable import Pause
+from snapline.agent_runtime.recorded_answers import AnswerBook
 from snapline.agent_runtime.rollback_errors import RestartRequest, RollbackRequest
 from snapline.channels.frame import Frame, LinkHello
 from snapline.messages import host_messages as msg
@@ -28,6 +29,7 @@ from snapline.storage.packs.checkpoint import (
     NO_OUTPUTS,
     AbandonedTurn,
     AgentCheckpoint,
+    AskedQuestion,
     DeadLetterNumbers,
     DeadLetterRecord,
     InTransitMessage,
@@ -155,7 +157,7 @@ class AgentsLoaded(Event, frozen=True, gc=False):
     `inputs` contains the inputs in the logs of earlier plans for all agents, sorted by number for each agent. `dropped` contains earlier
     inputs that are not redelivered. `entries` contains the entries of durable turns, in log order. `why_no_log` is the reason why the store
     accepts no host logs, or "" if it accepts them. `log_key` is the public key for signed batches, or b"" if batches are not signed.
-    `is_authenticated` is set if the data in the store is signed or encrypted."""
+    `is_authenticated` is set if the data in the store is signed or encrypted. `answers` are those that agents take instead of asking."""
 
     plan: int
     agents: tuple[LoadedAgent, ...]
@@ -165,6 +167,7 @@ class AgentsLoaded(Event, frozen=True, gc=False):
     why_no_log: str = ""
     log_key: bytes = b""
     is_authenticated: bool = False
+    answers: AnswerBook | None = None
 
 
 class LoadFailed(Event, frozen=True, gc=False):
@@ -180,7 +183,7 @@ class LoadFailed(Event, frozen=True, gc=False):
 
 class TurnEnded(Event, frozen=True, gc=False):
     """Event: the handler of a turn has returned, or, if `pause` is set, a segment of a durable turn has ended. `is_durable` is set if this
-    is the last segment of a durable turn."""
+    is the last segment of a durable turn. `entries` are then the requests since the last wait, whose results were known."""
 
     agent: str
     incarnation: int
@@ -194,12 +197,13 @@ class TurnEnded(Event, frozen=True, gc=False):
     outputs: list[Emission] = []
     pause: Pause | None = None
     is_durable: bool = False
+    entries: list[JournalEntry] = []
 
 
 class TurnFailed(Event, frozen=True, gc=False):
     """Event: a turn has failed. `on_error`, `retries` and `waits_ns` (the delays before retries) are taken from the agent's class.
     `is_final` is set if a retry would fail too, `is_divergent` if a rerun durable turn made different requests, `is_of_step` if the turn
-    failed because of a failed step. The handler may have requested a `rollback` or a `restart` of the turn."""
+    failed because of a failed step. The handler may have requested a `rollback` or a `restart` of the turn. `entries` as in `TurnEnded`."""
 
     agent: str
     incarnation: int
@@ -214,6 +218,7 @@ class TurnFailed(Event, frozen=True, gc=False):
     rollback: RollbackRequest | None = None
     is_of_step: bool = False
     restart: RestartRequest | None = None
+    entries: list[JournalEntry] = []
 
 
 class EpochStored(Event, frozen=True, gc=False):
@@ -240,16 +245,14 @@ class CaptureFailed(Event, frozen=True, gc=False):
 
 
 class CheckpointMeasured(Event, frozen=True, gc=False):
-    """Event: the adapter has measured for how long an agent paused for its checkpoint. The policy for independent checkpoints needs this
-    value."""
+    """Event: the adapter has measured for how long an agent paused for its checkpoint, which the policy for checkpoints needs."""
 
     agent: str
     cost_ns: int
 
 
 class CheckpointFailed(Event, frozen=True, gc=False):
-    """Event: the state for an agent's checkpoint could not be encoded. The agent cannot continue, because it could not be restored to its
-    current state."""
+    """Event: the state for an agent's checkpoint could not be encoded. The agent cannot continue without one."""
 
     agent: str
     incarnation: int
@@ -385,6 +388,7 @@ class Control(msgspec.Struct, frozen=True):
     durable_turns: int = 0
     effects: SavedEffects | None = None
     approvals: SavedApprovals | None = None
+    asked: list[AskedQuestion] = []
 
     @property
     def ended_turns(self) -> int:
@@ -427,8 +431,7 @@ class TakeCheckpoint(Command, frozen=True, gc=False):
 
 
 class ReportFrozen(Command, frozen=True, gc=False):
-    """Report to the coordinator that all agents are frozen, as soon as all checkpoints taken so far are durable. The agents in `running`
-    count as failed."""
+    """Report to the coordinator that all agents are frozen, as soon as all checkpoints so far are durable. Those in `running` count as failed."""
 
     plan: int
     number: int
@@ -436,8 +439,7 @@ class ReportFrozen(Command, frozen=True, gc=False):
 
 
 class StoreEpoch(Command, frozen=True, gc=False):
-    """Make this host's part of an epoch durable, because the part is complete. The adapter responds with either EpochStored or
-    EpochNotStored."""
+    """Make this host's part of an epoch durable, because it is complete. The adapter responds with EpochStored or EpochNotStored."""
 
     epoch: int
     plan: int
@@ -728,8 +730,7 @@ class LogSealed(Event, frozen=True, gc=False):
 
 
 class LogStatusChanged(Event, frozen=True, gc=False):
-    """Event: the writing of a batch to this log is delayed, or is no longer delayed. `problem` is the reason for the delay, or "" if there
-    is no delay."""
+    """Event: the writing of a batch to this log is delayed, or no longer is. `problem` is the reason for the delay, or "" if there is none."""
 
     log: LogName
     problem: str
@@ -772,8 +773,7 @@ class ViewRequested(Event, frozen=True, gc=False):
 
 
 class OpenWaitsRequested(Event, frozen=True, gc=False):
-    """Event: a caller asks which effects and approvals the agents on this host wait for. The core replies with one AnswerOpenWaits
-    command."""
+    """Event: a caller asks which effects and approvals the agents on this host wait for. The core replies with AnswerOpenWaits."""
 
     request: int
 

@@ -449,10 +449,11 @@ class StepLog:
     def _take_fresh(self, agent: LocalAgent, turn: DurableTurn) -> list[LoggedEntry]:
         """Return the entries of the turn's journal that must be logged and have not been given to the log."""
         known = self._places_known(agent, turn)
+        kinds = (*LOGGED_KINDS, "approval") if self._shared.keeps_answers else LOGGED_KINDS
         fresh = [
             place
             for place in range(turn.logged, len(turn.journal))
-            if turn.journal[place].kind in LOGGED_KINDS and place not in known
+            if turn.journal[place].kind in kinds and place not in known
         ]
         turn.logged = len(turn.journal)
         return [

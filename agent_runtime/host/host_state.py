@@ -13,6 +13,7 @@ from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.agent_io import AgentInputs, AgentOutputs
 from snapline.agent_runtime.host.entries import IDLE, Entry, Mark, Stage, TimerEntry
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
+from snapline.agent_runtime.recorded_answers import AnswerBook, AskedQuestions
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.messages.effect_records import DONE, FAILED, LEFT, NOT_DONE
@@ -268,12 +269,14 @@ class LocalAgent:
         stash: entries that were consumed during a durable turn and still wait for their own turns.
         effects: the agent's effects, or None if the agent has requested none yet.
         approvals: answers to approvals that the agent keeps, and decisions that it remembers, or None if there are none.
+        asked: what the agent has asked, or None if the fleet runs on no recorded answers.
         is_repeating: whether messages that may have left before a recovery must leave again (`AgentOutlet.repeated`).
         committed_outputs: number of the last output in a durable commit.
     """
 
     __slots__ = (
         "approvals",
+        "asked",
         "attempts",
         "awaits_creation",
         "begun",
@@ -358,6 +361,7 @@ class LocalAgent:
         self.stash: list[StashedMessage] = []
         self.effects: AgentEffects | None = None
         self.approvals: SavedApprovals | None = None
+        self.asked: AskedQuestions | None = None
         self.is_repeating = False
         self.committed_outputs = 0
 
@@ -440,6 +444,7 @@ class LocalAgent:
             durable_turns=self.begun.count if self.begun is not None else 0,
             effects=self.effects.saved() if self.effects is not None else None,
             approvals=self.approvals,
+            asked=self.asked.saved() if self.asked is not None else [],
         )
 
     def released(self) -> bytes:
@@ -683,6 +688,8 @@ class HostState:
     Attributes:
         trace_every: every N-th message of each channel is traced, or none if this is 0. The value changes while a viewer is connected.
         is_watched: whether an observer must be informed when a logged message is sent.
+        keeps_answers: whether the fleet keeps the answers of the outside world, so that all of them must be in the host log.
+        answers: recorded answers that agents take instead of asking, or None.
         start: number that the coordinator has assigned to this run of the host, or 0 before the first Welcome.
         cluster: id that identifies one run of the fleet.
         plan: number of the plan that has been applied or is being applied, or 0 before the first plan.
@@ -702,6 +709,8 @@ class HostState:
 
     def __init__(self, host: str, *, trace_every: int, is_watched: bool, is_local: bool = False) -> None:
         self.host = host
+        self.keeps_answers = False
+        self.answers: AnswerBook | None = None
         self.commits = CommitProgress(is_on=is_local)
         self.trace_every = trace_every
         self.is_watched = is_watched

@@ -44,7 +44,11 @@ class Intake:
     """Keeps unanswered requests and the batches of the host log that are being written. At most one of the batches belongs to the current
     plan's log, and all other batches belong to the logs of earlier plans."""
 
-    def __init__(self, environment: HostEnvironment, feed: Callable[[ev.Event], None]) -> None:
+    def __init__(
+        self, environment: HostEnvironment, feed: Callable[[ev.Event], None], *, keeps_answers: bool = False
+    ) -> None:
+        """With `keeps_answers`, the results of steps in each batch are kept when the batch is deleted."""
+        self._keeps_answers = keeps_answers
         self._environment = environment
         self._feed = feed
         self._is_over = False
@@ -133,7 +137,12 @@ class Intake:
         try:
             store = self._environment.open_store()
             if flight.prepared is None:
-                batch = LogBatch(list(command.inputs), list(command.entries) or UNSET, list(command.commits) or UNSET)
+                batch = LogBatch(
+                    list(command.inputs),
+                    list(command.entries) or UNSET,
+                    list(command.commits) or UNSET,
+                    (bool(command.entries) and self._keeps_answers) or UNSET,
+                )
                 flight.prepared = store.prepare_batch(command.log, command.number, batch, command.certificate)
             return store.append_batch(flight.prepared)
         except (SnaplineError, OSError) as error:

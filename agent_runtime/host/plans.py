@@ -43,6 +43,7 @@ from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.modes.mode import EpochRequest, HostMode
 from snapline.agent_runtime.host.views import Views
+from snapline.agent_runtime.recorded_answers import AskedQuestions
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.host_messages import Quiesce
@@ -516,6 +517,7 @@ class HostPlans:
                 self._restore_channels(shared.agents[loaded.agent], loaded.checkpoint)
         self._log.loaded(event)
         self._inputs.loaded(event)
+        self._shared.answers = event.answers
         self._steps.loaded(event)
         self._outputs.loaded(event)
         self._mode.loaded(event.agents)
@@ -584,6 +586,7 @@ class HostPlans:
         agent.turn = DurableTurn(checkpoint.turn) if checkpoint.turn is not None else None
         agent.stash = list(checkpoint.stash)
         agent.approvals = checkpoint.approvals
+        agent.asked = AskedQuestions(checkpoint.asked) if checkpoint.asked else None
         agent.effects = AgentEffects(checkpoint.effects) if checkpoint.effects is not None else None
         agent.dead_letter_numbers = checkpoint.dead_letter_numbers.numbers[-DEAD_LETTERS_KEPT:]
         agent.last_dead_letter = checkpoint.dead_letter_numbers.last

@@ -18,6 +18,7 @@ from snapline.agent_runtime.host.entries import (
     sender_of,
 )
 from snapline.agent_runtime.host.failures import HostFailures, HostRollbacks, TurnDeaths, last_line
+from snapline.agent_runtime.host.host_answers import count_questions
 from snapline.agent_runtime.host.host_outputs import Outputs
 from snapline.agent_runtime.host.host_state import HostState, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers, about
@@ -91,6 +92,8 @@ class TurnEnds:
             turn = agent.turn
             whole = about(agent, entry) if turn is None else (turn.what, turn.sender, turn.payload)
             self._failures.deaths.survived(agent.id, *whole)
+        if event.entries:
+            count_questions(self._shared, agent, event.entries)  # the core has not seen them before
         if event.is_durable and agent.turn is None:
             self._durable.passed(agent)
         if agent.turn is not None or event.pause is not None:
@@ -172,6 +175,7 @@ class TurnEnds:
             self._suspend_agent(agent, event.rollback)
             return
         if event.restart is not None and self._durable.restart(agent, entry, event.restart, event.time_ns):
+            count_questions(self._shared, agent, event.entries)  # the core has not seen them before
             agent.attempts = 0
             agent.current, agent.stage = None, IDLE
             self._mode.moved(agent)
@@ -221,6 +225,7 @@ class TurnEnds:
 
     def _give_up(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
         turn = agent.turn
+        count_questions(self._shared, agent, event.entries)  # the core has not seen them before
         caller, refusal = sender_of(agent, entry), refusal_of(entry.payload)
         if turn is not None:
             caller, refusal = turn.sender, refusal_of(turn.payload)

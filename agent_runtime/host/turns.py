@@ -452,9 +452,10 @@ class Turns:
     def add(self, agent: str, made: Agent) -> None:
         self._running[agent] = _Running(made)
 
-    def use_store(self, *, takes_outputs: bool) -> None:
-        """Set whether the store accepts outputs, because effects require this."""
+    def use_store(self, *, takes_outputs: bool, has_all_answers: bool = False) -> None:
+        """Set whether the store accepts outputs, because effects require this, and whether the fleet runs on recorded answers only."""
         self._takes_effects = takes_outputs
+        self._world.has_all_answers = has_all_answers
 
     def has(self, agent: str) -> bool:
         """Return whether this host has the agent's object."""
@@ -839,4 +840,5 @@ class Turns:
             rollback=request if on_error == "undo" else None,
             is_of_step=is_durable and is_of_step(error),
             restart=error.restart_request if isinstance(error, RestartRequestedError) else None,
+            entries=ctx.journal.entries if ctx.journal is not None else [],
         )

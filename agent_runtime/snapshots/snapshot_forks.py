@@ -7,7 +7,7 @@ the fork is written. The snapshot does not change, and its fleet may continue to
 *Open effects* belong to the parent fleet, which calls these effects and undoes them if the turn fails. If a fork did the same, each effect
 would be performed twice, under different outside keys. So the fork's checkpoints differ from the parent's checkpoints.
 
-- If a turn waits for an effect, the result is a refusal.
+- If a turn waits for an effect, the result is a refusal, or the parent's outcome if the fork runs on the parent's answers.
 - Completed effects of an unfinished turn are not undone. Turns that undo effects are removed, and so are the dead letters of failed undo
   turns.
 - The keys of completed effects are kept, since these effects are part of the history that both fleets share.
@@ -31,11 +31,19 @@ from typing import Any, Literal
 import msgspec
 
 from snapline.agent_runtime.agent import agent_type, state_version_of
-from snapline.agent_runtime.durable import REFUSED
+from snapline.agent_runtime.durable import ADOPTED, DONE, REFUSED
 from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, class_of, plan_line
 from snapline.agent_runtime.message_encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import MigrationPlan, load_state
+from snapline.agent_runtime.recorded_answers import (
+    NOTHING_COLLECTED,
+    AnswerBook,
+    AskedQuestions,
+    collect,
+    question_of,
+    whole_checkpoints,
+)
 from snapline.errors import EncodingError, FleetDefinitionError, UsageError
 from snapline.ids import check_id
 from snapline.messages.payloads import split_message, unwrapped
@@ -45,6 +53,7 @@ from snapline.storage.capture.saved_value_formats import NAMES_SHOWN, steps_of
 from snapline.storage.capture.values import decode_declared
 from snapline.storage.disk.object_disk import open_disk
 from snapline.storage.keys.key_files import Keys
+from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers
 from snapline.storage.log.log_record import EFFECT, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, SavedEffects, SavedTurn
 from snapline.storage.packs.manifest import Manifest
@@ -56,12 +65,11 @@ from snapline.storage.transfer.forking import ForkOrder, first_gap, pending_inpu
 REFUSAL = "effect {name} was open in the snapshot that this fork was made of: it is its parent's, whatever came of it, and not done here"
 
 
-def without_open_effects(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
+def without_open_effects(checkpoint: AgentCheckpoint, recorded: RecordedAnswer | None = None) -> AgentCheckpoint:
     """Return the checkpoint from which the fork starts, in which no effect is open. If the agent has no effects and undoes none, the
-    checkpoint is returned with equal content."""
-    return _without_turn(
-        _without_failed_compensations(_without_undoing(_without_window(checkpoint))), checkpoint.effects
-    )
+    checkpoint is returned with equal content. `recorded` is the parent's outcome of the effect that is open."""
+    settled = _without_failed_compensations(_without_undoing(_without_window(checkpoint)))
+    return _without_turn(settled, checkpoint.effects, recorded)
 
 
 def has_open_effect(checkpoint: AgentCheckpoint) -> bool:
@@ -99,15 +107,25 @@ def _without_failed_compensations(checkpoint: AgentCheckpoint) -> AgentCheckpoin
     )
 
 
-def _without_turn(checkpoint: AgentCheckpoint, effects: SavedEffects | None) -> AgentCheckpoint:
+def _without_turn(
+    checkpoint: AgentCheckpoint, effects: SavedEffects | None, recorded: RecordedAnswer | None
+) -> AgentCheckpoint:
     turn = checkpoint.turn
     if turn is not None and turn.payload.startswith(UNDO):
         return msgspec.structs.replace(
             checkpoint, saved_turn=msgspec.UNSET, saved_journal=msgspec.UNSET, timers=checkpoint.own_timers
         )
     if turn is not None and has_open_effect(checkpoint):
-        return msgspec.structs.replace(checkpoint, saved_turn=_refused(turn, effects), timers=checkpoint.own_timers)
+        settled = _refused(turn, effects) if recorded is None else _with_outcome(turn, recorded)
+        return msgspec.structs.replace(checkpoint, saved_turn=settled, timers=checkpoint.own_timers)
     return checkpoint
+
+
+def _with_outcome(turn: SavedTurn, recorded: RecordedAnswer) -> SavedTurn:
+    assert turn.waits is not None
+    outcome = ADOPTED if recorded.outcome == DONE else recorded.outcome
+    entry = msgspec.structs.replace(turn.waits, outcome=outcome, result=recorded.result)
+    return msgspec.structs.replace(turn, journal=[*turn.journal, entry], waits=None)
 
 
 def _refused(turn: SavedTurn, effects: SavedEffects | None) -> SavedTurn:
@@ -318,6 +336,9 @@ def _shown(names: Mapping[Any, object]) -> str:
 
 ForkInputs = Literal["copy", "drop"]
 
+ForkAnswers = Literal["none", "parent", "only"]
+"""Answers on which a fork runs: none, those that its parent has got since the snapshot, or nothing but them."""
+
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True):
     """The result of forking a snapshot.
@@ -336,6 +357,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
         not_begun: agents in the fleet definition that do not start because they are not in the snapshot. An agent is missing because it has
             stopped in the parent, or because it is new in the definition.
         is_live: whether the fork may perform effects.
+        answers, lost_batches: number of answers of the parent on which the fork runs, and as in `Collected`.
     """
 
     name: str
@@ -353,6 +375,8 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[str, ...] = ()
     not_begun: tuple[str, ...] = ()
     is_live: bool = False
+    answers: int = 0
+    lost_batches: int = 0
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,6 +387,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
         fleet: fleet definition of the fork, or None for the parent's definition.
         inputs: whether to copy or drop inputs that the agents had not consumed in the snapshot.
         is_live: whether the fork may perform effects.
+        answers: on which recorded answers the fork runs. With "only", requests without an answer fail.
     """
 
     name: str
@@ -370,6 +395,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Fleet | None = None
     inputs: ForkInputs = "drop"
     is_live: bool = False
+    answers: ForkAnswers = "none"
 
 
 def fork_snapshot(
@@ -412,6 +438,8 @@ class _CheckedFork:
         self._settled: dict[str, AgentCheckpoint] = {}
         """Checkpoints that differ from the parent's in effects or clocks, by agent. Agents with settings are not included."""
         self._effects_refused = 0
+        self._collected = collect(source, epoch) if request.answers != "none" else NOTHING_COLLECTED
+        self._book = AnswerBook(RecordedAnswers(self._collected.answers))
         self._settings = self._settings_by_agent()
         self._changed = self._check_all()
         self._pending = pending_inputs(source, self._consumed)
@@ -461,13 +489,25 @@ class _CheckedFork:
             others = (checkpoint.sent, checkpoint.received, checkpoint.in_transit)
             self._gone |= {name: None for names in others for name in names if name not in agents}
             self._consumed[agent] = checkpoint.inputs.number
-            begins = msgspec.structs.replace(without_open_effects(checkpoint), saved_clock=msgspec.UNSET)
-            self._effects_refused += has_open_effect(checkpoint)
+            recorded = self._open_outcome(checkpoint)
+            begins = without_open_effects(checkpoint, recorded)
+            begins = msgspec.structs.replace(begins, saved_clock=msgspec.UNSET, saved_asked=msgspec.UNSET)
+            self._effects_refused += has_open_effect(checkpoint) and recorded is None
             if agent in self._settings:
                 kept[agent] = begins
             elif begins != checkpoint:
                 self._settled[agent] = begins
             yield begins
+
+    def _open_outcome(self, checkpoint: AgentCheckpoint) -> RecordedAnswer | None:
+        """Return the parent's outcome of the effect for which the agent waits, or None if it waits for none or the outcome is unknown."""
+        if self._request.answers == "none" or not has_open_effect(checkpoint):
+            return None
+        (whole,) = whole_checkpoints(self._source, self._manifest, [checkpoint.agent])
+        turn = whole.turn
+        assert turn is not None and turn.waits is not None
+        question = question_of(turn.waits)
+        return self._book.find(whole.agent, question, AskedQuestions().occurrence(question, turn.journal))
 
     def _checked_turns(self, read: Iterable[AgentCheckpoint], fleet: Fleet) -> Iterator[AgentCheckpoint]:
         """Yield the checkpoints, and check that the fork has a durable handler for each unfinished durable turn."""
@@ -500,7 +540,14 @@ class _CheckedFork:
             gone=sorted(self._gone),
             changed=self._settled | self._changed,
             inputs=self._whole(self._pending) if is_copied else (),
+            recorded=self._recorded(),
         )
+
+    def _recorded(self) -> RecordedAnswers | None:
+        answers = self._request.answers
+        if answers == "none":
+            return None
+        return RecordedAnswers(self._collected.answers, answers == "only", self._request.is_live)
 
     def _whole(self, inputs: list[LoggedInput]) -> list[LoggedInput]:
         gap = first_gap(inputs, self._consumed)
@@ -532,4 +579,6 @@ class _CheckedFork:
             effects_refused=self._effects_refused,
             not_begun=tuple(sorted(name for name in fleet.agents if name not in agents)) if fleet is not None else (),
             is_live=order.is_live,
+            answers=len(self._collected.answers),
+            lost_batches=self._collected.lost_batches,
         )

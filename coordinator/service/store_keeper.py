@@ -12,6 +12,7 @@ its data may be damaged, and it is unknown whether any leader has released its o
 closed, its release file shows which outputs were released.
 """
 
+import contextlib
 import functools
 import logging
 import platform
@@ -54,8 +55,9 @@ from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.layout import manifest_path, parse_manifest_path
 from snapline.storage.disk.record import damaged, finding_of
+from snapline.storage.log.answer_files import KEPT_KINDS, KeptBatch
 from snapline.storage.log.log_files import BatchNumbers, SettledEpoch, base_of, batch_numbers, find_garbage
-from snapline.storage.log.log_record import LogName
+from snapline.storage.log.log_record import LogBatch, LogName
 from snapline.storage.outputs.output_record import EmittedOutput, parse_part_path
 from snapline.storage.packs.compaction import WRITER
 from snapline.storage.packs.manifest import AgentLine, Manifest, Metadata, agent_line
@@ -70,12 +72,19 @@ _log = logging.getLogger("snapline.coordinator")
 
 class LogSweeper:
     """Deletes batches of host logs on behalf of one coordinator. Because batches and manifests are immutable, each of them is read only
-    once."""
+    once, except that a batch with answers to keep is read again before it is deleted.
+
+    Kept answers are deleted when all snapshots in the store cover their turns, so that no snapshot is left from which they can be used.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._batches: dict[tuple[LogName, int], BatchNumbers] = {}
         self._numbers: dict[int, Metadata] = {}
+        self._kept: dict[tuple[LogName, int], None] = {}
+        """Batches whose answers are in answer files, but which were still in the store after the last sweep."""
+        self._answers: dict[str, list[BatchNumbers]] = {}
+        self._snapshots: dict[int, Metadata] = {}
 
     def sweep(self, command: SweepLogs) -> None:
         """Delete batches that are no longer needed. The next sweep retries failed deletions. If any epoch is unreadable, no batch is
@@ -88,9 +97,48 @@ class LogSweeper:
             settled = SettledEpoch(command.plan, command.settled_epoch)
             garbage = find_garbage(batches, inputs, command.left, turns, settled, base_of(numbers, command.era))
             if garbage:
+                self._keep_answers(garbage, command.plan)
                 self._store.delete_batches(garbage, plans_below=command.plan)
+            self._delete_answers(command)
         except (SnaplineError, OSError) as error:
             _log.warning("batches of host logs that no epoch needs remain in the store: %s", error)
+
+    def _keep_answers(self, garbage: list[tuple[LogName, int]], plan: int) -> None:
+        """Copy the answers in batches that are about to be deleted."""
+        present = {(log, number): None for log, number in garbage if self._batches[log, number].keeps_answers}
+        self._kept = {place: None for place in self._kept if place in present}
+        found = []
+        for log, number in [place for place in present if place not in self._kept]:
+            with contextlib.suppress(NotFoundError):  # another leader has deleted the batch, and kept its answers
+                batch = self._store.read_batch(log, number)
+                entries = [] if batch is None else [x for x in batch.entries if x.entry.kind in KEPT_KINDS]
+                found.append(KeptBatch(log, number, entries))
+        self._store.keep_answers(found, plan=plan)
+        self._kept |= present
+
+    def _delete_answers(self, command: SweepLogs) -> None:
+        paths = self._store.answer_files()
+        if not paths:
+            return
+        self._answers = {path: self._answers.get(path) or self._numbers_of(path) for path in paths}
+        self._snapshots = {
+            epoch: self._snapshots.get(epoch) or self._metadata_of(epoch) for epoch in self._store.epochs()
+        }
+        inputs = {epoch: metadata.inputs for epoch, metadata in self._snapshots.items()}
+        turns = {epoch: metadata.durable_turns for epoch, metadata in self._snapshots.items()}
+        unused = [
+            path
+            for path, batches in self._answers.items()
+            if len(find_garbage(batches, inputs, command.left, turns)) == len(batches)
+        ]
+        self._store.delete_answers(unused)
+
+    def _numbers_of(self, path: str) -> list[BatchNumbers]:
+        kept = self._store.read_answers(path)
+        return [batch_numbers(each.log, each.number, LogBatch(saved_entries=each.entries)) for each in kept]
+
+    def _metadata_of(self, epoch: int) -> Metadata:
+        return self._store.read_manifest(self._store.read_ref(epoch), epoch=epoch).metadata
 
     def _read_batches(self) -> list[BatchNumbers]:
         """Return all batches of each log except the highest, which is always kept."""

@@ -269,7 +269,7 @@ def test_a_turn_whose_state_is_another_adopts_nothing() -> None:
     entry = msgspec.structs.replace(waits, outcome=DONE, result=encode_result("look", 5))
     logged = (LoggedEntry("a", 1, paused.pause.seed, 0, b"", entry),)
     again = seat().run(start(logged=logged))
-    assert again == ev.TurnEnded("a", 1, is_durable=True), "all of it is known"
+    assert again == ev.TurnEnded("a", 1, is_durable=True, entries=[entry]), "all of it is known"
     changed.object_of("a").state.seen.append("more")
     stands = changed.run(start(logged=logged))
     assert isinstance(stands, ev.TurnEnded) and stands.pause is not None and stands.pause.waits == waits

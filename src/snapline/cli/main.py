@@ -67,6 +67,7 @@ GROUPS = {
     "host": CommandGroup("hosts", "Hosts, the processes that run agents."),
     "output": CommandGroup("outputs", "Outputs: what agents have published to clients."),
     "effect": CommandGroup("outputs", "External effects of agents.", app="effects_app"),
+    "answers": CommandGroup("answers", "Recorded answers, on which forks and tests run."),
     "approval": CommandGroup("approvals", "Questions of agents that wait for people."),
     "gateway": CommandGroup("gateway", "HTTP gateway for a fleet's agents."),
     "ui": CommandGroup("ui", "Browser view of a fleet."),

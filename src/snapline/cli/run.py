@@ -30,7 +30,7 @@ from snapline.cli.fleet import check_reference
 from snapline.cli.output import Document, DocumentTables, count, document
 from snapline.cli.progress import FleetProgress
 from snapline.cli.ui import ViewOptions, shown_in_browser
-from snapline.errors import SnaplineError
+from snapline.errors import SnaplineError, UsageError
 
 if TYPE_CHECKING:
     from snapline.deploy.local import Ending
@@ -102,6 +102,17 @@ def run(
     metrics: FleetMetrics = False,
     last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
     begin_anew: BeginAnew = False,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            "--answers",
+            metavar="FILE",
+            help="Answers of `answers export` that a new fleet takes instead of asking.",
+        ),
+    ] = None,
+    answers_only: Annotated[
+        bool, typer.Option("--answers-only", help="Let steps and effects fail that have no answer in --answers.")
+    ] = False,
     fail_on_dead_letters: Annotated[
         bool, typer.Option("--fail-on-dead-letters", help="End with exit code 3 if there are dead letters.")
     ] = False,
@@ -125,6 +136,7 @@ def run(
     arguments, log = parse_arguments(arg), log_lines.arguments() + spans.checked().arguments()
     port = view.port()
     folder = data_dir or _new_folder(fleet)
+    _record_answers(folder, store, answers, is_complete=answers_only)
     replicas = coordinators if coordinators is not None else _count_of(folder)
     progress, started_s = FleetProgress(display.printer()), time.monotonic()
     try:
@@ -144,6 +156,26 @@ def run(
         raise typer.Exit(1)
     if dead_letters and fail_on_dead_letters:
         raise typer.Exit(PARTIAL)
+
+
+def _record_answers(folder: Path, store: str, file: Path | None, *, is_complete: bool) -> None:
+    """Write the recorded answers on which a new fleet runs to its store, which is created."""
+    if file is None:
+        if is_complete:
+            raise UsageError("--answers-only needs --answers FILE: it says which answers there are")
+        return
+    from snapline.cli.answers import read_export
+    from snapline.deploy.data_directory import STORE_FOLDER
+    from snapline.storage.log.answer_files import RecordedAnswers
+    from snapline.storage.store.store import Store
+
+    recorded = read_export(file)
+    opened = Store.open_or_create(store or str(folder / STORE_FOLDER))
+    if opened.epochs():
+        raise UsageError(
+            f"--answers is for a new fleet, and the store {opened.location} holds snapshots: use another one"
+        )
+    opened.record_answers(RecordedAnswers(recorded.answers, is_complete))
 
 
 def _result(ending: "Ending", dead_letters: int | None, folder: Path, elapsed_s: float) -> Document:

@@ -222,6 +222,14 @@ class InputsChoice(StrEnum):
     DROP = "drop"
 
 
+class AnswersChoice(StrEnum):
+    """Values of `--answers`."""
+
+    NONE = "none"
+    PARENT = "parent"
+    ONLY = "only"
+
+
 @command
 def fork(
     place: StorePlace,
@@ -256,6 +264,14 @@ def fork(
     inputs: Annotated[
         InputsChoice, typer.Option("--inputs", help="Copy or drop inputs that the agents had not consumed.")
     ] = InputsChoice.DROP,
+    answers: Annotated[
+        AnswersChoice,
+        typer.Option(
+            "--answers",
+            help="Answers on which the fork runs. parent: results of steps and effects, and approvals, that the parent has got since the "
+            "snapshot, are taken instead of asking again. only: and what has none fails.",
+        ),
+    ] = AnswersChoice.NONE,
     live: Annotated[bool, typer.Option("--live", help="Allow the fork to perform effects.")] = False,
     again: Annotated[
         bool, typer.Option("--again", help="First remove the remains of an unfinished fork in the same place.")
@@ -282,6 +298,7 @@ def fork(
         fleet=load(fleet, parse_arguments(arg)) if fleet else None,
         inputs=inputs.value,
         is_live=live,
+        answers=answers.value,
     )
     source = place.open()
     epoch = source.resolve(snapshot)
@@ -330,6 +347,9 @@ def _show(result: Document, tables: DocumentTables) -> None:
     copied, dropped = integer_of(result, "inputs_copied"), integer_of(result, "inputs_dropped")
     if copied or dropped:
         tables.line(f"{count(copied, 'input')} taken along, {dropped} dropped")
+    recorded, lost = integer_of(result, "answers"), integer_of(result, "lost_batches")
+    if recorded or lost:
+        tables.line(f"{count(recorded, 'answer')} of the parent's recorded{lost_answers(lost)}")
     refused = integer_of(result, "effects_refused")
     if refused:
         tables.line(f"{count(refused, 'effect')} of the parent's left to it, and refused here")
@@ -339,6 +359,13 @@ def _show(result: Document, tables: DocumentTables) -> None:
     if absent:
         shown = ", ".join(absent[:NAMES_SHOWN]) + (", …" if len(absent) > NAMES_SHOWN else "")
         tables.line(f"not in the snapshot, and so not begun: {shown}")
+
+
+def lost_answers(batches: int) -> str:
+    """Describe answers that are missing because the fleet has deleted `batches` of host logs, or return "" if there are none."""
+    if not batches:
+        return ""
+    return f"; those in {batches:,} batches of host logs are gone, as the fleet has no keep_answers=True"
 
 
 def _texts(result: Document, name: str) -> list[str]:

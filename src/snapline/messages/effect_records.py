@@ -19,6 +19,9 @@ NOT_DONE = "not-done"
 """Stage in which an operator has declared that an effect in doubt was not executed. The effect may be called again as soon as this record
 is released."""
 
+RECORDED = "recorded"
+"""Stage of an effect that a fleet has not called, because it runs on the recorded answers of another fleet."""
+
 UNDO = "/undo"
 """Suffix of the key of a compensation."""
 
@@ -31,7 +34,7 @@ class EffectRecord(msgspec.Struct, frozen=True):
     """A record in the ledger, emitted by the agent that owns the effect.
 
     Attributes:
-        stage: "intent", "done", "failed", "left" or "not-done".
+        stage: "intent", "done", "failed", "left", "not-done" or "recorded".
         key: key of the effect, unique within the agent. A key that begins with `@` was generated from the turn that started the effect.
         generation: generation of the effect, which starts at 1 and increases by 1 after each compensation.
         name: name of the effect.

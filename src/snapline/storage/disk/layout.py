@@ -8,6 +8,7 @@
     refs/epochs/<number>                    the root of a complete epoch
     pins/…, tags/…, deleting/…              holds on epochs, and intents to delete epochs (`pins.py`)
     log/<plan>/<host>-<start>/<n>           external inputs accepted by a host, and seals (`storage/log/`)
+    answers/…                               results of steps that outlive the host logs (`storage/log/answer_files.py`)
     outputs/…                               outputs of agents, and positions of their consumers (`storage/outputs/`)
     shelves/<stream>/<n>                    object streams of programs that use the store (`storage/store/object_stream.py`)
     keys/<key>.<generation>                 wrapped keys of an encrypted store (`key_records.py`)
@@ -42,6 +43,7 @@ PROBES = "probes"
 REPLICAS = "replicas"
 LOG = "log"
 OUTPUTS = "outputs"
+ANSWERS = "answers"
 OBJECT_STREAMS = "shelves"
 TEMPORARY = "temporary"
 
@@ -61,6 +63,7 @@ ROOT_DIRECTORIES = frozenset(
         REPLICAS,
         LOG,
         OUTPUTS,
+        ANSWERS,
         OBJECT_STREAMS,
         TEMPORARY,
         KEYS,

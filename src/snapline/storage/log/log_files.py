@@ -292,6 +292,7 @@ class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
         highest: map from each agent to its highest input number in the batch.
         turns: map from each agent to its highest durable turn number in the batch.
         has_commit: whether the batch contains parts of commits.
+        keeps_answers: as in `LogBatch`.
     """
 
     log: LogName
@@ -299,6 +300,7 @@ class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
     highest: dict[str, int]
     turns: dict[str, int] = {}
     has_commit: bool = False
+    keeps_answers: bool = False
 
 
 class SettledEpoch(msgspec.Struct, frozen=True, gc=False):
@@ -350,7 +352,7 @@ def batch_numbers(log: LogName, number: int, batch: LogBatch) -> BatchNumbers:
     turns: dict[str, int] = {}
     for entry in batch.entries:
         turns[entry.agent] = max(entry.turn, turns.get(entry.agent, 0))
-    return BatchNumbers(log, number, highest, turns, bool(batch.commits))
+    return BatchNumbers(log, number, highest, turns, bool(batch.commits), batch.keeps_answers)
 
 
 def find_garbage(

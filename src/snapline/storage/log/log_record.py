@@ -202,12 +202,18 @@ class CommitPart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Contents of a batch. `saved_entries` and `saved_commits` contain `entries` and `commits` in the form stored in the file, which omits
-    empty lists."""
+    """Contents of a batch. `saved_entries`, `saved_commits` and `saved_keeps` contain `entries`, `commits` and `keeps_answers` in the form
+    stored in the file, which omits empty lists and false."""
 
     inputs: list[LoggedInput] = []
     saved_entries: list[LoggedEntry] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="entries")
     saved_commits: list[CommitPart] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="commits")
+    saved_keeps: bool | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="keeps_answers")
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether the results of steps in this batch are kept when the batch is deleted."""
+        return self.saved_keeps is True
 
     @property
     def entries(self) -> list[LoggedEntry]:

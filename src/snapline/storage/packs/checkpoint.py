@@ -358,6 +358,16 @@ class SavedApprovals(msgspec.Struct, frozen=True, gc=False, array_like=True, for
     decided: list[ApprovalDecision] = []
 
 
+class AskedQuestion(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """How often an agent has made a request in durable turns that have ended, since its recorded answers begin
+    (`storage/log/answer_files.py`). `kind`, `name` and `digest` are as in `JournalEntry`."""
+
+    kind: str
+    name: str
+    digest: bytes
+    count: int
+
+
 class ChunkReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """Reference to a chunk of a state part, consisting of the BLAKE3 digest and the length of the chunk's plaintext."""
 
@@ -415,7 +425,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `in_transit` is empty, and `sender_log` contains messages that a later cut may need.
 
     Files written by earlier releases lack `basis`, `sender_log`, `round`, `turns` and `inputs`, which then have their default values. Files
-    omit `outputs`, `turn`, `journal`, `stash`, `effects` and `approvals` where they are empty. Files omit `dead_letter_numbers` if no dead letter was
+    omit `outputs`, `turn`, `journal`, `stash`, `effects`, `approvals` and `asked` where they are empty. Files omit `dead_letter_numbers` if no dead letter was
     ever removed, `durable_turns` if no durable turn has begun, and `clock` if no timer is set.
 
     Attributes:
@@ -445,8 +455,8 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         saved_numbers: `dead_letter_numbers` in the form stored in the file.
         recorded_ns: wall-clock time in nanoseconds since 1970, used only in diagrams and never for decisions.
         inputs: consumed external inputs. The host log redelivers later inputs.
-        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects, saved_approvals: `outputs`, `turn`, `stash`, `durable_turns`,
-            `effects` and `approvals` in the form stored in the file.
+        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects, saved_approvals, saved_asked: `outputs`, `turn`, `stash`,
+            `durable_turns`, `effects`, `approvals` and `asked` in the form stored in the file.
         saved_clock: reading of the machine's clock when the checkpoint was taken. Time that elapses after the checkpoint counts towards the
             timers.
         saved_journal: `journal_part`, stored in the file as `journal`.
@@ -488,6 +498,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     saved_turns: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="durable_turns")
     saved_effects: SavedEffects | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="effects")
     saved_approvals: SavedApprovals | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="approvals")
+    saved_asked: list[AskedQuestion] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="asked")
     saved_clock: BootClock | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="clock")
 
     @property
@@ -547,6 +558,11 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def approvals(self) -> SavedApprovals | None:
         """Answers to approvals and decisions that the agent remembers, or None if there are none."""
         return self.saved_approvals or None
+
+    @property
+    def asked(self) -> list[AskedQuestion]:
+        """What the agent has asked, if its fleet runs on recorded answers."""
+        return self.saved_asked or []
 
     @property
     def effects(self) -> SavedEffects | None:

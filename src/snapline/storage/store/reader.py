@@ -14,6 +14,7 @@ from snapline.storage.disk.local_disk import Disk, parallel_map, requests_at_onc
 from snapline.storage.disk.record import Guard, authenticates
 from snapline.storage.disk.store_files import ForkRecord, LogMark, OpenedDisk, exists, read_fork, read_marks
 from snapline.storage.keys.key_records import list_keys
+from snapline.storage.log.answer_files import AnswerReader, KeptBatch, RecordedAnswers
 from snapline.storage.log.log_files import NO_STARTS, LogReader
 from snapline.storage.log.log_record import LogBatch, LogName
 from snapline.storage.outputs.output_files import ConsumerPosition, OutputBatch, OutputReader, read_consumers
@@ -45,6 +46,7 @@ class StoreReader:
         self._disk = disk
         self._guard = guard
         self._log_reader = LogReader(disk, store_id, guard=guard)
+        self._answer_reader = AnswerReader(disk, store_id, guard=guard)
         self._output_reader = OutputReader(disk, store_id, guard=guard)
         self._output_watchers: list[Callable[[int], None]] = []
 
@@ -346,6 +348,18 @@ class StoreReader:
                 f"there is a key for the store {self.location}, and the coordinator has none: give all processes the same SNAPLINE_STORE_KEY"
             )
         return store_files.read_probe(self._disk, path, self.store_id)
+
+    def answer_files(self) -> list[str]:
+        """Return the paths of the files with answers of deleted batches (`log/answer_files.py`)."""
+        return self._answer_reader.files()
+
+    def read_answers(self, path: str) -> list[KeptBatch]:
+        """Read an answer file. Raise DamagedDataError or StoreError."""
+        return self._answer_reader.read(path)
+
+    def recorded_answers(self) -> RecordedAnswers | None:
+        """Return the answers on which the store's fleet runs, or None if it runs on none. Raise DamagedDataError or StoreError."""
+        return self._answer_reader.recorded()
 
     def fork_record(self) -> ForkRecord | None:
         """Return the fork record of the store's fleet, or None if the fleet is not a fork. Raise DamagedDataError or StoreError."""

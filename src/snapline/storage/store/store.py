@@ -53,6 +53,7 @@ from snapline.storage.disk.store_files import (
 )
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
+from snapline.storage.log.answer_files import AnswerWriter, KeptBatch, RecordedAnswers, keys_of_answers
 from snapline.storage.log.log_files import LogWriter, keys_of_batches
 from snapline.storage.log.log_record import LogBatch, LogName, PreparedBatch
 from snapline.storage.outputs.output_files import (
@@ -92,7 +93,7 @@ from snapline.storage.store.reader import StoreReader, epoch_of_pack
 
 
 def keys_in_use(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of all keys that are named in packs, batches, outputs and object streams. Raise DamagedDataError or StoreError if a
+    """Return the ids of all keys that are named in packs, batches, outputs, answer files and object streams. Raise DamagedDataError or StoreError if a
     file is unreadable."""
     paths = [*epoch_retention.pack_paths(disk), *checkpoint_packs.find(disk)]
     packs = {key_of_pack(disk, path, store_id) for path in paths}
@@ -100,6 +101,7 @@ def keys_in_use(disk: Disk, store_id: str) -> set[str]:
         packs
         | keys_of_batches(disk, store_id)
         | keys_of_outputs(disk, store_id)
+        | keys_of_answers(disk, store_id)
         | keys_of_object_streams(disk, store_id)
     )
 
@@ -131,6 +133,7 @@ class Store(StoreReader):
         self._output_writer = OutputWriter(
             disk, store_id, guard=guard, random_bytes=random_bytes, watchers=self._output_watchers
         )
+        self._answer_writer = AnswerWriter(disk, store_id, guard=guard, random_bytes=random_bytes)
         self._known_directories: set[str] = set()
         """Pack directories that are durable because this object has synced their parent directories."""
 
@@ -387,6 +390,23 @@ class Store(StoreReader):
         """
         return self._log_writer.delete(places, plans_below=plans_below)
 
+    def keep_answers(self, batches: Iterable[KeptBatch], *, plan: int) -> None:
+        """Durably write the answers in batches that are about to be deleted. `plan` is the current plan. Raise StoreError."""
+        self._answer_writer.keep(batches, plan=plan)
+
+    def delete_answers(self, paths: Collection[str]) -> list[str]:
+        """Delete answer files, and return the removed paths."""
+        return self._answer_writer.delete(paths)
+
+    def record_answers(self, answers: RecordedAnswers) -> None:
+        """Write the answers on which the fleet of this store will run. No host may have started yet.
+
+        Raises:
+            UsageError: If there are too many answers, or the fleet has some already.
+            StoreError: If the disk failed.
+        """
+        self._answer_writer.record(answers)
+
     # -- outputs of agents to consumers outside (`storage/outputs/`) ---------------------------------------------------
 
     def release_outputs(
@@ -497,7 +517,7 @@ class Store(StoreReader):
             )
 
     def delete_unneeded_keys(self) -> list[str]:
-        """Delete keys that no pack, batch, output or object stream names. Return the removed paths. No process may write to the store
+        """Delete keys that no pack, batch, output, answer file or object stream names. Return the removed paths. No process may write to the store
         meanwhile.
 
         If a file that may name a key is unreadable, nothing is deleted, because its key may be needed.

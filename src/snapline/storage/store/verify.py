@@ -8,6 +8,7 @@ Verification checks the following:
 - In each pack, the header, blobs, index and footer fill the file without gaps and match their digests.
 - Batches and seals of host logs are intact records of this store, each under the correct name. Batches can be decrypted, and are signed if
   refs are signed. If there is a key, every missing batch below an existing one has been recorded as deleted.
+- Answer files are intact, each under the correct name, and can be decrypted.
 - Output files are intact and can be decrypted, and each release has all parts that its part 0 lists. The positions of consumers are intact.
 - In the segments of object streams, commits follow each other without gaps. Each object matches its digest. The end of the newest segment
   of a stream may be incomplete.
@@ -37,6 +38,7 @@ from snapline.storage.disk.record import Finding, Guard, authenticates, damaged,
 from snapline.storage.disk.store_files import read_fork
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
+from snapline.storage.log.answer_files import RECORDED, check_answer_file, is_answer_file
 from snapline.storage.log.log_files import check_entry, find_logs, list_batches, missing_batches, read_deletions
 from snapline.storage.log.log_record import entry_path, is_deletions_path, parse_path
 from snapline.storage.outputs.output_files import check_place, check_same_release, read_part
@@ -167,6 +169,8 @@ class _Verifier:
         if self._is_there(layout.LOG):
             self._check_logs()
         self._check_outputs()
+        for path in self._files_if_present(layout.ANSWERS):
+            self._check_answers(path)
         for directory in self._entries_if_present(layout.OBJECT_STREAMS, is_directory=True):
             self._check_object_stream(directory)
         for path in self._files_if_present(layout.REPLICAS):
@@ -332,6 +336,14 @@ class _Verifier:
         with self._noting(path, None):
             self._note_checked(path, None)
             check_entry(self._disk, path, store_id=self._store_id, guard=self._guard)
+
+    def _check_answers(self, path: str) -> None:
+        if path != RECORDED and not is_answer_file(path):
+            self._note_unknown(path)
+            return
+        with self._noting(path, None):
+            self._note_checked(path, None)
+            check_answer_file(self._disk, path, store_id=self._store_id, guard=self._guard)
 
     def _check_outputs(self) -> None:
         """Check outputs. Parts are listed before they are read, so a part that a release names but the listing lacks never existed or was

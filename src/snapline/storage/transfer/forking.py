@@ -11,6 +11,7 @@ Forking has five steps, each of which is durable before the next begins:
 2. Write packs with the chunks under the writer name `fork`, then a pack with the checkpoints, and then the manifest.
 3. Write the pending inputs to a host log of the snapshot's plan, and seal the log. Pending inputs are inputs that had not been consumed at
    the time of the snapshot. The parent fleet may be running meanwhile.
+   Then write the answers on which the fork runs, if it does.
 4. Write the ref. If signing keys are given for the fork, the ref is signed with them. The fork's keys may differ from the parent's
    keys.
 5. Write the identity, which completes the store.
@@ -37,6 +38,7 @@ from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.store_files import ForkRecord, OpenedDisk, check_no_store, encode_fork, exists
 from snapline.storage.keys.key_files import Keys
+from snapline.storage.log.answer_files import RecordedAnswers
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, decode_checkpoint, encode_checkpoint
 from snapline.storage.packs.manifest import AgentLine, Manifest, Metadata, chunk_place
@@ -73,6 +75,7 @@ class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
         changed: map from agent to its checkpoint, for each agent whose checkpoint differs from that in the snapshot. A changed checkpoint
             must have the same parts as the original.
         inputs: pending inputs to copy into the fork. For each agent, the inputs follow the last consumed input without gaps.
+        recorded: answers on which the fork runs, or None.
     """
 
     name: str
@@ -84,6 +87,7 @@ class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
     gone: list[str] = []
     changed: dict[str, AgentCheckpoint] = {}
     inputs: Sequence[LoggedInput] = ()
+    recorded: RecordedAnswers | None = None
 
 
 def write_fork(
@@ -196,6 +200,8 @@ class _Fork:
         failpoint("store.fork.packs")
         root = self._target.write_manifest(self._build_manifest([*packs, lines]))
         write_inputs(self._target, self._manifest.metadata.plan, self._order.inputs)
+        if self._order.recorded is not None:
+            self._target.record_answers(self._order.recorded)
         failpoint("store.fork.written")
         return root
 
