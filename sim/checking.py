@@ -104,6 +104,7 @@ class Options(TypedDict, total=False):
             except that the template "swarm" chooses a random number.
         moves: number of times that an operator drains a host or rebalances agents. The default is 0, except that the template "swarm"
             chooses a random number.
+        answers: path of a file of `snapline answers export`. Steps take these answers, instead of calling stubs or functions.
         limits: whether the seed determines small values for the product's limits, so that even a small fleet reaches them.
     """
 
@@ -118,6 +119,7 @@ class Options(TypedDict, total=False):
     clients: int
     restores: int
     moves: int
+    answers: str
     limits: bool
 
 
@@ -368,7 +370,12 @@ def _fleet_part(fleet: Fleet, module: str, options: Options) -> FleetPart:
     arguments = dict(options.get("arguments", {}))
     trigger = trigger_part(fleet)
     return FleetPart(
-        agents=len(fleet.agents), protocol=fleet.protocol, trigger=trigger, module=module, arguments=arguments
+        agents=len(fleet.agents),
+        protocol=fleet.protocol,
+        trigger=trigger,
+        module=module,
+        arguments=arguments,
+        answers=options.get("answers", ""),
     )
 
 

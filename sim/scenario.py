@@ -171,6 +171,7 @@ class FleetPart(Part, frozen=True, kw_only=True):
         log_bytes_max, epoch_timeout: settings that apply if the fleet runs a traffic pattern. The values 0 and "" select the default
             settings.
         recovery: what starts again after a failure, as in `Fleet.recovery`.
+        answers: path of a file of `snapline answers export`, on whose answers the user's fleet runs.
         is_varied: whether the user's fleet runs until it is idle, with this section's protocol and trigger instead of its own.
     """
 
@@ -187,6 +188,7 @@ class FleetPart(Part, frozen=True, kw_only=True):
     arguments: dict[str, str] = {}
     invariant: str = ""
     at_end: str = ""
+    answers: str = ""
     is_varied: bool = False
 
 
@@ -252,12 +254,14 @@ class OutputsPart(Part, frozen=True, kw_only=True):
 
 
 class StepsPart(Part, frozen=True, kw_only=True):
-    """Rates, per thousand, of stub calls that are late, are never answered, or fail. A failing call may or may not have been executed. The
-    rates apply until faults are healed."""
+    """Rates, per thousand, of stub calls that are late, are never answered, or fail. A failing call may or may not have been executed. Of
+    recorded answers, `wrong_per_mille` have a wrong content: they are cut off, of another shape, or refusals. The rates apply until
+    faults are healed."""
 
     late_per_mille: PerMille = 0
     lost_per_mille: PerMille = 0
     failed_per_mille: PerMille = 0
+    wrong_per_mille: PerMille = 0
 
 
 class RestoresPart(Part, frozen=True, kw_only=True):

@@ -175,6 +175,7 @@ class HostDriver:
             ev.WakeWriter: lambda command: transport.wake(command.peer),
             ev.WriteFrame: self._carry_frame,
             ev.RunStep: self._run_step,
+            ev.TakeAnswer: self._run_step,
             ev.RunEffect: self._run_step,
             ev.UndoTurn: lambda command: self.turns.undo(command.agent),
             ev.CaptureState: self._capture,

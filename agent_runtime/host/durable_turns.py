@@ -132,27 +132,18 @@ class DurableTurns:
             timeout_ns = timeouts_ns[place - first]
             if timeout_ns is not None and not is_again and request.kind not in OUTSIDE:
                 self._timers.set(agent, timer_of(turn, place), timeout_ns, b"")
-            if self._take_recorded(agent, turn, place, request):
-                continue
+            answer = find_answer(self._shared, agent, turn, place, request) if request.kind != "effect" else None
             if request.kind == "step":
-                self._shared.out.append(ev.RunStep(agent.id, agent.incarnation, place, request.name))
+                run = agent.id, agent.incarnation, place, request.name
+                self._shared.out.append(ev.RunStep(*run) if answer is None else ev.TakeAnswer(*run, answer))
+            elif answer is not None:
+                decided = approvals.of_entry(approvals.id_of(turn, place, request), answer.result, answer.sender)
+                approvals.decide(agent, decided)
+                self._finish(agent, turn, place, request, answer.outcome, answer.result, answer.sender)
         if is_again:
             for place, request in turn.open_requests():
                 if request.kind == "call" and request.name not in agent.outlets:
                     self._unanswered(agent, turn, place, request)  # the callee proved missing during the replay
-
-    def _take_recorded(self, agent: LocalAgent, turn: DurableTurn, place: int, request: JournalEntry) -> bool:
-        """End a step or an approval with its recorded answer, as if it had just come. Return whether there is one."""
-        answer = find_answer(self._shared, agent, turn, place, request) if request.kind != "effect" else None
-        if answer is None:
-            return False
-        if request.kind == "approval":
-            decided = approvals.of_entry(approvals.id_of(turn, place, request), answer.result, answer.sender)
-            approvals.decide(agent, decided)
-        self._finish(agent, turn, place, request, answer.outcome, answer.result, answer.sender)
-        if turn.is_logged and not turn.members and not turn.group:
-            self._steps.put(agent, turn)
-        return True
 
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
         """Handle a turn that waits for an effect. The caller has already emitted the segment's outputs."""

@@ -23,6 +23,7 @@ from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.host_messages import TurnDeath
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import SealedRuns
+from snapline.storage.log.answer_files import RecordedAnswer
 from snapline.storage.log.log_record import CommitPart, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
@@ -579,6 +580,12 @@ class RunStep(Command, frozen=True, gc=False):
     name: str
 
 
+class TakeAnswer(RunStep, frozen=True, gc=False):
+    """Take the recorded answer to the step for which the agent's turn waits, instead of running the step."""
+
+    answer: RecordedAnswer
+
+
 class RunEffect(RunStep, frozen=True, gc=False):
     """Run the effect for which the agent's turn waits.
 
@@ -666,11 +673,8 @@ class MessageConsumedInTurn(Command, frozen=True, gc=False):
 
 
 class AppendBatch(Command, frozen=True, gc=False):
-    """Make the next batch of this host's log durable. Retry until the outcome is known. The adapter responds with either BatchAppended or
-    LogSealed.
-
-    If batches are signed, `certificate` is the certificate that the coordinator has issued for this log.
-    """
+    """Make the next batch of this host's log durable. Retry until the outcome is known: BatchAppended or LogSealed. If batches are signed,
+    `certificate` is the certificate that the coordinator has issued for this log."""
 
     log: LogName
     number: int
@@ -841,8 +845,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
         inputs_consumed: number of the input that was consumed last.
         keys: number of input keys that the agent remembers to detect duplicates.
         checkpoint: number of the agent's newest checkpoint.
-        dead_letter_count: total number of dead letters, without those that were handled by a retry. `dead_letters` contains only the newest
-            dead letters.
+        dead_letter_count: number of dead letters, without those that a retry has handled. `dead_letters` contains only the newest.
         durable: view of the unfinished durable turn, or None if there is none.
     """
 
@@ -869,8 +872,8 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerView(Command, frozen=True, gc=False):
-    """Reply to the event ViewRequested. If the agent is not on this host, `view` is None, and `reason` explains why. If `is_settled` was
-    set in the request, the adapter must read the agent's state immediately."""
+    """Reply to ViewRequested. If the agent is not on this host, `view` is None, and `reason` explains why. If the request has `is_settled`
+    set, the adapter must read the agent's state immediately."""
 
     request: int
     view: AgentView | None
@@ -889,11 +892,8 @@ class AnswerWaiting(Command, frozen=True, gc=False):
 
 
 class ExternalSends(Event, frozen=True, gc=False):
-    """Event: an agent sends messages outside of any turn, because the external object that it represents has changed. The change of the
-    agent's state and the sending of the messages take effect together.
-
-    `sends` contains the receivers and the encoded messages.
-    """
+    """Event: an agent sends messages outside of any turn, because the external object that it represents has changed. Both take effect
+    together. `sends` contains the receivers and the encoded messages."""
 
     agent: str
     incarnation: int

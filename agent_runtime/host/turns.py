@@ -30,6 +30,7 @@ from snapline.agent_runtime.durable import (
     encode_error,
     encode_result,
     read_call,
+    read_result,
     turn_seed,
 )
 from snapline.agent_runtime.effect_ledger import UNDO_NAME, read_undo
@@ -46,12 +47,13 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.message_encoding import encode_ordered, has_one_order, message_name, without_tail
 from snapline.agent_runtime.rollback_errors import CAUGHT, FAILURES, RestartRequestedError, request_in
 from snapline.agent_runtime.sagas import do_nothing, not_undone
-from snapline.agent_runtime.turn_environment import TurnEnvironment, calling, no_call_of, run_step
+from snapline.agent_runtime.turn_environment import TurnEnvironment, calling, no_call_of, run_step, taken
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, StoreError, UsageError
 from snapline.messages.payloads import read_creation, split_message
 from snapline.protocols.names import LOCAL, is_logged
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import ArenaBusyError, ArenaPool, Authors, ChunkTable, StateImage
+from snapline.storage.log.answer_files import RecordedAnswer
 from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect, SavedTurn
 
 
@@ -82,13 +84,17 @@ async def step_of(
     call = LastCall(work.timeout_s or 0.0, world)
     unawaited.enter_turn()
     try:
-        step_result = await _result_of_work(command, work, world, call)
-        left = unawaited.take_freed()
-        if left:
-            raise UsageError(unawaited.sentence(left))
-        is_effect = isinstance(work, EffectWork)
-        declares = None if isinstance(work, EffectWork) and work.intent.is_undo else work.function
-        outcome, result = DONE, encode_result(command.name, step_result, declares, is_effect=is_effect)
+        answer = await _answer_to(command, work, world)
+        if answer is not None:
+            outcome, result = answer.outcome, answer.result
+        else:
+            step_result = await _result_of_work(command, work, world, call)
+            left = unawaited.take_freed()
+            if left:
+                raise UsageError(unawaited.sentence(left))
+            is_effect = isinstance(work, EffectWork)
+            declares = None if isinstance(work, EffectWork) and work.intent.is_undo else work.function
+            outcome, result = DONE, encode_result(command.name, step_result, declares, is_effect=is_effect)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -98,6 +104,29 @@ async def step_of(
         outcome, result = FAILED, encode_error(error)
     late_s = call.late_s() if outcome == FAILED and isinstance(work, EffectWork) else 0.0
     report(ev.StepEnded(command.agent, command.incarnation, command.place, outcome, result, world.now_ns(), late_s))
+
+
+async def _answer_to(command: ev.RunStep, work: StepWork | EffectWork, world: TurnEnvironment) -> RecordedAnswer | None:
+    """Return the recorded answer to a step, or None if the step must run. An answer that the step's function would not return any more
+    counts as none, unless all answers are recorded.
+
+    Raises:
+        EncodingError: If the answer does not have the declared type, and no other may be asked for.
+    """
+    if not isinstance(command, ev.TakeAnswer) or isinstance(work, EffectWork):
+        return None
+    taking = replace(work, function=functools.partial(taken, command.answer), heartbeat_s=None)
+    answer: RecordedAnswer = await run_step(world, command.name, taking)
+    try:
+        if answer.outcome == DONE:
+            read_result(
+                command.name, JournalEntry("step", command.name, outcome=DONE, result=answer.result), work.function
+            )
+    except EncodingError:
+        if world.has_all_answers:
+            raise
+        return None
+    return answer
 
 
 class LastCall:

@@ -170,6 +170,7 @@ class StepRun(msgspec.Struct):
         group: number of entries at the end of `seen` that were the members of a group.
         is_counted: whether the turn is already counted as a durable turn.
         has_failed: whether the durable handler has raised an exception.
+        may_repeat: whether the running step is not logged, so that a recovery may run it again.
     """
 
     begun: tuple[object, ...]
@@ -178,6 +179,7 @@ class StepRun(msgspec.Struct):
     group: int = 0
     is_counted: bool = False
     has_failed: bool = False
+    may_repeat: bool = False
 
 
 class StepOracle:
@@ -247,6 +249,7 @@ class StepOracle:
         if ended.pause is not None:
             run.seen += ended.pause.entries
             run.group = 0
+            run.may_repeat = not ended.pause.is_logged
         if ended.pause is not None or ended.is_durable:
             self._count(ended.agent, ended.incarnation, run)
 
@@ -265,7 +268,8 @@ class StepOracle:
         """Check that a step that starts to run may run for its turn."""
         run = self._runs[agent, incarnation]
         asked = (*run.begun, _timeless(run.seen), name)
-        run.asked.append(asked)
+        if not run.may_repeat:
+            run.asked.append(asked)
         continued = self._continued_steps.get(asked)
         if continued is not None and continued <= incarnation:
             text = (

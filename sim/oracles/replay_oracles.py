@@ -641,6 +641,7 @@ class DurableOracle:
             run.seed = ended.pause.seed
             return
         del self._runs[ended.agent, ended.incarnation]
+        run.entries += ended.entries
         if not ended.is_durable or not run.seed or known is None:
             return
         difference = _departs(ended, run, known, made, draws)

@@ -136,6 +136,7 @@ class JudgeObserver(HostObserver):
             ev.MessageConsumedInTurn: self._message_taken,
             ev.OperatorCommandConsumed: self._command_consumed,
             ev.RunStep: self._run_step,
+            ev.TakeAnswer: self._run_step,
             ev.RunEffect: self._run_effect,
             ev.EffectRecordEmitted: self._effect_recorded,
             ev.ReportFrozen: self._report_frozen,

@@ -29,13 +29,15 @@ from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.fleet import Stubs, stubs_of
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.message_encoding import encode_body, encode_ordered, has_one_order
-from snapline.agent_runtime.turn_environment import Heartbeats, TurnEnvironment
+from snapline.agent_runtime.turn_environment import Heartbeats, TurnEnvironment, taken
 from snapline.errors import SnaplineError, StoreError
+from snapline.sim.faults.content_faults import CONTENT_FAULTS, with_content_fault
 from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.result import ExecutedFault
 from snapline.sim.world.host_streams import HostRun
 from snapline.sim.world.kernel import MS, SECOND_NS, Kernel, NotSimulatedError
 from snapline.sim.world.world_state import WorldState
+from snapline.storage.log.answer_files import RecordedAnswer
 
 # -- waits -------------------------------------------------------------------------------------------------------------
 
@@ -210,6 +212,16 @@ class Outages:
             drawn -= per_mille
         return ""
 
+    def spoilt(self, name: str, number: int) -> str:
+        """Draw how the content of a recorded answer is wrong: one of `CONTENT_FAULTS`, or "" if it is right."""
+        per_mille = self._shared.scenario.steps.wrong_per_mille
+        if not per_mille:
+            return ""
+        drawn = _PER_MILLE - 1 - self._shared.choices.pick("steps", (name, number, "content"), _PER_MILLE)
+        if self.is_over or drawn >= per_mille:
+            return ""
+        return CONTENT_FAULTS[self._shared.choices.pick("steps", (name, number, "wrong"), len(CONTENT_FAULTS))]
+
     def note(self, text: str) -> None:
         """Record the description of a failing call."""
         self._shared.faults.append(ExecutedFault("step", text, self._shared.kernel.now_ns))
@@ -371,6 +383,15 @@ class StubServices:
         stub = _with_arguments(self._stubs[name], function)
         return StubCall(self._shared, self.outages, name, number, stub, arrived, plan=plan)
 
+    def recorded(self, name: str, answer: RecordedAnswer, plan: int) -> StubCall:
+        """Return the recorded answer to a step like the answer of a stub, which may be late, lost or wrong."""
+        number = self._calls[name] = self._calls.get(name, 0) + 1
+        how = self.outages.spoilt(name, number)
+        if how:
+            answer = with_content_fault(answer, how)
+            self.outages.note(f"step {name!r}, call {number}: the recorded answer is {how}")
+        return StubCall(self._shared, self.outages, name, number, lambda: answer, lambda _: None, plan=plan)
+
 
 def _outside_key_of(name: str, function: Callable[[], Any]) -> str:
     """Return the external key of a call that executes an effect. Return "" for a step, a probe or a compensation, because they do not
@@ -418,8 +439,13 @@ class Steps:
         self._count = 0
 
     async def step(self, host: HostRun, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        """Call the stub of the step, and return its answer. If the fleet has no stubs, call `function` once, after a random delay."""
-        call = self.stubs.call(name, function, host.driver.core.plan)
+        """Call the stub of the step, and return its answer. If the fleet has no stubs, call `function` once, after a random delay. A recorded
+        answer is returned as that of a stub."""
+        call: StubCall | None
+        if isinstance(function, functools.partial) and function.func is taken:
+            call = self.stubs.recorded(name, function.args[0], host.driver.core.plan)
+        else:
+            call = self.stubs.call(name, function, host.driver.core.plan)
         if call is not None:
             return await call.answered()
         self._count += 1

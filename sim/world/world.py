@@ -21,6 +21,7 @@ production.
 import errno
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -51,6 +52,7 @@ from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.simulated_replica import SimLeader, SimulatedReplica
 from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
+from snapline.storage.log.answer_files import RecordedAnswers, read_export
 
 
 class SimExecutor:
@@ -480,6 +482,10 @@ class World:
         self._start()
 
     def _start(self) -> None:
+        fleet = self.shared.scenario.fleet
+        if fleet.answers:
+            is_complete = self.shared.workload.fleet.simulate is None
+            self.shared.stores.reader.record_answers(RecordedAnswers(read_export(Path(fleet.answers)), is_complete))
         for node in self.shared.coordinators:
             self.log.start(node)
         joining = joining_hosts(self.shared.scenario)

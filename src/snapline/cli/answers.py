@@ -12,7 +12,7 @@ from snapline.cli.snapshot_transfer import lost_answers
 from snapline.errors import ExternalFailureError, UsageError
 
 if TYPE_CHECKING:
-    from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers
+    from snapline.storage.log.answer_files import RecordedAnswer
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -80,19 +80,10 @@ def export(
 @command
 def show(display: Display, file: File) -> None:
     """List exported answers: agent, name of the step, how often the agent had asked this then, and the result."""
-    answers = read_export(file).answers
+    from snapline.storage.log.answer_files import read_export
+
+    answers = read_export(file)
     display.printer().result(document("Answers", answers=[_row(answer) for answer in answers]), _show)
-
-
-def read_export(file: Path) -> "RecordedAnswers":
-    """Read the answers in the file of an export. Raise UsageError if there is no such file, and DamagedDataError if it is damaged."""
-    from snapline.storage.log.answer_files import decode_export
-
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
-    return decode_export(data, str(file))
 
 
 def _row(answer: "RecordedAnswer") -> dict[str, object]:

@@ -164,18 +164,18 @@ def _record_answers(folder: Path, store: str, file: Path | None, *, is_complete:
         if is_complete:
             raise UsageError("--answers-only needs --answers FILE: it says which answers there are")
         return
-    from snapline.cli.answers import read_export
     from snapline.deploy.data_directory import STORE_FOLDER
-    from snapline.storage.log.answer_files import RecordedAnswers
+    from snapline.storage.log.answer_files import RecordedAnswers, read_export
     from snapline.storage.store.store import Store
 
-    recorded = read_export(file)
+    recorded = RecordedAnswers(read_export(file), is_complete)
     opened = Store.open_or_create(store or str(folder / STORE_FOLDER))
     if opened.epochs():
         raise UsageError(
             f"--answers is for a new fleet, and the store {opened.location} holds snapshots: use another one"
         )
-    opened.record_answers(RecordedAnswers(recorded.answers, is_complete))
+    if opened.recorded_answers() != recorded:  # after an interrupted start they are there already
+        opened.record_answers(recorded)
 
 
 def _result(ending: "Ending", dead_letters: int | None, folder: Path, elapsed_s: float) -> Document:

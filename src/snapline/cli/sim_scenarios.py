@@ -160,6 +160,16 @@ class ScenarioChanges:
         ),
     ] = None
 
+    answers: Annotated[
+        str | None,
+        typer.Option(
+            "--answers",
+            metavar="FILE",
+            help="For MODULE:FLEET: answers of `answers export` that steps take. Without stubs, all other steps fail.",
+            show_default=False,
+        ),
+    ] = None
+
     def words(self) -> list[str]:
         """Return these options as command-line arguments."""
         given = {
@@ -174,6 +184,7 @@ class ScenarioChanges:
             "--clients": self.clients,
             "--restores": self.restores,
             "--moves": self.moves,
+            "--answers": self.answers,
         }
         words = [word for pair in self.arg or () for word in ("--arg", pair)]
         return words + [word for name, value in given.items() if value is not None for word in (name, str(value))]
@@ -206,6 +217,7 @@ class ScenarioChanges:
             "--clients": self.clients,
             "--restores": self.restores,
             "--moves": self.moves,
+            "--answers": self.answers,
         }
         for name, value in of_fleets.items():
             if value:
@@ -238,6 +250,7 @@ class ScenarioChanges:
             arguments=arguments,
             invariant=self.invariant or "",
             at_end=self.at_end or "",
+            answers=self.answers or "",
         )
         swarm = faults.swarm and msgspec.structs.replace(faults.swarm, protocols=[fleet.protocol])
         scenario = msgspec.structs.replace(faults, name=f"{fleet.name}-{faults.name}", fleet=part, swarm=swarm)

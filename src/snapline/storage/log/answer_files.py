@@ -16,6 +16,7 @@ The file of an export has the same format, without encryption and without a stor
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -196,6 +197,15 @@ class AnswerWriter:
 def encode_export(answers: RecordedAnswers) -> bytes:
     """Encode answers as the file of an export. Raise UsageError if there are too many."""
     return _encode(_AnswerFile(canonical.encode(answers), "", "", "", ""))
+
+
+def read_export(file: Path) -> list[RecordedAnswer]:
+    """Read the answers in the file of an export. Raise UsageError if it cannot be read, DamagedDataError if it is damaged, or StoreError."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
+    return decode_export(data, str(file)).answers
 
 
 def decode_export(data: bytes, path: str) -> RecordedAnswers:

@@ -1,0 +1,189 @@
+"""Fleets that run on recorded answers, under faults: each question gets exactly the answer of its occurrence in the agent's surviving history.
+
+The oracle is the agent's own state: it counts what the agent has asked, and goes back with every recovery.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import snapline
+from snapline.agent_runtime.durable import argument_digest, encode_result
+from snapline.agent_runtime.host import durable_turns, plans, turn_ends
+from snapline.agent_runtime.recorded_answers import AskedQuestions, Question
+from snapline.sim.faults.content_faults import CONTENT_FAULTS, with_content_fault
+from snapline.sim.pytest_plugin import Simulation
+from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers, encode_export
+from snapline.storage.packs.checkpoint import JournalEntry
+
+QUESTIONS, TURNS, OCCURRENCES = 3, 14, 50
+
+NEW = 0
+"""Answer of the stub, to which nothing is recorded."""
+
+
+class Round(snapline.Message):
+    """Ask these questions, those of one list at the same time."""
+
+    groups: list[list[int]]
+
+
+class Asked(msgspec.Struct):
+    """State of an agent: how often it has asked each question, and the turns that are left."""
+
+    counts: list[int]
+    left: int
+    wrong: list[str] = []
+
+
+def ask(question: int) -> int:
+    raise AssertionError("the simulator calls the stub")
+
+
+def is_recorded(question: int, occurrence: int) -> bool:
+    return occurrence % (4 + question) != 0 and occurrence < OCCURRENCES
+
+
+class Asker(snapline.Agent):
+    state: Asked
+    retries = 200
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        self.again(ctx)
+
+    def again(self, ctx: snapline.Context) -> None:
+        if self.state.left:
+            chosen = [int(ctx.random() * 1000) for _ in range(1 + int(ctx.random() * 3))]
+            groups = [[(each // (3**place)) % QUESTIONS for place in range(1 + each % 4)] for each in chosen]
+            other = "b" if ctx.agent == "a" and ctx.random() < 0.5 else "a"
+            ctx.send(other, Round(groups))
+
+    @snapline.handler(durable=True)
+    async def on_round(self, message: Round, ctx: snapline.Context) -> None:
+        counts = list(self.state.counts)
+        for group in message.groups:
+            if len(group) == 1:
+                durability = "checkpoint" if sum(counts) % 2 else "log"
+                found = [await ctx.step("ask", ask, group[0], retries=3, durability=durability)]
+            else:
+                found = await ctx.gather(*[ctx.step("ask", ask, question, retries=3) for question in group])
+            for question, answer in zip(group, found, strict=True):
+                counts[question] += 1
+                right = counts[question] if is_recorded(question, counts[question]) else NEW
+                if answer != right:
+                    self.state.wrong.append(f"{ctx.agent}: question {question}: {answer} instead of {right}")
+        self.state.counts = counts
+        self.state.left -= 1
+        self.again(ctx)
+
+
+def fleet(recovery: str) -> snapline.Fleet:
+    return snapline.Fleet(
+        "askers",
+        agents={name: Asker(Asked([0] * QUESTIONS, TURNS)) for name in ("a", "b")},
+        triggers=[snapline.Every(seconds=0.2)],
+        simulate={"ask": lambda question: NEW},
+        recovery=recovery,
+    )
+
+
+def nothing_is_wrong(cut: snapline.Cut) -> None:
+    for state in cut.states.values():
+        assert isinstance(state, Asked) and not state.wrong, state
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> str:
+    """Return the path of recorded answers: the n-th to each question is n."""
+    recorded = [
+        RecordedAnswer(
+            *(agent, "step", "ask", argument_digest("ask", (question,)), occurrence),
+            *("done", encode_result("ask", occurrence)),
+        )
+        for agent in ("a", "b")
+        for question in range(QUESTIONS)
+        for occurrence in range(1, OCCURRENCES)
+        if is_recorded(question, occurrence)
+    ]
+    file = tmp_path / "recorded.answers"
+    file.write_bytes(encode_export(RecordedAnswers(recorded)))
+    return str(file)
+
+
+def check(
+    simulation: Simulation, answers: str, recovery: str, *, seeds: int, faults: str, moves: int = 0, restores: int = 0
+) -> None:
+    simulation.check(
+        functools.partial(fleet, recovery),
+        seeds=seeds,
+        invariant=nothing_is_wrong,
+        allow_undecided=True,
+        shrink_s=0,
+        faults=faults,
+        answers=answers,
+        moves=moves,
+        restores=restores,
+        until="4s",
+    )
+
+
+@pytest.mark.parametrize("recovery", ["global", "local"])
+@pytest.mark.parametrize("faults", ["crashes", "swarm"])
+def test_each_question_gets_the_answer_of_its_occurrence(
+    snapline_sim: Simulation, answers: str, faults: str, recovery: str
+) -> None:
+    check(snapline_sim, answers, recovery, seeds=12, faults=faults, moves=1)
+
+
+def test_a_restored_fleet_asks_for_the_same_occurrences_again(snapline_sim: Simulation, answers: str) -> None:
+    check(snapline_sim, answers, "global", seeds=8, faults="crashes", restores=2)
+
+
+def count_by_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    def occurrence(self: AskedQuestions, question: Question, earlier: list[JournalEntry]) -> int:
+        return right(self, question, [entry for entry in earlier if entry.outcome])
+
+    right = AskedQuestions.occurrence
+    monkeypatch.setattr(AskedQuestions, "occurrence", occurrence)
+
+
+def forget_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "AskedQuestions", lambda saved: None)
+
+
+def count_no_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_ends, "count_questions", lambda shared, agent, entries: None)
+
+
+def count_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable_turns, "count_questions", lambda shared, agent, entries: None)
+
+
+@pytest.mark.parametrize("mutant", [count_by_completion, forget_counts, count_no_adopted, count_no_turns])
+def test_the_oracle_finds_wrong_occurrences(
+    snapline_sim: Simulation,
+    answers: str,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(pytest.fail.Exception, match="nothing_is_wrong"):
+        check(snapline_sim, answers, "global", seeds=60, faults="crashes")
+
+
+def test_wrong_contents_fail_the_step_or_reach_the_agent(snapline_sim: Simulation, answers: str) -> None:
+    found = [with_content_fault(answer_of({"text": "a long answer", "n": 1}), how) for how in CONTENT_FAULTS]
+    values = [msgspec.msgpack.decode(each.result) for each in found]
+    assert values == [
+        {"text": "a long", "n": 1},
+        {"text_": "a long answer", "n": 1},
+        {"text": "I cannot help with that.", "n": 1},
+    ]
+    assert with_content_fault(answer_of(7), CONTENT_FAULTS[0]) == answer_of(7), "there is no text in it"
+
+
+def answer_of(value: object) -> RecordedAnswer:
+    return RecordedAnswer("a", "step", "ask", b"", 1, "done", msgspec.msgpack.encode(value))
