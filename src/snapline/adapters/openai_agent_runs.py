@@ -18,13 +18,13 @@ import dataclasses
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 
-from agents import Agent, FunctionTool, Handoff, RunConfig, Runner, RunResult
+from agents import Agent, AgentOutputSchemaBase, FunctionTool, Handoff, ModelSettings, RunConfig, Runner, RunResult
 from agents.items import ModelResponse
 from agents.models.interface import Model, ModelProvider
 from pydantic import BaseModel, TypeAdapter
 
 from snapline.adapters.rounds import Rounds, current_rounds
-from snapline.adapters.sdk_requests import StepOptions, effect_key, make_request
+from snapline.adapters.sdk_requests import StepOptions, digest_of_request, effect_key, make_request
 from snapline.agent_runtime.context import Context
 from snapline.errors import UsageError
 
@@ -137,7 +137,8 @@ class _Wrapping:
             async def body() -> object:
                 return _plain(await invoke(context, arguments))
 
-            return await make_request(rounds, name, body, options)
+            asked = arguments, getattr(context, "tool_call_id", "")
+            return await make_request(rounds, name, body, options, arguments=asked)
 
         return dataclasses.replace(tool, on_invoke_tool=invoked)
 
@@ -149,6 +150,19 @@ def _plain(result: Any) -> object:
     if isinstance(result, BaseModel):
         return result.model_dump(mode="json")
     return result if isinstance(result, str | dict) else str(result)
+
+
+def _asked(value: Any) -> object:
+    """Return the part of an argument for a model that the model sees, as plain values."""
+    if isinstance(value, list):
+        return [_asked(each) for each in value]
+    if isinstance(value, FunctionTool):
+        return [value.name, value.description, value.params_json_schema]
+    if isinstance(value, Handoff):
+        return [value.tool_name, value.tool_description, value.input_json_schema]
+    if isinstance(value, AgentOutputSchemaBase):
+        return None if value.is_plain_text() else value.json_schema()
+    return value if isinstance(value, str | dict | ModelSettings) else type(value).__qualname__
 
 
 class _StepModels(ModelProvider):
@@ -179,7 +193,9 @@ class _StepModel(Model):
             response = await self._inner.get_response(*arguments, **options)
             return _responses.dump_python(response, mode="json")
 
-        return _responses.validate_python(await make_request(rounds, f"{self._name}/model", body, self._options))
+        asked = (digest_of_request([_asked(each) for each in (*arguments, *options.values())]),)
+        made = make_request(rounds, f"{self._name}/model", body, self._options, arguments=asked)
+        return _responses.validate_python(await made)
 
     def stream_response(self, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
         raise UsageError("a streamed run cannot be repeated: run the agent in a durable turn without streaming")

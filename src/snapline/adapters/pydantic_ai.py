@@ -13,6 +13,9 @@ turn's journal, so no finished request is paid twice. Tools of one response run 
 `{"snapline": {"effect": True}}` becomes an effect: it is called when the request for it is durable, under the key that `effect_key` returns.
 A tool with `{"snapline": False}` runs in the turn itself and may use it (`current_rounds`), for example to call another agent.
 
+An answer belongs to what was asked: the conversation so far and the model's settings, without times and ids of runs. So an agent whose
+prompt has changed takes no recorded answer (`snapline answers`), and a turn that began with the earlier prompt stands until its code is back.
+
 Outside of `run`, the capability changes nothing.
 """
 
@@ -34,12 +37,12 @@ from pydantic_ai.durable_exec import (
     RoleBasedOperationConfig,
     conversation_id_from_run_id,
 )
-from pydantic_ai.models import Model
+from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.run import AgentRunResult
-from pydantic_ai.tools import AgentDepsT
+from pydantic_ai.tools import AgentDepsT, RunContext
 
 from snapline.adapters.rounds import Rounds, current_rounds, outside
-from snapline.adapters.sdk_requests import StepOptions, effect_key, make_request
+from snapline.adapters.sdk_requests import StepOptions, digest_of_request, effect_key, make_request
 from snapline.agent_runtime.context import Context
 from snapline.errors import EncodingError
 
@@ -150,7 +153,17 @@ class _StepBackend(JournalCallableOperationBackend[StepOptions]):
             return await body()
         context = outside()
         context.run(_utils._disable_threads.set, False)  # it was set for the run, and tools may use threads
-        return await make_request(rounds, name, body, config, context)
+        return await make_request(rounds, name, body, config, arguments=_arguments(cache_key), context=context)
+
+
+def _arguments(asked: tuple[object, ...]) -> tuple[object, ...]:
+    """Return what identifies an operation: the arguments of a tool, and a digest of the conversation before it."""
+    contexts = [each for each in asked if isinstance(each, RunContext)]
+    parts = [each for each in asked if isinstance(each, str | list | dict | ModelRequestParameters)]
+    has_messages = any(isinstance(each, list) for each in parts)
+    conversation = [(each.tool_call_id, [] if has_messages else each.messages) for each in contexts]
+    tools = [each for each in parts if isinstance(each, dict) and not has_messages]
+    return *tools, digest_of_request([parts, conversation])
 
 
 def _replace_clock() -> None:

@@ -6,9 +6,13 @@ import functools
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from hashlib import blake2b
 from typing import Any, TypedDict
 
+from pydantic_core import to_jsonable_python
+
 from snapline.adapters.rounds import Rounds, outside
+from snapline.agent_runtime.message_encoding import encode_ordered
 
 Body = Callable[[], Awaitable[object]]
 """Function that makes a request and returns its result as plain values."""
@@ -31,18 +35,50 @@ def effect_key() -> str:
 
 
 async def make_request(
-    rounds: Rounds, name: str, body: Body, options: StepOptions, context: contextvars.Context | None = None
+    rounds: Rounds,
+    name: str,
+    body: Body,
+    options: StepOptions,
+    *,
+    arguments: Sequence[object],
+    context: contextvars.Context | None = None,
 ) -> Any:  # the result as plain values
-    """Make a request as a step of the turn, or as an effect. `context` is the context in which `body` runs; by default, a copy of the
-    caller's context in which no turn runs it."""
+    """Make a request as a step of the turn, or as an effect.
+
+    Args:
+        arguments: what is asked, as plain values. A recorded answer is taken only for equal arguments.
+        context: the context in which `body` runs; by default, a copy of the caller's context in which no turn runs it.
+    """
     more: dict[str, Any] = {**options}
     work = functools.partial(_work, context or outside(), body)
     if more.pop("effect", False):
-        return await rounds.wait(lambda: rounds.ctx.effect(name, work, **more), is_single=True)
-    return await rounds.wait(lambda: rounds.ctx.step(name, work, **more))
+        return await rounds.wait(lambda: rounds.ctx.effect(name, work, *arguments, **more), is_single=True)
+    return await rounds.wait(lambda: rounds.ctx.step(name, work, *arguments, **more))
 
 
-async def _work(context: contextvars.Context, body: Body, *, key: str = "") -> object:
+DIGEST_BYTES = 8
+
+_TIMES_AND_RUNS = frozenset({"timestamp", "run_id", "conversation_id"})
+"""Fields of messages that differ between two runs that ask the same."""
+
+
+def digest_of_request(parts: object) -> str:
+    """Return a digest of what an SDK asks a model: the content of messages and settings, without times and the ids of runs.
+
+    Messages must not be arguments themselves, because effects show their arguments to people, and a conversation is long.
+    """
+    plain = to_jsonable_python(parts, fallback=lambda value: type(value).__qualname__, bytes_mode="base64")
+    return blake2b(encode_ordered(_content(plain)), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, dict):
+        names = [name for name in value if name not in _TIMES_AND_RUNS and not str(name).startswith("_")]
+        return {name: _content(value[name]) for name in names}
+    return [_content(each) for each in value] if isinstance(value, list) else value
+
+
+async def _work(context: contextvars.Context, body: Body, *_: object, key: str = "") -> object:
     """Make one request in the loop of this process's requests, whose connections it may use again."""
 
     async def made() -> object:
