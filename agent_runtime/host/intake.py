@@ -141,7 +141,7 @@ class Intake:
                     list(command.inputs),
                     list(command.entries) or UNSET,
                     list(command.commits) or UNSET,
-                    (bool(command.entries) and self._keeps_answers) or UNSET,
+                    self._keeps_answers or UNSET,
                 )
                 flight.prepared = store.prepare_batch(command.log, command.number, batch, command.certificate)
             return store.append_batch(flight.prepared)

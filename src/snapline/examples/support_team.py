@@ -143,7 +143,8 @@ class SupportLead(snapline.Agent):
         agent = lead_agent(state.model, state.service)
         result = await run(ctx, agent, f"I am not content with order {order}.", deps=order)
         state.answers[order] = result.output
-        ctx.reply(Answer(order, result.output))
+        if ctx.sender != ctx.agent:
+            ctx.reply(Answer(order, result.output))
 
 
 class Colleague(snapline.Agent):
@@ -179,6 +180,7 @@ def fleet(
         triggers=[snapline.Every(seconds=float(period))],
         stop_when=functools.partial(has_answered, count) if count else None,
         recovery=recovery,
+        keep_answers=True,
     )
 
 
