@@ -4,20 +4,29 @@ The oracle is the agent's own state: it counts what the agent has asked, and goe
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import snapline
+from snapline.agent_runtime import recorded_answers
 from snapline.agent_runtime.durable import argument_digest, encode_result
 from snapline.agent_runtime.host import durable_turns, plans, turn_ends
-from snapline.agent_runtime.recorded_answers import AskedQuestions, Question
+from snapline.agent_runtime.recorded_answers import AskedQuestions, Question, collect
+from snapline.coordinator.service.store_keeper import LogSweeper
+from snapline.sim.checking import Subject
 from snapline.sim.faults.content_faults import CONTENT_FAULTS, with_content_fault
 from snapline.sim.pytest_plugin import Simulation
+from snapline.sim.run import run
+from snapline.sim.workloads.workload import user_workload
+from snapline.sim.world.world import World
 from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers, encode_export
-from snapline.storage.packs.checkpoint import JournalEntry
+from snapline.storage.log.log_record import LoggedEntry
+from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
+from snapline.storage.store.store import Store
 
 QUESTIONS, TURNS, OCCURRENCES = 3, 14, 50
 
@@ -187,3 +196,105 @@ def test_wrong_contents_fail_the_step_or_reach_the_agent(snapline_sim: Simulatio
 
 def answer_of(value: object) -> RecordedAnswer:
     return RecordedAnswer("a", "step", "ask", b"", 1, "done", msgspec.msgpack.encode(value))
+
+
+# -- what a fleet keeps -----------------------------------------------------------------------------------------------
+
+
+class Heard(msgspec.Struct):
+    """State of an agent that keeps all answers: (question, answer)."""
+
+    left: int
+    items: list[tuple[int, int]] = []
+
+
+class Hearer(snapline.Agent):
+    state: Heard
+    retries = 200
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.send(ctx.agent, Round([]))
+
+    @snapline.handler(durable=True)
+    async def on_round(self, message: Round, ctx: snapline.Context) -> None:
+        for _ in range(1 + int(ctx.random() * 3)):
+            group = [int(ctx.random() * QUESTIONS) for _ in range(1 + int(ctx.random() * 3))]
+            found = await ctx.gather(*[ctx.step("ask", ask, question, retries=20) for question in group])
+            self.state.items += zip(group, found, strict=True)
+        self.state.left -= 1
+        if self.state.left:
+            ctx.send("b" if ctx.random() < 0.5 else "a", Round([]))
+
+
+def keeping_fleet(numbers: Iterator[int]) -> snapline.Fleet:
+    return snapline.Fleet(
+        "hearers",
+        agents={name: Hearer(Heard(40)) for name in ("a", "b")},
+        triggers=[snapline.Every(seconds=0.1)],
+        simulate={"ask": lambda question: next(numbers)},
+        keep_answers=True,
+    )
+
+
+EPOCHS_COMPARED = 8
+
+
+def heard(checkpoint: AgentCheckpoint) -> list[tuple[int, int]]:
+    return msgspec.msgpack.decode(checkpoint.state, type=Heard).items
+
+
+def check_kept(store: Store) -> int:
+    """What is collected since a snapshot must be what the agents have heard since, by the newest snapshot. Returns how much that was."""
+    epochs = store.epochs()
+    newest, count = _heard_by(store, epochs[-1]), 0
+    for epoch in epochs[:: 1 + len(epochs) // EPOCHS_COMPARED]:
+        collected = collect(store, epoch)
+        assert not collected.lost_batches
+        for agent, items in _heard_by(store, epoch).items():
+            if newest[agent][: len(items)] != items:
+                continue  # a restore has gone back behind this snapshot
+            since = newest[agent][len(items) :]
+            for question in range(QUESTIONS):
+                expected = [answer for asked, answer in since if asked == question]
+                digest = argument_digest("ask", (question,))
+                answers = [x for x in collected.answers if (x.agent, x.digest) == (agent, digest)]
+                assert [x.occurrence for x in answers] == list(range(1, len(answers) + 1))
+                values = [msgspec.msgpack.decode(x.result) for x in answers[: len(expected)]]
+                assert values == expected, (epoch, agent, question)
+                count += len(expected)
+    return count
+
+
+def _heard_by(store: Store, epoch: int) -> dict[str, list[tuple[int, int]]]:
+    manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
+    return {each.agent: heard(each) for each in store.read_checkpoints(manifest)}
+
+
+def run_keeping(seed: int) -> Store:
+    numbers = itertools.count(1)
+    scenario = Subject(functools.partial(keeping_fleet, numbers), faults="swarm", until="6s").scenario(seed)
+    more = msgspec.structs.replace(scenario.run, snapshots_every="700ms", retention="last=3,manual=6", keep_epochs=2)
+    worlds: list[World] = []
+    scenario = msgspec.structs.replace(scenario, run=more)
+    result = run(scenario, seed, workload=user_workload(keeping_fleet(numbers)), on_world=worlds.append)
+    assert result.verdict in ("pass", "undecided"), (seed, result.violations, result.error)
+    return worlds[0].shared.stores.reader
+
+
+def test_what_is_collected_since_a_snapshot_is_what_the_agents_have_heard_since() -> None:
+    stores = [run_keeping(seed) for seed in range(8)]
+    assert sum(map(check_kept, stores)) > 500 and sum(len(store.answer_files()) for store in stores) > 5
+
+
+def of_all_runs(logged: list[LoggedEntry], begun: SavedTurn | None) -> list[JournalEntry]:
+    return [each.entry for each in logged if each.entry.kind == "step"]
+
+
+def test_the_oracle_finds_answers_of_other_runs_and_lost_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = [run_keeping(seed) for seed in range(4)]
+    with monkeypatch.context() as patched, pytest.raises(AssertionError):
+        patched.setattr(recorded_answers, "_run_of", of_all_runs)
+        sum(map(check_kept, stores))
+    with monkeypatch.context() as patched, pytest.raises(AssertionError):
+        patched.setattr(LogSweeper, "_keep_answers", lambda self, garbage, plan: None)
+        check_kept(run_keeping(0))
