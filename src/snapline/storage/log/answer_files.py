@@ -169,10 +169,7 @@ class AnswerWriter:
             UsageError: If the answers are too large, or the fleet has some already.
             StoreError: If the disk failed.
         """
-        try:
-            self._write(RECORDED, canonical.encode(answers), temporary_name=f"0-{self._random()}")
-        except FileExistsError:
-            raise UsageError(f"the store {self._disk.location} has recorded answers already: use another one") from None
+        self._write(RECORDED, canonical.encode(answers), temporary_name=f"0-{self._random()}")
 
     def delete(self, paths: Collection[str]) -> list[str]:
         """Delete files with answers of deleted batches, and return the removed paths."""
@@ -188,7 +185,11 @@ class AnswerWriter:
             if self._guard is not None and authenticates(self._guard):
                 body = msgspec.structs.replace(body, tag=self._guard.authenticate(body.message()))
             make_durable_directory(self._disk, ANSWERS)
-            write_once(self._disk, path, (_encode(body),), temporary_name=temporary_name, point="store.answers")
+            try:
+                write_once(self._disk, path, (_encode(body),), temporary_name=temporary_name, point="store.answers")
+            except FileExistsError:
+                reason = f"the store {self._disk.location} has recorded answers already: use another one"
+                raise UsageError(reason) from None
 
     def _random(self) -> str:
         return self._random_bytes(_ID_BYTES).hex()
