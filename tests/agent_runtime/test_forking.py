@@ -25,7 +25,7 @@ from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import ArenaPool
 from snapline.storage.keys.key_files import generate_signing_key, generate_wrapping_key
-from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
+from snapline.storage.log.log_record import LogBatch, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
     DeadLetterNumbers,
@@ -440,6 +440,28 @@ def test_effects_that_are_open_in_the_snapshot_stay_the_parents(tmp_path: Path) 
         (entry,) = found.turn.journal
         assert entry.outcome == REFUSED and b"it is its parent's" in entry.result
         assert found.effects == SavedEffects([ENDED]) and found.stash == undoing[1:]
+
+
+@pytest.mark.parametrize(("outcome", "expected"), [("done", "adopted"), ("failed", "refused")])
+def test_a_fork_on_the_parents_answers_takes_the_outcome_of_the_open_effect(
+    tmp_path: Path, outcome: str, expected: str
+) -> None:
+    asked = JournalEntry("effect", "pay", b"12345678")
+    earlier = msgspec.structs.replace(asked, outcome="done", result=b"\x01")
+    standing = msgspec.structs.replace(TURN, journal=[earlier], waits=asked)
+    source = write(tmp_path, w={"saved_turn": standing, "saved_effects": SavedEffects([], [MADE], OPEN)})
+    turn = source.read_checkpoint(source.read_manifest(source.read_ref(4)), "w").durable_turns
+    later = msgspec.structs.replace(asked, outcome=outcome, result=b"\x02")
+    entry = LoggedEntry("w", turn, standing.seed, 1, b"", later)
+    batch = LogBatch([], [entry])
+    assert source.append_batch(source.prepare_batch(LogName(3, "h1", 1), 1, batch))
+    made = fork(source, tmp_path / "f", answers="parent")
+    assert (made.answers, made.effects_refused) == (2, 0) if outcome == "done" else (1, 1)
+    store = Store.open(tmp_path / "f")
+    found = store.read_checkpoint(store.read_manifest(store.read_ref(4)), "w").turn
+    assert found is not None and [x.outcome for x in found.journal] == ["done", expected]
+    recorded = store.recorded_answers()
+    assert recorded is not None and [x.occurrence for x in recorded.answers] == [1, 2][: made.answers]
 
 
 def test_a_turn_that_undoes_is_gone_and_agents_without_effects_are_as_they_were(tmp_path: Path) -> None:

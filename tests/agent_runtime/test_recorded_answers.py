@@ -1,0 +1,81 @@
+"""Recorded answers: which log entries count, in which order occurrences are counted, and what a host core makes of them."""
+
+import msgspec
+
+from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED
+from snapline.agent_runtime.recorded_answers import AnswerBook, AskedQuestions, answers_in
+from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers
+from snapline.storage.log.log_record import BEGUN, LoggedEntry
+from snapline.storage.packs.checkpoint import AgentCheckpoint, AskedQuestion, JournalEntry, SavedTurn
+
+SEED, OTHER = b"s" * 16, b"o" * 16
+
+
+def logged(turn: int, place: int, result: int, *, name: str = "ask", seed: bytes = SEED, **more: str) -> LoggedEntry:
+    kind, outcome = more.get("kind", "step"), more.get("outcome", DONE)
+    return LoggedEntry("a", turn, seed, place, b"", JournalEntry(kind, name, b"", outcome, bytes([result])))
+
+
+def found(
+    *entries: LoggedEntry, checkpoints: tuple[AgentCheckpoint, ...] = (), **more: bool
+) -> list[tuple[str, int, int]]:
+    return [(x.name, x.occurrence, x.result[0]) for x in answers_in(entries, checkpoints, **more)]
+
+
+def checkpoint(turns: int, turn: SavedTurn | None = None) -> AgentCheckpoint:
+    return AgentCheckpoint(agent="a", kind="m:A", epoch=1, saved_turns=turns, saved_turn=turn or msgspec.UNSET)
+
+
+def test_occurrences_are_counted_by_turn_and_place_and_not_by_the_time_of_the_answer() -> None:
+    entries = [logged(2, 0, 4), logged(1, 2, 3), logged(1, 0, 1), logged(1, 1, 2, name="other")]
+    assert found(*entries) == [("ask", 1, 1), ("ask", 2, 3), ("ask", 3, 4), ("other", 1, 2)]
+
+
+def test_of_several_runs_of_a_turn_the_newest_one_counts() -> None:
+    old = [logged(1, place, 1 + place) for place in range(3)]
+    new = [logged(1, 0, 7, seed=OTHER), logged(1, 1, 8, seed=OTHER)]
+    assert found(*old, *new) == [("ask", 1, 7), ("ask", 2, 8)]
+    again = [logged(1, 1, 9, name="else")]
+    assert found(*old, *again) == [("ask", 1, 1), ("ask", 2, 3), ("else", 1, 9)]
+
+
+def test_failures_leave_a_gap_and_a_step_that_was_tried_again_counts_once() -> None:
+    entries = [logged(1, 0, 1, outcome=FAILED), logged(1, 1, 2, outcome=FAILED), logged(1, 1, 3)]
+    assert found(*entries) == [("ask", 2, 3)]
+    assert found(*entries, has_failures=True) == [("ask", 1, 1), ("ask", 2, 3)]
+
+
+def test_effects_and_approvals_count_and_times_and_marks_do_not() -> None:
+    entries = [
+        logged(1, 0, 1, kind="effect", outcome=BEGUN),
+        logged(1, 0, 2, kind="effect"),
+        logged(1, 1, 3, kind="now"),
+        logged(1, 2, 4, kind="approval"),
+        logged(1, 3, 5, kind="effect", outcome=ADOPTED),
+    ]
+    assert found(*entries) == [("ask", 1, 4), ("ask", 1, 2), ("ask", 2, 5)]
+
+
+def test_answers_begin_at_the_snapshot_with_the_turn_that_was_open_in_it() -> None:
+    journal = [JournalEntry("step", "ask", b"", DONE, b"\x05"), JournalEntry("call", "b", b"", DONE, b"")]
+    members = [JournalEntry("step", "ask", b""), JournalEntry("step", "ask", b"", DONE, b"\x07")]
+    turn = SavedTurn("message", "b", b"", SEED, journal=journal, members=members)
+    entries = [logged(1, 0, 1), logged(2, 0, 2), logged(2, 2, 6), logged(2, 3, 3), logged(3, 0, 8)]
+    expected = [("ask", 1, 5), ("ask", 2, 6), ("ask", 3, 7), ("ask", 4, 8)]
+    assert found(*entries, checkpoints=(checkpoint(2, turn),)) == expected
+    assert found(*entries, checkpoints=(checkpoint(2),)) == [("ask", 1, 8)]
+
+
+def test_only_questions_with_answers_are_counted_and_a_checkpoint_keeps_the_counts() -> None:
+    answer = RecordedAnswer("a", "step", "ask", b"", 2, DONE, b"\x01")
+    book = AnswerBook(RecordedAnswers([answer]))
+    asked = AskedQuestions()
+    entries = [JournalEntry("step", "ask", b""), JournalEntry("step", "else", b""), JournalEntry("step", "ask", b"1")]
+    asked.add("a", entries, book)
+    asked.add("b", entries, book)
+    assert asked.saved() == [AskedQuestion("step", "ask", b"", 1)]
+    again = AskedQuestions(msgspec.convert(msgspec.to_builtins(asked.saved()), list[AskedQuestion]))
+    question = ("step", "ask", b"")
+    assert book.find("a", question, again.occurrence(question, [])) == answer
+    assert again.occurrence(question, entries) == 3
+    assert book.find("a", question, 3) is None and book.find("b", question, 2) is None
