@@ -60,7 +60,7 @@ class AnswerBook:
 
 
 class AskedQuestions:
-    """How often an agent has asked each question in the turns that have ended since its recorded answers begin."""
+    """The number of times that an agent has asked each question, in turns that have ended since its recorded answers begin."""
 
     __slots__ = ("_counts",)
 

@@ -146,7 +146,12 @@ class TurnEnvironment:
         has_all_answers: whether the fleet runs on recorded answers only, so that nothing outside may be asked.
     """
 
-    has_all_answers = False
+    has_all_answers: bool = False
+
+    def run_on_answers(self, *, has_all: bool) -> None:
+        """Set whether the fleet runs on recorded answers only."""
+        self.has_all_answers = has_all
+
     _handler_threads: asyncio.Semaphore | None = None
 
     def now_ns(self) -> int:

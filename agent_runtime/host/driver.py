@@ -47,7 +47,6 @@ from snapline.agent_runtime.host.host_trace import Tracing
 from snapline.agent_runtime.host.intake import Intake
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.migrations import MigrationError
-from snapline.agent_runtime.recorded_answers import AnswerBook
 from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.channels.child_processes import exit_if_child
 from snapline.channels.frame import Frame, LinkHello, Refused
@@ -80,6 +79,7 @@ from snapline.messages.host_messages import (
 from snapline.protocols.names import LOCAL
 from snapline.protocols.policy import Adaptive, AnyOf
 from snapline.storage.disk.record import finding_of
+from snapline.storage.log.answer_files import RecordedAnswers
 from snapline.storage.log.commits import CommitEncoder
 from snapline.storage.store.store import Store
 
@@ -129,7 +129,7 @@ class HostDriver:
             is_local=fleet.recovery == LOCAL,
             keeps_answers=fleet.keep_answers,
         )
-        self._answers: AnswerBook | None = None
+        self._answers: RecordedAnswers | None = None
         self._has_read_answers = False
         self.plan = 0
         self.started: dict[str, int] = {}
@@ -541,9 +541,7 @@ class HostDriver:
     def _read_line(self, store: Store, command: ev.LoadAgents) -> LoadedLine:
         line = self._read_agents(store, command)
         if not self._has_read_answers:
-            recorded = store.recorded_answers()
-            self._answers = None if recorded is None else AnswerBook(recorded)
-            self._has_read_answers = True
+            self._answers, self._has_read_answers = store.recorded_answers(), True
         line.answers = self._answers
         return line
 

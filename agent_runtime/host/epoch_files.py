@@ -20,7 +20,6 @@ from msgspec import UNSET
 from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, plan_line, revive
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.recorded_answers import AnswerBook
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError
 from snapline.messages.host_messages import BeginEpoch, EpochReport, ReportedPack
 from snapline.protocols.epoch_stamped import RecordedPart
@@ -28,6 +27,7 @@ from snapline.storage.capture.chunking import ChunkedState, chunk_image, split_j
 from snapline.storage.capture.decoder import PartReader
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.disk.local_disk import parallel_map, requests_at_once
+from snapline.storage.log.answer_files import RecordedAnswers
 from snapline.storage.log.commits import CommittedCheckpoint, NewestCommit, note_newest
 from snapline.storage.log.commits import checkpoint_of as committed_checkpoint_of
 from snapline.storage.log.log_record import EFFECT, LogBatch, LoggedEntry, LoggedInput, LogName
@@ -663,7 +663,7 @@ class LoadedLine(msgspec.Struct):
     tables: dict[str, ChunkTable]
     buffers: list[int] = []
     logged: LogContents = LogContents()
-    answers: AnswerBook | None = None
+    answers: RecordedAnswers | None = None
 
 
 def load_line(

@@ -13,7 +13,6 @@ from typing import Literal
 import msgspec
 
 from snapline.agent_runtime.durable import Pause
-from snapline.agent_runtime.recorded_answers import AnswerBook
 from snapline.agent_runtime.rollback_errors import RestartRequest, RollbackRequest
 from snapline.channels.frame import Frame, LinkHello
 from snapline.messages import host_messages as msg
@@ -23,7 +22,7 @@ from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.host_messages import TurnDeath
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import SealedRuns
-from snapline.storage.log.answer_files import RecordedAnswer
+from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers
 from snapline.storage.log.log_record import CommitPart, LoggedEntry, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
@@ -168,7 +167,7 @@ class AgentsLoaded(Event, frozen=True, gc=False):
     why_no_log: str = ""
     log_key: bytes = b""
     is_authenticated: bool = False
-    answers: AnswerBook | None = None
+    answers: RecordedAnswers | None = None
 
 
 class LoadFailed(Event, frozen=True, gc=False):

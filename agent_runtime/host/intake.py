@@ -47,7 +47,7 @@ class Intake:
     def __init__(
         self, environment: HostEnvironment, feed: Callable[[ev.Event], None], *, keeps_answers: bool = False
     ) -> None:
-        """With `keeps_answers`, the results of steps in each batch are kept when the batch is deleted."""
+        """Create the intake. With `keeps_answers`, the results of steps in each batch are kept when the batch is deleted."""
         self._keeps_answers = keeps_answers
         self._environment = environment
         self._feed = feed

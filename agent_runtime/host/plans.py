@@ -43,7 +43,7 @@ from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.modes.mode import EpochRequest, HostMode
 from snapline.agent_runtime.host.views import Views
-from snapline.agent_runtime.recorded_answers import AskedQuestions
+from snapline.agent_runtime.recorded_answers import AnswerBook, AskedQuestions
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.host_messages import Quiesce
@@ -517,7 +517,8 @@ class HostPlans:
                 self._restore_channels(shared.agents[loaded.agent], loaded.checkpoint)
         self._log.loaded(event)
         self._inputs.loaded(event)
-        self._shared.answers = event.answers
+        if event.answers is not None and shared.answers is None:
+            shared.answers = AnswerBook(event.answers)  # they are the same under all plans
         self._steps.loaded(event)
         self._outputs.loaded(event)
         self._mode.loaded(event.agents)

@@ -484,7 +484,7 @@ class Turns:
     def use_store(self, *, takes_outputs: bool, has_all_answers: bool = False) -> None:
         """Set whether the store accepts outputs, because effects require this, and whether the fleet runs on recorded answers only."""
         self._takes_effects = takes_outputs
-        self._world.has_all_answers = has_all_answers
+        self._world.run_on_answers(has_all=has_all_answers)
 
     def has(self, agent: str) -> bool:
         """Return whether this host has the agent's object."""

@@ -420,6 +420,8 @@ def fork_snapshot(
         judged = _CheckedFork(source, epoch, request)
         order = judged.order(created=instant(now_s))
         fork = write_fork(source, epoch, open_disk(to), order, keys=resolve_keys(keys, None), begin_again=begin_again)
+        if order.recorded is not None:
+            Holds(fork, now_s=lambda: now_s).pin(epoch)  # its answers since then are kept, and can be compared
         return judged.report(fork, order)
 
 

@@ -4,6 +4,7 @@ import msgspec
 
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED
 from snapline.agent_runtime.recorded_answers import AnswerBook, AskedQuestions, answers_in
+from snapline.agent_runtime.snapshots.answer_comparison import tokens_in
 from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers
 from snapline.storage.log.log_record import BEGUN, LoggedEntry
 from snapline.storage.packs.checkpoint import AgentCheckpoint, AskedQuestion, JournalEntry, SavedTurn
@@ -79,3 +80,23 @@ def test_only_questions_with_answers_are_counted_and_a_checkpoint_keeps_the_coun
     assert book.find("a", question, again.occurrence(question, [])) == answer
     assert again.occurrence(question, entries) == 3
     assert book.find("a", question, 3) is None and book.find("b", question, 2) is None
+
+
+def test_tokens_are_those_that_a_result_of_a_model_says() -> None:
+    results: list[object] = [
+        {"usage": {"input_tokens": 3, "output_tokens": 4, "details": {}}, "parts": []},
+        {"usage": {"prompt_tokens": 5, "completion_tokens": 6}},
+        {"usage": {"input_tokens": 3}},
+        {"usage": None},
+        ["usage"],
+        7,
+    ]
+    assert [tokens_in(msgspec.msgpack.encode(each)) for each in results] == [
+        (3, 4),
+        (5, 6),
+        (0, 0),
+        (0, 0),
+        (0, 0),
+        (0, 0),
+    ]
+    assert tokens_in(b"\xff\xff\xc1") == (0, 0)

@@ -31,6 +31,7 @@ OTHERS_PACKAGES = (
     "langgraph",
     "autogen_core",
     "pydantic_ai",
+    "pydantic_core",
     "agents",
     "agent_framework",
     "workflows",

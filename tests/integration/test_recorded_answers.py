@@ -90,6 +90,30 @@ async def test_with_one_prompt_changed_a_fork_asks_only_from_there_on(tmp_path: 
     assert "step 'judge' failed: NoRecordedAnswer" in json.dumps(listed.json)
 
 
+async def test_several_forks_of_a_snapshot_are_compared_with_each_other(tmp_path: Path) -> None:
+    parent, folder, tries = tmp_path / "parent", tmp_path / "notes", tmp_path / "tries"
+    epoch = await run(parent, folder)
+    code = ["--fleet", FLEET, "--arg", f"folder={folder}", "--set", 'critic.prompt="Why not"', "--live"]
+    made = await fork(parent, epoch, tries, "--answers", "parent", "--times", "2", *code)
+    forks = msgspec.convert(made.json["forks"], list[dict[str, Any]])
+    assert [(x["name"], x["data_dir"]) for x in forks] == [(f"tries-{n}", str(tries / str(n))) for n in (1, 2)]
+    for number in (1, 2):
+        await run(tries / str(number), folder)
+    stores = [parent / "store", tries / "1" / "store", tries / "2" / "store"]
+    compared = (await snapline("answers", "compare", *stores)).json
+    fleets = msgspec.convert(compared["fleets"], list[dict[str, Any]])
+    written = MODEL_CALLS - TOPICS
+    assert [(x["answers"], x["recorded"]) for x in fleets] == [
+        *((MODEL_CALLS + TOPICS, 0), (MODEL_CALLS + TOPICS, written), (MODEL_CALLS + TOPICS, written))
+    ]
+    assert compared["same"] == written, "what the writer asked"
+    different = msgspec.convert(compared["different"], list[dict[str, Any]])
+    assert {each["name"] for each in different} == {"judge", "publish"}
+    judged = [each["results"] for each in different if each["name"] == "judge"]
+    assert sum(parents is not None for parents, _, _ in judged) == TOPICS
+    assert sum(parents is None and one != other for parents, one, other in judged) >= TOPICS
+
+
 async def test_a_new_fleet_runs_on_exported_answers(tmp_path: Path) -> None:
     parent, folder, file = tmp_path / "parent", tmp_path / "notes", tmp_path / "writers.answers"
     await run(parent, folder)

@@ -86,6 +86,30 @@ def show(display: Display, file: File) -> None:
     display.printer().result(document("Answers", answers=[_row(answer) for answer in answers]), _show)
 
 
+@app.command("compare")
+@command
+def compare(
+    display: Display,
+    stores: Annotated[
+        list[str],
+        typer.Argument(metavar="STORE...", help="Stores of two or more fleets, such as forks of one snapshot."),
+    ],
+) -> None:
+    """Compare what fleets have asked, what they were answered, and how many tokens that cost.
+
+    The answers of a fork, and of its parent, begin at the snapshot from which the fork was made. Exit codes: 0: with or without
+    differences. 4: that snapshot is not kept any more.
+    """
+    import msgspec
+
+    from snapline.agent_runtime.snapshots.answer_comparison import compare_answers
+
+    if len(stores) < 2:
+        raise UsageError("there is nothing to compare: name two or more stores")
+    found = compare_answers([StorePlace(store=store).open() for store in stores])
+    display.printer().result(document("AnswersComparison", **msgspec.to_builtins(found)), _show_comparison)
+
+
 def _row(answer: "RecordedAnswer") -> dict[str, object]:
     from snapline.storage.capture.saved_value_formats import plain
     from snapline.storage.capture.saved_values import FAILURES
@@ -112,8 +136,34 @@ def _show_exported(result: Document, tables: DocumentTables) -> None:
     )
 
 
+def _show_comparison(result: Document, tables: DocumentTables) -> None:
+    for number, row in enumerate(rows_of(result, "fleets"), 1):
+        answers, recorded = integer_of(row, "answers"), integer_of(row, "recorded")
+        tables.line(f"{number}: {row['store']}: {count(answers, 'answer')}, {recorded:,} of them recorded{_cost(row)}")
+    different = rows_of(result, "different")
+    same = integer_of(result, "same")
+    tables.line(f"{count(same, 'request')} with the same answer, {len(different):,} with others")
+    for row in different:
+        tables.line(f"{row['agent']}  {row['kind']} {row['name']}  {row['occurrence']}.")
+        results = row["results"]
+        for number, shown in enumerate(results if isinstance(results, list) else [], 1):
+            tables.line(f"  {number}: {'not asked' if shown is None else _shortened(str(shown))}")
+
+
+def _cost(row: Document) -> str:
+    tokens, new = (
+        [integer_of(row, f"{kind}{name}") for name in ("input_tokens", "output_tokens")] for kind in ("", "new_")
+    )
+    if not any(tokens):
+        return ""
+    return f"; {tokens[0]:,} input and {tokens[1]:,} output tokens, {new[0]:,} and {new[1]:,} of them new"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= RESULT_CHARACTERS_SHOWN else text[: RESULT_CHARACTERS_SHOWN - 1] + "…"
+
+
 def _show(result: Document, tables: DocumentTables) -> None:
     for row in rows_of(result, "answers"):
-        shown = str(row.get("result"))
-        shown = shown if len(shown) <= RESULT_CHARACTERS_SHOWN else shown[: RESULT_CHARACTERS_SHOWN - 1] + "…"
+        shown = _shortened(str(row.get("result")))
         tables.line(f"{row['agent']}  {row['kind']} {row['name']}  {row['occurrence']}.  {row['outcome']}: {shown}")

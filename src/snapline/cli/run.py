@@ -5,6 +5,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -78,12 +79,49 @@ StoreOption = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class AnswerOptions:
+    """Options for a new fleet that runs on recorded answers."""
+
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            "--answers",
+            metavar="FILE",
+            help="Answers of `answers export` that a new fleet takes instead of asking.",
+        ),
+    ] = None
+    answers_only: Annotated[
+        bool, typer.Option("--answers-only", help="Let steps and effects fail that have no answer in --answers.")
+    ] = False
+
+    def write(self, folder: Path, store: str) -> None:
+        """Write the answers to the fleet's store, which is created. Do nothing if there are none."""
+        if self.answers is None:
+            if self.answers_only:
+                raise UsageError("--answers-only needs --answers FILE: it says which answers there are")
+            return
+        from snapline.deploy.data_directory import STORE_FOLDER
+        from snapline.storage.log.answer_files import RecordedAnswers, read_export
+        from snapline.storage.store.store import Store
+
+        recorded = RecordedAnswers(read_export(self.answers), self.answers_only)
+        opened = Store.open_or_create(store or str(folder / STORE_FOLDER))
+        if opened.epochs():
+            raise UsageError(
+                f"--answers is for a new fleet, and the store {opened.location} holds snapshots: use another one"
+            )
+        if opened.recorded_answers() != recorded:  # after an interrupted start they are there already
+            opened.record_answers(recorded)
+
+
 @command
 def run(
     display: Display,
     log_lines: LogLines,
     spans: Spans,
     view: ViewOptions,
+    recorded: AnswerOptions,
     fleet: FleetReference,
     hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Number of host processes.")] = 2,
     coordinators: CoordinatorsOption = None,
@@ -102,17 +140,6 @@ def run(
     metrics: FleetMetrics = False,
     last_snapshot: LastSnapshot = LAST_SNAPSHOT_S,
     begin_anew: BeginAnew = False,
-    answers: Annotated[
-        Path | None,
-        typer.Option(
-            "--answers",
-            metavar="FILE",
-            help="Answers of `answers export` that a new fleet takes instead of asking.",
-        ),
-    ] = None,
-    answers_only: Annotated[
-        bool, typer.Option("--answers-only", help="Let steps and effects fail that have no answer in --answers.")
-    ] = False,
     fail_on_dead_letters: Annotated[
         bool, typer.Option("--fail-on-dead-letters", help="End with exit code 3 if there are dead letters.")
     ] = False,
@@ -136,7 +163,7 @@ def run(
     arguments, log = parse_arguments(arg), log_lines.arguments() + spans.checked().arguments()
     port = view.port()
     folder = data_dir or _new_folder(fleet)
-    _record_answers(folder, store, answers, is_complete=answers_only)
+    recorded.write(folder, store)
     replicas = coordinators if coordinators is not None else _count_of(folder)
     progress, started_s = FleetProgress(display.printer()), time.monotonic()
     try:
@@ -156,26 +183,6 @@ def run(
         raise typer.Exit(1)
     if dead_letters and fail_on_dead_letters:
         raise typer.Exit(PARTIAL)
-
-
-def _record_answers(folder: Path, store: str, file: Path | None, *, is_complete: bool) -> None:
-    """Write the recorded answers on which a new fleet runs to its store, which is created."""
-    if file is None:
-        if is_complete:
-            raise UsageError("--answers-only needs --answers FILE: it says which answers there are")
-        return
-    from snapline.deploy.data_directory import STORE_FOLDER
-    from snapline.storage.log.answer_files import RecordedAnswers, read_export
-    from snapline.storage.store.store import Store
-
-    recorded = RecordedAnswers(read_export(file), is_complete)
-    opened = Store.open_or_create(store or str(folder / STORE_FOLDER))
-    if opened.epochs():
-        raise UsageError(
-            f"--answers is for a new fleet, and the store {opened.location} holds snapshots: use another one"
-        )
-    if opened.recorded_answers() != recorded:  # after an interrupted start they are there already
-        opened.record_answers(recorded)
 
 
 def _result(ending: "Ending", dead_letters: int | None, folder: Path, elapsed_s: float) -> Document:

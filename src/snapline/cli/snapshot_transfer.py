@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,8 @@ from snapline.cli.snapshot_retention import SNAPSHOT_HELP, StorePlace, data_dir_
 from snapline.errors import UsageError
 
 if TYPE_CHECKING:
+    from snapline.agent_runtime.fleet import Fleet
+    from snapline.agent_runtime.snapshots.snapshot_forks import ForkRequest
     from snapline.storage.store.store import Store
     from snapline.storage.transfer.snapshot_copy import Copied
 
@@ -230,24 +233,56 @@ class AnswersChoice(StrEnum):
     ONLY = "only"
 
 
-@command
-def fork(
-    place: StorePlace,
-    display: Display,
-    snapshot: Annotated[str, typer.Argument(metavar="ID", help=SNAPSHOT_HELP)],
+@dataclass(frozen=True)
+class ForkPlaces:
+    """Options for the names and places of one or more forks."""
+
     name: Annotated[
         str,
         typer.Option(
             "--name", metavar="NAME", help="Name of the fork in `status`, `snapshot list` and `snapshot show`."
         ),
-    ],
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Data directory of the fork; created if missing.")],
+    ]
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Data directory of the fork; created if missing.")]
     to_store: Annotated[
         str,
         typer.Option(
             "--to-store", metavar="STORE", help="Store of the fork, as path or URL.", show_default="DIR/store"
         ),
-    ] = "",
+    ] = ""
+    times: Annotated[
+        int, typer.Option("--times", min=1, metavar="N", help="Number of forks, in DIR/1, DIR/2 and so on if above 1.")
+    ] = 1
+    again: Annotated[
+        bool, typer.Option("--again", help="First remove the remains of an unfinished fork in the same place.")
+    ] = False
+
+    def make(self, source: "Store", epoch: int, request: "ForkRequest") -> list[dict[str, object]]:
+        """Fork a snapshot into these places, and return the documents of the forks."""
+        import msgspec
+
+        from snapline.agent_runtime.snapshots.snapshot_forks import fork_snapshot
+        from snapline.deploy.data_directory import folder_of_fork
+
+        if self.times > 1 and self.to_store:
+            raise UsageError("--to-store names one store, and --times makes several forks: leave one of them out")
+        rows: list[dict[str, object]] = []
+        for number in range(1, self.times + 1):
+            folder, asked = self.to, request
+            if self.times > 1:
+                folder, asked = self.to / str(number), msgspec.structs.replace(request, name=f"{self.name}-{number}")
+            with folder_of_fork(folder) as store:
+                forked = fork_snapshot(source, epoch, self.to_store or str(store), asked, begin_again=self.again)
+            rows.append({"data_dir": str(folder), **msgspec.to_builtins(forked)})
+        return rows
+
+
+@command
+def fork(
+    place: StorePlace,
+    display: Display,
+    places: ForkPlaces,
+    snapshot: Annotated[str, typer.Argument(metavar="ID", help=SNAPSHOT_HELP)],
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -273,38 +308,38 @@ def fork(
         ),
     ] = AnswersChoice.NONE,
     live: Annotated[bool, typer.Option("--live", help="Allow the fork to perform effects.")] = False,
-    again: Annotated[
-        bool, typer.Option("--again", help="First remove the remains of an unfinished fork in the same place.")
-    ] = False,
 ) -> None:
     """Make a new fleet from a snapshot of another fleet, which may keep running.
 
     The other fleet is not changed. `snapline run --data-dir DIR` runs the fork; give --to-store to it as --store. Exit codes: 2: something
     does not fit, and nothing was written. 6: the snapshot is damaged. 11: a fleet runs in DIR, or another fork is being made there.
     """
-    import msgspec
+    from snapline.agent_runtime.snapshots.snapshot_forks import ForkRequest
 
-    from snapline.agent_runtime.snapshots.snapshot_forks import ForkRequest, fork_snapshot
-    from snapline.cli.fleet import check_reference, load
-    from snapline.deploy.data_directory import folder_of_fork
-
-    if arg and not fleet:
-        raise UsageError("--arg is for the function that --fleet names: give --fleet MODULE:FLEET")
-    if fleet:
-        check_reference(fleet)
     request = ForkRequest(
-        name=name,
+        name=places.name,
         settings=parse_settings(settings or []),
-        fleet=load(fleet, parse_arguments(arg)) if fleet else None,
+        fleet=_code_of_fork(fleet, arg),
         inputs=inputs.value,
         is_live=live,
         answers=answers.value,
     )
     source = place.open()
-    epoch = source.resolve(snapshot)
-    with folder_of_fork(to) as store:
-        forked = fork_snapshot(source, epoch, to_store or str(store), request, begin_again=again)
-    display.printer().result(document("Fork", data_dir=str(to), **msgspec.to_builtins(forked)), _show)
+    rows = places.make(source, source.resolve(snapshot), request)
+    result = document("Fork", **rows[0]) if len(rows) == 1 else document("Forks", forks=rows)
+    display.printer().result(result, _show if len(rows) == 1 else _show_forks)
+
+
+def _code_of_fork(reference: str, arguments: list[str] | None) -> "Fleet | None":
+    """Load the definition that --fleet names, or return None for the parent's."""
+    from snapline.cli.fleet import check_reference, load
+
+    if arguments and not reference:
+        raise UsageError("--arg is for the function that --fleet names: give --fleet MODULE:FLEET")
+    if not reference:
+        return None
+    check_reference(reference)
+    return load(reference, parse_arguments(arguments))
 
 
 def parse_settings(settings: list[str]) -> dict[str, bytes]:
@@ -359,6 +394,11 @@ def _show(result: Document, tables: DocumentTables) -> None:
     if absent:
         shown = ", ".join(absent[:NAMES_SHOWN]) + (", …" if len(absent) > NAMES_SHOWN else "")
         tables.line(f"not in the snapshot, and so not begun: {shown}")
+
+
+def _show_forks(result: Document, tables: DocumentTables) -> None:
+    for row in rows_of(result, "forks"):
+        _show(row, tables)
 
 
 def lost_answers(batches: int) -> str:

@@ -117,7 +117,7 @@ _kept_decoder = msgspec.msgpack.Decoder(list[KeptBatch])
 _recorded_decoder = msgspec.msgpack.Decoder(RecordedAnswers)
 
 
-class AnswerReader:
+class AnswerFileReader:
     """Reader of a store's answer files. Threads may share a reader."""
 
     def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None) -> None:
@@ -147,7 +147,7 @@ class AnswerReader:
             return _recorded_decoder.decode(data)
 
 
-class AnswerWriter:
+class AnswerFileWriter:
     """Writer of a store's answer files. Threads may share a writer."""
 
     def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None, random_bytes: Callable[[int], bytes]) -> None:
@@ -226,7 +226,7 @@ def is_answer_file(path: str) -> bool:
 
 def keys_of_answers(disk: Disk, store_id: str) -> set[str]:
     """Return the ids of the keys with which the store's answer files are encrypted. Raise DamagedDataError or StoreError."""
-    reader = AnswerReader(disk, store_id, guard=None)
+    reader = AnswerFileReader(disk, store_id, guard=None)
     paths = [*reader.files(), *([RECORDED] if store_files.exists(disk, RECORDED) else [])]
     return {_read(disk, path, store_id).key for path in paths} - {""}
 

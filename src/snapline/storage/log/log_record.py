@@ -212,7 +212,7 @@ class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def keeps_answers(self) -> bool:
-        """Whether the results of steps in this batch are kept when the batch is deleted."""
+        """True if the results of steps in this batch are kept when the batch is deleted."""
         return self.saved_keeps is True
 
     @property

@@ -359,7 +359,7 @@ class SavedApprovals(msgspec.Struct, frozen=True, gc=False, array_like=True, for
 
 
 class AskedQuestion(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """How often an agent has made a request in durable turns that have ended, since its recorded answers begin
+    """The number of times that an agent has made a request, in durable turns that have ended since its recorded answers begin
     (`storage/log/answer_files.py`). `kind`, `name` and `digest` are as in `JournalEntry`."""
 
     kind: str
@@ -561,7 +561,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def asked(self) -> list[AskedQuestion]:
-        """What the agent has asked, if its fleet runs on recorded answers."""
+        """Requests of the agent, if its fleet runs on recorded answers."""
         return self.saved_asked or []
 
     @property

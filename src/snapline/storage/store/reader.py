@@ -14,7 +14,7 @@ from snapline.storage.disk.local_disk import Disk, parallel_map, requests_at_onc
 from snapline.storage.disk.record import Guard, authenticates
 from snapline.storage.disk.store_files import ForkRecord, LogMark, OpenedDisk, exists, read_fork, read_marks
 from snapline.storage.keys.key_records import list_keys
-from snapline.storage.log.answer_files import AnswerReader, KeptBatch, RecordedAnswers
+from snapline.storage.log.answer_files import AnswerFileReader, KeptBatch, RecordedAnswers
 from snapline.storage.log.log_files import NO_STARTS, LogReader
 from snapline.storage.log.log_record import LogBatch, LogName
 from snapline.storage.outputs.output_files import ConsumerPosition, OutputBatch, OutputReader, read_consumers
@@ -46,7 +46,7 @@ class StoreReader:
         self._disk = disk
         self._guard = guard
         self._log_reader = LogReader(disk, store_id, guard=guard)
-        self._answer_reader = AnswerReader(disk, store_id, guard=guard)
+        self._answer_reader = AnswerFileReader(disk, store_id, guard=guard)
         self._output_reader = OutputReader(disk, store_id, guard=guard)
         self._output_watchers: list[Callable[[int], None]] = []
 

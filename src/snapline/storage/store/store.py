@@ -53,7 +53,7 @@ from snapline.storage.disk.store_files import (
 )
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
-from snapline.storage.log.answer_files import AnswerWriter, KeptBatch, RecordedAnswers, keys_of_answers
+from snapline.storage.log.answer_files import AnswerFileWriter, KeptBatch, RecordedAnswers, keys_of_answers
 from snapline.storage.log.log_files import LogWriter, keys_of_batches
 from snapline.storage.log.log_record import LogBatch, LogName, PreparedBatch
 from snapline.storage.outputs.output_files import (
@@ -133,7 +133,7 @@ class Store(StoreReader):
         self._output_writer = OutputWriter(
             disk, store_id, guard=guard, random_bytes=random_bytes, watchers=self._output_watchers
         )
-        self._answer_writer = AnswerWriter(disk, store_id, guard=guard, random_bytes=random_bytes)
+        self._answer_writer = AnswerFileWriter(disk, store_id, guard=guard, random_bytes=random_bytes)
         self._known_directories: set[str] = set()
         """Pack directories that are durable because this object has synced their parent directories."""
 
