@@ -9,6 +9,7 @@ Outputs are also numbered, and each output is kept until the host knows that it 
 
 import itertools
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
@@ -76,13 +77,22 @@ class AgentInputs:
         retries: mapping from the key of the operator command that retried a dead letter to the key of the dead letter's input.
         released: number of the last input known to be consumed in a complete epoch, such that its turn and the turns of all earlier inputs
             have ended.
+        early: inputs that a durable turn has taken, so that they have ended before earlier inputs: number, and the newest epoch that had
+            begun then.
+        early_released: those of them that are known to have ended in a complete epoch or in a durable commit.
     """
 
-    __slots__ = ("consumed", "keys", "numbered", "released", "reply_bytes", "retries", "span_ns", "waiting")
+    __slots__ = (
+        *("consumed", "early", "early_released", "keys", "numbered", "released"),
+        *("reply_bytes", "retries", "span_ns", "waiting"),
+    )
 
     def __init__(self, saved: SavedInputs = NO_INPUTS) -> None:
         self.consumed = self.numbered = saved.number
         self.released = saved.settled
+        self.early: dict[int, int] = {}
+        ended = [known.number for known in saved.keys if not known.is_open and known.number > saved.settled]
+        self.early_released: dict[int, None] = dict.fromkeys(ended)
         self.waiting: dict[str, PendingInput] = {}
         self.keys = {known.key: known for known in saved.keys}
         self.retries = {known.retried_by: known.key for known in saved.keys if known.retried_by}
@@ -92,6 +102,23 @@ class AgentInputs:
     def saved(self) -> SavedInputs:
         """Return the data to be saved in a checkpoint: the number of the last consumed input, and the keys."""
         return SavedInputs(self.consumed, list(self.keys.values()))
+
+    def is_released(self, number: int) -> bool:
+        """Return whether no recovery can undo the end of this input, which has ended."""
+        return number <= self.released or number in self.early_released
+
+    def release(self, number: int) -> None:
+        """Record that all inputs up to this number have ended for good."""
+        self.released = max(self.released, number)
+        if self.early or self.early_released:
+            self.early = {each: begun for each, begun in self.early.items() if each > number}
+            self.early_released = {each: None for each in self.early_released if each > number}
+
+    def release_early(self, numbers: Iterable[int]) -> None:
+        """Record that inputs have ended for good, although earlier ones have not."""
+        for number in [number for number in numbers if number in self.early]:
+            del self.early[number]
+            self.early_released[number] = None
 
     def add(self, logged: LoggedInput, *, is_durable: bool) -> PendingInput:
         """Add the next input, which was either just numbered or found in a log."""

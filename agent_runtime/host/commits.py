@@ -26,7 +26,7 @@ agent on this host then depends on a state of it that its new host does not find
 One commit is in progress at a time. A commit is due when work waits for it, or when a change is `COMMIT_AGE_NS` old.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -80,8 +80,8 @@ class AgentReservation(AgentRetirement, Protocol):
 class AnswerSender(Protocol):
     """Interface that `Commits` requires from the component that answers clients."""
 
-    def committed(self, agent: LocalAgent, number: int) -> None:
-        """Send the answers to the agent's inputs up to this number, because no recovery can undo their turns."""
+    def committed(self, agent: LocalAgent, number: int, early: Sequence[int]) -> None:
+        """Send the answers to the agent's inputs up to this number, and to those in `early`, because no recovery can undo their turns."""
 
 
 class PlanConfirmer(Protocol):
@@ -93,7 +93,7 @@ class PlanConfirmer(Protocol):
 
 class CapturedAgent(msgspec.Struct):
     """The part of an agent in a commit that takes effect when the commit is durable: the messages that may leave, the messages that are
-    consumed, the last settled input and output, and the requests for the creation of agents."""
+    consumed, the last settled input and output, inputs that have ended before it, and the requests for the creation of agents."""
 
     agent: LocalAgent
     outlets: list[tuple[AgentOutlet, int]]
@@ -101,6 +101,7 @@ class CapturedAgent(msgspec.Struct):
     inputs: int
     outputs: int
     spawns: list[ev.Spawn]
+    early: tuple[int, ...] = ()
 
 
 class Commits:
@@ -283,8 +284,8 @@ class Commits:
             outlet.released = max(outlet.released, number)
             self._outlets.unpark(outlet)
         agent.committed_outputs = max(agent.committed_outputs, durable.outputs)
-        if durable.inputs:
-            self._answers.committed(agent, durable.inputs)
+        if durable.inputs or durable.early:
+            self._answers.committed(agent, durable.inputs, durable.early)
         if agent.effects is not None:
             self._effects.released(agent)
         if durable.spawns and agent.spawns is durable.spawns:
@@ -335,7 +336,8 @@ def _captured(agent: LocalAgent) -> CapturedAgent:
     inlets = [(inlet, inlet.consumed) for inlet in agent.inlets.values() if inlet.consumed > inlet.durable]
     inputs = agent.inputs.saved().settled if agent.inputs is not None else 0
     outputs = agent.outputs.number if agent.outputs is not None else 0
-    return CapturedAgent(agent, outlets, inlets, inputs, outputs, agent.spawns)
+    early = tuple(agent.inputs.early) if agent.inputs is not None else ()
+    return CapturedAgent(agent, outlets, inlets, inputs, outputs, agent.spawns, early)
 
 
 def _committed(agent: LocalAgent, now_ns: int) -> ev.CommittedAgent:

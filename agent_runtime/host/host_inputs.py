@@ -20,6 +20,8 @@ of consumed inputs (`agent_io.py`), so they are part of the agent's state. If a 
 gets the same reply. Only the outcome "dead letter" is not final. If an operator retries the dead letter, the new turn gives the reply.
 """
 
+from collections.abc import Sequence
+
 from snapline.agent_runtime.host import approvals, dead_letters
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_io import DIGEST_BYTES, AgentInputs, PendingInput
@@ -58,10 +60,12 @@ class ReplyWaiters:
 
     _membership: AgentRetirement
 
-    def __init__(self, shared: HostState, request: "EpochRequest | Commits") -> None:
-        """`request` asks for what makes answers final: a commit, or an epoch if there are no commits."""
+    def __init__(self, shared: HostState, request: "EpochRequest | Commits", *, has_cuts: bool) -> None:
+        """`request` asks for what makes answers final: a commit, or an epoch if there are no commits. `has_cuts` is set if all agents record
+        their states for an epoch after it has begun."""
         self._shared = shared
         self._request = request
+        self._has_cuts = has_cuts
         self._waiting: dict[Place, list[tuple[int, bool]]] = {}
         """Numbers of waiting requests, each with whether it accepts an early reply."""
 
@@ -124,10 +128,13 @@ class ReplyWaiters:
             self._request.say(agent)
         return is_unreported
 
-    def committed(self, agent: LocalAgent, number: int) -> None:
-        """Send the replies to the agent's inputs up to this number, because a durable commit contains the ends of their turns."""
-        if agent.inputs is not None and number > agent.inputs.released and not self._shared.commits.is_ending:
-            agent.inputs.released = number
+    def committed(self, agent: LocalAgent, number: int, early: Sequence[int]) -> None:
+        """Send the replies to the agent's inputs up to this number, and to those in `early`, because a durable commit contains the ends of
+        their turns."""
+        inputs = agent.inputs
+        if inputs is not None and (number > inputs.released or early) and not self._shared.commits.is_ending:
+            inputs.release_early(early)
+            inputs.release(number)
             for place in [place for place in self._waiting if place[0] == agent.id]:
                 self.consumed(agent, place[1])
 
@@ -137,12 +144,15 @@ class ReplyWaiters:
         for name, number in zip(event.agents, event.inputs, strict=True):
             agent = self._shared.agents.get(name)
             if agent is not None and agent.inputs is not None:
-                agent.inputs.released = max(agent.inputs.released, number)
+                agent.inputs.release(number)
                 if agent.is_leaving:
                     self._membership.retire_if_drained(agent)
         for place in list(self._waiting):
             agent = self._shared.agents.get(place[0])
             if agent is not None:
+                if agent.inputs is not None and event.is_complete and self._has_cuts:
+                    early = [number for number, begun in agent.inputs.early.items() if begun < event.epoch]
+                    agent.inputs.release_early(early)
                 self.consumed(agent, place[1])
 
     def removed(self, agent: str) -> None:
@@ -163,7 +173,7 @@ class ReplyWaiters:
         known = agent.inputs.answered(place[1])
         if known is None or known.is_open:
             return
-        is_released = known.number <= agent.inputs.released
+        is_released = agent.inputs.is_released(known.number)
         requests = self._waiting.pop(place)
         answer = ev.AskAnswer(BURIED if known.is_dead_lettered else REPLIED, known.number, known.reply)
         for request, is_early in requests:
@@ -205,11 +215,18 @@ class Inputs:
     """The inputs of the agents on this host. `asks` contains the client requests that wait for replies."""
 
     def __init__(
-        self, shared: HostState, mailboxes: Mailboxes, epoch_request: EpochRequest, log: OwnLog, commits: Commits
+        self,
+        shared: HostState,
+        mailboxes: Mailboxes,
+        epoch_request: EpochRequest,
+        log: OwnLog,
+        commits: Commits,
+        *,
+        has_cuts: bool,
     ) -> None:
         self._shared = shared
         self._log = log
-        self.asks = ReplyWaiters(shared, commits if shared.commits.is_on else epoch_request)
+        self.asks = ReplyWaiters(shared, commits if shared.commits.is_on else epoch_request, has_cuts=has_cuts)
         self._are_held = False
         """Whether inputs are rejected until the next Quiesce, plan or stream."""
         self._mailboxes = mailboxes
@@ -281,6 +298,8 @@ class Inputs:
         agent = self._shared.agents.get(logged.agent)
         if agent is not None and agent.inputs is not None:  # otherwise the agent has left
             agent.inputs.consume(logged, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
+            if agent.turn is not None and not is_open:
+                agent.inputs.early[logged.number] = self._shared.begun_epoch
             self._shared.note_change(agent.id)
             self.asks.consumed(agent, logged.key)
 
@@ -288,6 +307,8 @@ class Inputs:
         """Handle the end of a turn whose input had already been consumed."""
         if agent.inputs is not None:
             agent.inputs.close(key, is_dead_lettered=is_dead_lettered, reply=reply)
+            if agent.turn is not None:
+                agent.inputs.early[agent.inputs.keys[key].number] = self._shared.begun_epoch
             self._shared.note_change(agent.id)
             self.asks.consumed(agent, key)
 

@@ -79,6 +79,31 @@ async def test_an_approval_outlives_its_host_and_is_decided_once(data_dir: Path,
     assert notes.read_text().splitlines() == (["17"] if granted else [])
 
 
+@pytest.mark.parametrize("recovery", ["global", "local"])
+async def test_an_answer_is_final_before_the_agent_has_handled_its_earlier_inputs(
+    data_dir: Path, recovery: str
+) -> None:
+    notes = data_dir.with_name("notes")
+    notes.touch()
+
+    async def command(*arguments: str) -> Outcome:
+        return await snapline("approval", *arguments, "--data-dir", data_dir)
+
+    async with (
+        running(data_dir, FLEET, {"notes": str(notes), "recovery": recovery}, hosts=1),
+        await Client.connect(data_dir=data_dir) as client,
+    ):
+        for order in (17, 18, 19):
+            await client.send("clerk0", approving.Refund(order, 1200), f"refund-{order}")
+        for _ in range(3):
+            found = await the_open_one(command)
+            answered = await command("grant", found["id"], "--timeout", "20")
+            assert answered.code == 0, answered.err
+        reply = await client.ask("clerk0", approving.Refund(20, 1), "refund-20", timeout_s=60)
+        assert reply.message
+    assert notes.read_text().splitlines() == ["17", "18", "19", "20"]
+
+
 async def test_with_certificates_approvers_answer_and_viewers_do_not_while_the_leader_dies(data_dir: Path) -> None:
     certificates, notes = data_dir.with_name("certificates"), data_dir.with_name("notes")
     notes.touch()
