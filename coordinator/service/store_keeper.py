@@ -111,8 +111,9 @@ class LogSweeper:
         for log, number in [place for place in present if place not in self._kept]:
             with contextlib.suppress(NotFoundError):  # another leader has deleted the batch, and kept its answers
                 batch = self._store.read_batch(log, number)
-                entries = [] if batch is None else [x for x in batch.entries if x.entry.kind in KEPT_KINDS]
-                found.append(KeptBatch(log, number, entries))
+                batch = batch or LogBatch()
+                entries = [entry for entry in batch.entries if entry.entry.kind in KEPT_KINDS]
+                found.append(KeptBatch(log, number, entries, batch.inputs))
         self._store.keep_answers(found, plan=plan)
         self._kept |= present
 
@@ -135,7 +136,7 @@ class LogSweeper:
 
     def _numbers_of(self, path: str) -> list[BatchNumbers]:
         kept = self._store.read_answers(path)
-        return [batch_numbers(each.log, each.number, LogBatch(saved_entries=each.entries)) for each in kept]
+        return [batch_numbers(each.log, each.number, LogBatch(each.inputs, each.entries)) for each in kept]
 
     def _metadata_of(self, epoch: int) -> Metadata:
         return self._store.read_manifest(self._store.read_ref(epoch), epoch=epoch).metadata

@@ -1,7 +1,7 @@
 """Answers of the outside world that outlive the host logs, and answers on which a fleet runs.
 
-A step's result is in a host log only until every kept epoch covers its turn (`log_files.py`). In a fleet with `keep_answers`, the results
-are copied into an answer file before their batch is deleted. From answer files and logs, the answers since any snapshot can be collected
+A step's result is in a host log only until every kept epoch covers its turn (`log_files.py`). In a fleet with `keep_answers`, the results,
+and the inputs, are copied into an answer file before their batch is deleted. From answer files and logs, the answers since any snapshot can be collected
 (`agent_runtime/recorded_answers.py`). A fork or a test may then run on these *recorded answers* instead of asking again.
 
     answers/<plan>.<random>     answers of deleted batches; `plan` is the plan under which they were copied
@@ -25,7 +25,7 @@ from snapline.storage.disk import store_files
 from snapline.storage.disk.layout import ANSWERS, NUMBER_PATTERN
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.record import Guard, authenticates, canonical, check_place, damaged, open_data, seal, unseal
-from snapline.storage.log.log_record import EFFECT, LoggedEntry, LogName
+from snapline.storage.log.log_record import EFFECT, LoggedEntry, LoggedInput, LogName
 
 ANSWERS_KIND = b"ANSW"
 
@@ -51,11 +51,12 @@ KEPT_KINDS = ("step", EFFECT, "approval")
 
 
 class KeptBatch(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """The answers in one batch of a host log. `log` and `number` identify the batch."""
+    """The answers in one batch of a host log, and the inputs, which a fork may get too. `log` and `number` identify the batch."""
 
     log: LogName
     number: int
     entries: list[LoggedEntry]
+    inputs: list[LoggedInput] = []
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -252,7 +253,7 @@ def _parts(batches: Iterable[KeptBatch]) -> Iterator[list[KeptBatch]]:
     part: list[KeptBatch] = []
     size_bytes = 0
     for batch in batches:
-        length = sum([len(entry.entry.result) for entry in batch.entries])
+        length = sum([len(entry.entry.result) for entry in batch.entries]) + sum([len(x.payload) for x in batch.inputs])
         if part and size_bytes + length > PART_BYTES:
             yield part
             part, size_bytes = [], 0

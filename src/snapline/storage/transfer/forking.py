@@ -38,7 +38,7 @@ from snapline.storage.disk import layout, store_files
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.store_files import ForkRecord, OpenedDisk, check_no_store, encode_fork, exists
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.log.answer_files import RecordedAnswers
+from snapline.storage.log.answer_files import RecordedAnswers, unique_batches
 from snapline.storage.log.log_record import LogBatch, LoggedInput, LogName
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, decode_checkpoint, encode_checkpoint
 from snapline.storage.packs.manifest import AgentLine, Manifest, Metadata, chunk_place
@@ -314,7 +314,8 @@ READINGS = 3
 def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInput]:
     """Return the inputs of these agents that follow the given numbers, sorted by agent and number. No log is sealed.
 
-    The result may lack inputs that hosts accept meanwhile. There may be gaps where no kept epoch of the fleet needs an input.
+    The result may lack inputs that hosts accept meanwhile. There may be gaps where no kept epoch of the fleet needs an input, unless the
+    fleet has `keep_answers`.
 
     Raises:
         DamagedDataError: If a batch differs from what was originally written.
@@ -333,14 +334,22 @@ def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInpu
                 if batch is None:
                     continue
                 batches.setdefault(log, []).append(number)
-                for logged in batch.inputs:
-                    if logged.number > consumed.get(logged.agent, logged.number):
-                        inputs[logged.agent, logged.number] = logged
+                _add_pending(inputs, batch.inputs, consumed)
         missing = store.missing_batches(batches, {})
+        for kept in unique_batches(map(store.read_answers, store.answer_files())):
+            _add_pending(inputs, kept.inputs, consumed)
         if not missing:
             return [inputs[place] for place in sorted(inputs)]
     log, number = next(iter(missing.items()))
     raise StoreError(f"batch {number} of {log} was taken out of the store ({log.directory}), and not by snapline")
+
+
+def _add_pending(
+    found: dict[tuple[str, int], LoggedInput], inputs: Iterable[LoggedInput], consumed: Mapping[str, int]
+) -> None:
+    for logged in inputs:
+        if logged.number > consumed.get(logged.agent, logged.number):
+            found.setdefault((logged.agent, logged.number), logged)
 
 
 def first_gap(inputs: list[LoggedInput], consumed: Mapping[str, int]) -> tuple[str, int] | None:
