@@ -1,9 +1,11 @@
 """Texts hold what they say: commands of the README run, links lead somewhere, no file knows one person's machine."""
 
+import contextlib
 import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -113,6 +115,14 @@ def run_on_terminal(command: str, folder: Path) -> tuple[int, list[str], str]:
     return process.returncode, b"".join(chunks).decode().splitlines(), err.decode()
 
 
+def end_processes_in(folder: Path) -> None:
+    """Kill what a page has started in the background and has not ended, because one of its commands failed."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").resolve().is_relative_to(folder):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
 def run_as_shown(path: Path, folder: Path) -> int:
     """Write a page's files into the folder, run its commands there, and compare what they print with what it shows; returns how many there were."""
     page = path.read_text()
@@ -133,6 +143,7 @@ PAGES = (
     "README.md",
     "docs/dead-letters.md",
     "docs/examples.md",
+    "docs/tutorial.md",
     pytest.param("docs/crash-kit.md", marks=pytest.mark.skipif(bool(reason_against()), reason=reason_against())),
     pytest.param("docs/testing.md", marks=SLOW),
     pytest.param("docs/does-not-end.md", marks=SLOW),
@@ -143,7 +154,10 @@ PAGES = (
 @pytest.mark.timeout(README_S + 10)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_commands_of_a_page_run_and_print_what_it_shows(root: Path, tmp_path: Path, name: str) -> None:
-    assert run_as_shown(root / name, tmp_path), f"{name} shows no commands"
+    try:
+        assert run_as_shown(root / name, tmp_path), f"{name} shows no commands"
+    finally:
+        end_processes_in(tmp_path)
 
 
 def test_a_newcomer_sees_install_and_code_in_the_first_thirty_lines(root: Path) -> None:

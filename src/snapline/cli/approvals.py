@@ -1,7 +1,9 @@
 """`snapline approval …` lists the questions with which agents wait for people, and answers them."""
 
+import asyncio
 import contextlib
 import getpass
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +15,9 @@ from snapline.errors import NotFoundError, UsageError
 if TYPE_CHECKING:
     from snapline.client.client import Client
     from snapline.messages.approvals import OpenApproval
+
+WAIT_S = 0.2
+"""Time in seconds between two looks of `--wait`."""
 
 ID_SHOWN, ID_LEAST = 16, 8
 """Number of characters of an approval's id that the list shows, and the fewest that a command takes."""
@@ -31,14 +36,26 @@ Name = Annotated[
 
 @app.command("list")
 @command
-def list_approvals(connection: Connection, display: Display) -> None:
+def list_approvals(
+    connection: Connection,
+    display: Display,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until there is one, for --timeout at most.")] = False,
+) -> None:
     """List the approvals for which agents wait, those first that have waited longest, with all details.
 
     Hosts that do not answer within 2 s are left out.
     """
     import msgspec
 
-    found = connection.call_agents(lambda client: client.approvals())
+    async def ask(client: "Client") -> "list[OpenApproval]":
+        ends_s = time.monotonic() + connection.timeout
+        while True:
+            found = await client.approvals()
+            if found or not wait or time.monotonic() > ends_s:
+                return found
+            await asyncio.sleep(WAIT_S)
+
+    found = connection.call_agents(ask)
     display.printer().result(document("Approvals", approvals=msgspec.to_builtins(found)), _show)
 
 
