@@ -15,6 +15,7 @@ decided are taken too, unless the fork may act outside.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
 
 import msgspec
 
@@ -62,14 +63,23 @@ class AnswerBook:
 class AskedQuestions:
     """The number of times that an agent has asked each question, in turns that have ended since its recorded answers begin."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_counts", "_counts_in_turn", "_journal", "_seen")
 
     def __init__(self, saved: Iterable[AskedQuestion] = ()) -> None:
         self._counts = {(each.kind, each.name, each.digest): each.count for each in saved}
+        self._journal: list[JournalEntry] = []
+        self._seen = 0
+        self._counts_in_turn: Counter[Question] = Counter()
+        """Questions in the first `_seen` entries of `_journal`, so that each entry is counted once, however long the journal is."""
 
-    def occurrence(self, question: Question, earlier: Iterable[JournalEntry]) -> int:
-        """Return the occurrence of a question. `earlier` are the requests at the earlier places of the turn."""
-        return 1 + self._counts.get(question, 0) + sum([question_of(entry) == question for entry in earlier])
+    def occurrence(self, question: Question, journal: list[JournalEntry], members: Iterable[JournalEntry] = ()) -> int:
+        """Return the occurrence of a question. `journal` contains the entries before it, and `members` the earlier members of its group."""
+        if journal is not self._journal or len(journal) < self._seen:
+            self._journal, self._seen, self._counts_in_turn = journal, 0, Counter()
+        self._counts_in_turn.update(map(question_of, islice(journal, self._seen, None)))
+        self._seen = len(journal)
+        in_group = sum([question_of(entry) == question for entry in members])
+        return 1 + self._counts.get(question, 0) + self._counts_in_turn[question] + in_group
 
     def add(self, agent: str, entries: Iterable[JournalEntry], book: AnswerBook) -> None:
         """Count the requests of a turn that has ended."""

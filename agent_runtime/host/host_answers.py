@@ -23,9 +23,9 @@ def find_answer(
     book = shared.answers
     if book is None or request.kind not in KEPT_KINDS or (request.kind == "approval" and book.asks_people):
         return None
-    earlier = [*turn.journal, *turn.members][:place]
-    asked, question = agent.asked or AskedQuestions(), question_of(request)
-    occurrence = asked.occurrence(question, earlier)
+    agent.asked = agent.asked or AskedQuestions()
+    question = question_of(request)
+    occurrence = agent.asked.occurrence(question, turn.journal, turn.members[: place - len(turn.journal)])
     answer = book.find(agent.id, question, occurrence)
     if answer is None and book.is_complete and request.kind != "approval":
         return _missing(shared, agent, request, occurrence)

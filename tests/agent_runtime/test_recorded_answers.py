@@ -100,3 +100,14 @@ def test_tokens_are_those_that_a_result_of_a_model_says() -> None:
         (0, 0),
     ]
     assert tokens_in(b"\xff\xff\xc1") == (0, 0)
+
+
+def test_a_journal_is_counted_as_it_grows_and_again_when_a_failed_step_has_left_it() -> None:
+    asked, question, entry = AskedQuestions(), ("step", "ask", b""), JournalEntry("step", "ask", b"")
+    journal = [entry]
+    assert asked.occurrence(question, journal) == 2
+    journal += [entry, JournalEntry("step", "else", b"")]
+    assert asked.occurrence(question, journal, [entry]) == 4
+    del journal[1:]
+    assert asked.occurrence(question, journal) == 2
+    assert asked.occurrence(question, []) == 1, "another turn"

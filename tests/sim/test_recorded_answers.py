@@ -152,8 +152,10 @@ def test_a_restored_fleet_asks_for_the_same_occurrences_again(snapline_sim: Simu
 
 
 def count_by_completion(monkeypatch: pytest.MonkeyPatch) -> None:
-    def occurrence(self: AskedQuestions, question: Question, earlier: list[JournalEntry]) -> int:
-        return right(self, question, [entry for entry in earlier if entry.outcome])
+    def occurrence(
+        self: AskedQuestions, question: Question, journal: list[JournalEntry], members: list[JournalEntry]
+    ) -> int:
+        return right(self, question, journal, [entry for entry in members if entry.outcome])
 
     right = AskedQuestions.occurrence
     monkeypatch.setattr(AskedQuestions, "occurrence", occurrence)
