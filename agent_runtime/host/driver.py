@@ -541,7 +541,10 @@ class HostDriver:
     def _read_line(self, store: Store, command: ev.LoadAgents) -> LoadedLine:
         line = self._read_agents(store, command)
         if not self._has_read_answers:
-            self._answers, self._has_read_answers = store.recorded_answers(), True
+            try:
+                self._answers, self._has_read_answers = store.recorded_answers(), True
+            except DamagedDataError as error:  # no earlier epoch would have better answers
+                raise StoreError(str(error)) from error
         line.answers = self._answers
         return line
 

@@ -35,7 +35,7 @@ from snapline.agent_runtime.snapshots.snapshot_cut import (
     pending_spawns,
     pending_timers,
 )
-from snapline.agent_runtime.snapshots.snapshot_forks import Fork, ForkInputs, ForkRequest, fork_snapshot
+from snapline.agent_runtime.snapshots.snapshot_forks import Fork, ForkAnswers, ForkInputs, ForkRequest, fork_snapshot
 from snapline.errors import NotFoundError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.storage.capture.saved_value_formats import find_field, plain_value
@@ -183,6 +183,7 @@ class Snapshot:
         name: str,
         set: Mapping[str, Any] | None = None,  # the same name as on the command line
         inputs: ForkInputs = "drop",
+        answers: ForkAnswers = "none",
         live: bool = False,
         again: bool = False,
     ) -> Fork:
@@ -197,6 +198,8 @@ class Snapshot:
             set: new values for fields of states, by path such as `"agent.field.inner"`. Each value must have the declared type of its
                 field, as represented in JSON. To set fields, the store must have been opened with the fleet.
             inputs: "copy" or "drop" for inputs that the agents have not consumed.
+            answers: recorded answers on which the fork runs: "none", those that the parent has got since the snapshot ("parent"), or nothing
+                but them ("only"; then everything that has none fails). The fork's first snapshot is then pinned.
             live: whether the fork may perform effects.
             again: whether to remove an unfinished fork at `to` first. No other process may be writing to `to`.
 
@@ -209,7 +212,9 @@ class Snapshot:
             StoreError: If reading or writing a store failed.
         """
         settings = {place: msgspec.json.encode(value) for place, value in (set or {}).items()}
-        request = ForkRequest(name=name, settings=settings, fleet=self._fleet, inputs=inputs, is_live=live)
+        request = ForkRequest(
+            name=name, settings=settings, fleet=self._fleet, inputs=inputs, is_live=live, answers=answers
+        )
         return fork_snapshot(self._store, self.epoch, os.fspath(to), request, begin_again=again)
 
     @functools.cached_property

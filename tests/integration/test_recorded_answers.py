@@ -114,6 +114,22 @@ async def test_several_forks_of_a_snapshot_are_compared_with_each_other(tmp_path
     assert sum(parents is None and one != other for parents, one, other in judged) >= TOPICS
 
 
+async def test_damaged_answers_condemn_no_snapshot(tmp_path: Path) -> None:
+    parent, folder, forked = tmp_path / "parent", tmp_path / "notes", tmp_path / "forked"
+    epoch = await run(parent, folder)
+    assert (await fork(parent, epoch, forked, "--answers", "only")).code == 0
+    answers = forked / "store" / "answers" / "recorded"
+    whole = answers.read_bytes()
+    answers.write_bytes(whole[:-1] + b"x")
+    verified = await snapline("snapshot", "verify", "--store", forked / "store")
+    assert verified.code == 6 and "answers/recorded" in verified.out
+    async with running(forked, FLEET, {"folder": str(folder)}, hosts=1) as fleet:
+        await fleet.until(lambda now: "answers/recorded" in fleet.whereabouts())
+        answers.write_bytes(whole)
+        await fleet.end()
+    assert texts(forked, folder) == texts(parent, folder)
+
+
 async def test_a_new_fleet_runs_on_exported_answers(tmp_path: Path) -> None:
     parent, folder, file = tmp_path / "parent", tmp_path / "notes", tmp_path / "writers.answers"
     await run(parent, folder)
@@ -122,6 +138,7 @@ async def test_a_new_fleet_runs_on_exported_answers(tmp_path: Path) -> None:
     # Answers that all snapshots cover are gone: the first one was taken before the first question.
     assert (exported.code, exported.json["answers"], exported.json["lost_batches"]) == (0, MODEL_CALLS + TOPICS, 0)
     assert (await snapline("answers", "export", *store, file)).code == 2, "it exists"
+    assert file.stat().st_mode & 0o077 == 0, "it is as private as the store"
     shown = (await snapline("answers", "show", file)).json["answers"]
     assert {row["name"] for row in msgspec.convert(shown, list[dict[str, Any]])} == {"write", "judge", "publish"}
     arguments: list[str | Path] = ["--hosts", "2", "--arg", f"folder={folder}", "--data-dir", tmp_path / "new"]

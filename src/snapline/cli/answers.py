@@ -10,6 +10,7 @@ from snapline.cli.output import Document, DocumentTables, count, document, integ
 from snapline.cli.snapshot_retention import StorePlace
 from snapline.cli.snapshot_transfer import lost_answers
 from snapline.errors import ExternalFailureError, UsageError
+from snapline.folders import open_private
 
 if TYPE_CHECKING:
     from snapline.storage.log.answer_files import RecordedAnswer
@@ -58,7 +59,7 @@ def export(
     found = collect(store, epoch, has_failures=failures)
     data = encode_export(RecordedAnswers(found.answers))
     try:
-        with file.open("xb") as opened:
+        with open(file, "xb", opener=open_private) as opened:  # noqa: PTH123  # `Path.open` takes no opener
             opened.write(data)
     except FileExistsError:
         raise UsageError(f"{file} exists already: give another name") from None
