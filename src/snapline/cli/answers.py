@@ -59,7 +59,7 @@ def export(
     found = collect(store, epoch, has_failures=failures)
     data = encode_export(RecordedAnswers(found.answers))
     try:
-        with open(file, "xb", opener=open_private) as opened:  # noqa: PTH123  # `Path.open` takes no opener
+        with open(file, "xb", opener=open_private) as opened:  # `Path.open` takes no opener
             opened.write(data)
     except FileExistsError:
         raise UsageError(f"{file} exists already: give another name") from None
