@@ -363,6 +363,8 @@ class Context:
         heartbeat_s: float | None = None,
         retries: int | Sequence[float] = 0,
         durability: str = "log",
+        guard: Callable[[_Result], str | None] | None = None,
+        fallback: Callable[..., Awaitable[_Result] | _Result] | None = None,
     ) -> _Result: ...
 
     @overload
@@ -375,6 +377,8 @@ class Context:
         heartbeat_s: float | None = None,
         retries: int | Sequence[float] = 0,
         durability: str = "log",
+        guard: Callable[[_Result], str | None] | None = None,
+        fallback: Callable[..., Awaitable[_Result] | _Result] | None = None,
     ) -> _Result: ...
 
     @awaited  # type: ignore[misc]  # it takes what it decorates takes, which a decorator's type cannot say of several
@@ -387,6 +391,8 @@ class Context:
         heartbeat_s: float | None = None,
         retries: int | Sequence[float] = 0,
         durability: str = "log",
+        guard: Callable[[Any], str | None] | None = None,
+        fallback: Callable[..., Any] | None = None,
     ) -> Any:  # the function's own result
         """Perform external I/O. `function(*args)` is awaited if `function` is a coroutine function, and otherwise runs in a thread.
 
@@ -403,6 +409,10 @@ class Context:
             durability: determines when the result of a step is durable in a durable turn. With "log", the turn continues once the result is
                 in the store, after some milliseconds. With "checkpoint", the turn continues immediately, and the result is part of the
                 agent's next checkpoint. A recovery to an earlier checkpoint may run the step again.
+            guard: function that returns why a result must not be used, or None. Such a result counts as a failed attempt. The guard runs
+                within the step, so a replay does not run it. It must not wait; to ask a model, use another step.
+            fallback: function that is called with the same arguments when all attempts have failed. Its result is the step's, without a
+                guard.
 
         Returns:
             The function's result. In a durable turn, the result is decoded from the journal as the type that the function's return
@@ -417,7 +427,8 @@ class Context:
         """
         self._check_open()
         call = functools.partial(function, *args) if args else function
-        work = step_work(name, call, timeout_s, heartbeat_s, retries, durability)
+        instead = functools.partial(fallback, *args) if fallback is not None else None
+        work = step_work(name, call, timeout_s, heartbeat_s, retries, durability, guard, instead)
         if self._journal is None:
             if self._world.has_all_answers:
                 raise UsageError(

@@ -144,14 +144,16 @@ _HERE = __name__.partition(".")[0] + "."
 
 class StepWork(msgspec.Struct, frozen=True):
     """Instructions to run a step: call `function` for at most `timeout_s` seconds, and expect a heartbeat every `heartbeat_s` seconds. If
-    the call raises an error, wait for the next delay in `waits_s` and retry. If `is_logged` is set, the turn continues only when the host
-    log contains the result."""
+    the call raises an error, or `guard` returns why its result must not be used, wait for the next delay in `waits_s` and retry. When all
+    attempts have failed, call `fallback`. If `is_logged` is set, the turn continues only when the host log contains the result."""
 
     function: Callable[[], Any]
     timeout_s: float | None = None
     waits_s: tuple[float, ...] = ()
     is_logged: bool = False
     heartbeat_s: float | None = None
+    guard: Callable[[Any], str | None] | None = None
+    fallback: Callable[[], Any] | None = None
 
 
 class EffectIntent(msgspec.Struct, frozen=True, gc=False):

@@ -97,7 +97,7 @@ class Fleet:
             agent code. Hosts of the same fleet may use different values.
         simulate: mapping from step names to stub functions. `snapline sim` and the pytest fixture call a stub with the step's arguments in
             place of the step's function. Other runs ignore the stubs. For an effect named NAME, the stub of the effect is `NAME`, the stub
-            of its probe is `NAME/probe`, and the stub of its compensation is `NAME/undo`. Alternatively, pass a function without arguments
+            of its probe is `NAME/probe`, and the stub of its compensation is `NAME/undo`. The stub of a step's fallback is `NAME/fallback`. Alternatively, pass a function without arguments
             that creates a new mapping for each run, so that runs share no stubs.
         recovery: what starts again after a failure. "global" starts all agents from a consistent snapshot. "local" needs the protocol
             "chandy-lamport". Each host then commits the changes of its agents to its log, and nothing leaves a host before it is committed.

@@ -23,7 +23,7 @@ from typing import Any
 from snapline.agent_runtime.agent import Handler
 from snapline.agent_runtime.durable import StepWork
 from snapline.channels.child_processes import exit_if_child
-from snapline.errors import StepCancelledError, UsageError
+from snapline.errors import GuardViolationError, StepCancelledError, UsageError
 from snapline.ids import is_plain
 from snapline.storage.log.answer_files import RecordedAnswer
 
@@ -281,8 +281,19 @@ async def taken(answer: RecordedAnswer) -> RecordedAnswer:
 async def run_step(
     world: TurnEnvironment, name: str, work: StepWork, began: Callable[[], None] = lambda: None
 ) -> Any:  # the function's own result
-    """Run a step, and retry it if it raises an error. If the last retry fails too, re-raise its error. `began` is called before each
-    attempt."""
+    """Run a step, and retry it if it raises an error or its guard rejects the result. If the last retry fails too, return what the fallback
+    returns, or re-raise the error if there is no fallback. `began` is called before each attempt."""
+    try:
+        return await _attempts(world, name, work, began)
+    except Exception:
+        if work.fallback is None:
+            raise
+    return await world.step(f"{name}/fallback", work.fallback)
+
+
+async def _attempts(
+    world: TurnEnvironment, name: str, work: StepWork, began: Callable[[], None]
+) -> Any:  # the function's own result
     beat = Heartbeats(None)
     for wait_s in work.waits_s:
         began()
@@ -300,9 +311,13 @@ async def _attempt(
 ) -> Any:  # the function's own result
     try:
         running = world.beating(name, work.function, beat, work.heartbeat_s)
-        return await running if work.timeout_s is None else await world.limited(running, work.timeout_s)
+        result = await running if work.timeout_s is None else await world.limited(running, work.timeout_s)
     finally:
         beat.is_over = True
+    violation = work.guard(result) if work.guard is not None else None
+    if violation:
+        raise GuardViolationError(f"the guard of step {name!r} rejects its result: {violation}")
+    return result
 
 
 def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
@@ -337,6 +352,8 @@ def step_work(
     heartbeat_s: float | None,
     retries: int | Sequence[float],
     durability: str,
+    guard: Callable[[Any], str | None] | None,
+    fallback: Callable[[], Any] | None,
 ) -> StepWork:
     """Check the arguments of `ctx.step`, and return the work that runs the step.
 
@@ -347,7 +364,8 @@ def step_work(
         raise UsageError(f'durability of step {name!r} is {durability!r}: use "log" or "checkpoint"')
     if heartbeat_s is not None and not 0 < heartbeat_s <= DELAY_S_MAX:
         raise UsageError(f"heartbeat_s of step {name!r} is {heartbeat_s!r}: use a number of seconds above 0")
-    return StepWork(function, timeout_s, waits_of(f"step {name!r}", retries), durability == "log", heartbeat_s)
+    waits_s = waits_of(f"step {name!r}", retries)
+    return StepWork(function, timeout_s, waits_s, durability == "log", heartbeat_s, guard, fallback)
 
 
 def nanoseconds(what: str, seconds: float) -> int:

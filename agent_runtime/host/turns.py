@@ -84,11 +84,10 @@ async def step_of(
     call = LastCall(work.timeout_s or 0.0, world)
     unawaited.enter_turn()
     try:
-        answer = await _answer_to(command, work, world)
-        if answer is not None:
-            outcome, result = answer.outcome, answer.result
+        step_result = await _result_of_work(command, work, world, call)
+        if isinstance(step_result, RecordedAnswer):
+            outcome, result = step_result.outcome, step_result.result
         else:
-            step_result = await _result_of_work(command, work, world, call)
             left = unawaited.take_freed()
             if left:
                 raise UsageError(unawaited.sentence(left))
@@ -106,27 +105,26 @@ async def step_of(
     report(ev.StepEnded(command.agent, command.incarnation, command.place, outcome, result, world.now_ns(), late_s))
 
 
-async def _answer_to(command: ev.RunStep, work: StepWork | EffectWork, world: TurnEnvironment) -> RecordedAnswer | None:
-    """Return the recorded answer to a step, or None if the step must run. An answer that the step's function would not return any more
-    counts as none, unless all answers are recorded.
+def _work_of(command: ev.RunStep, work: StepWork, world: TurnEnvironment) -> StepWork:
+    """Return the work that takes a step's recorded answer, or the step's own work if it has none. An answer that the step's function would
+    not return any more counts as none, unless all answers are recorded."""
+    if not isinstance(command, ev.TakeAnswer):
+        return work
 
-    Raises:
-        EncodingError: If the answer does not have the declared type, and no other may be asked for.
-    """
-    if not isinstance(command, ev.TakeAnswer) or isinstance(work, EffectWork):
-        return None
-    taking = replace(work, function=functools.partial(taken, command.answer), heartbeat_s=None)
-    answer: RecordedAnswer = await run_step(world, command.name, taking)
+    def value_of(answer: RecordedAnswer) -> Any:  # the step's own result
+        return read_result(command.name, JournalEntry("step", command.name, b"", DONE, answer.result), work.function)
+
+    def violation_of(answer: RecordedAnswer) -> str | None:
+        value = value_of(answer) if answer.outcome == DONE else None
+        return work.guard(value) if work.guard is not None and answer.outcome == DONE else None
+
     try:
-        if answer.outcome == DONE:
-            read_result(
-                command.name, JournalEntry("step", command.name, outcome=DONE, result=answer.result), work.function
-            )
+        if command.answer.outcome == DONE:
+            value_of(command.answer)
     except EncodingError:
-        if world.has_all_answers:
-            raise
-        return None
-    return answer
+        if not world.has_all_answers:
+            return work
+    return replace(work, function=functools.partial(taken, command.answer), heartbeat_s=None, guard=violation_of)
 
 
 class LastCall:
@@ -152,7 +150,7 @@ async def _result_of_work(
     command: ev.RunStep, work: StepWork | EffectWork, world: TurnEnvironment, call: LastCall
 ) -> Any:  # the function's own result
     if isinstance(work, StepWork):
-        return await run_step(world, command.name, work)
+        return await run_step(world, command.name, _work_of(command, work, world))
     result = await _effect_of(command, work, world, call)
     # No code reads a compensation's result, so a result that cannot be encoded is not a failure.
     return None if work.intent.is_undo else result

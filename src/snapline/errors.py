@@ -32,6 +32,7 @@
         ├── StepCancelledError      the result of a step is no longer needed
         ├── StepFailedError         a step of a durable turn raised an exception
         │   └── EffectFailedError   an effect raised an exception, and may still have happened
+        ├── GuardViolationError     a step's guard rejected its result
         ├── CircuitOpenError        a service failed repeatedly, and is not called for a while
         ├── WaitTimeoutError        a wait of a durable turn timed out
         ├── UnansweredCallError     the called turn ended without answering the call
@@ -240,6 +241,10 @@ class EffectFailedError(StepFailedError):
     def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "", key: str = "") -> None:
         super().__init__(message, step=step, error=error, reason=reason)
         self.key = key
+
+
+class GuardViolationError(ExternalFailureError):
+    """The guard of a step has rejected what the step's function returned (`Context.step`)."""
 
 
 class CircuitOpenError(ExternalFailureError):

@@ -65,6 +65,7 @@ NAMES = {
         "SnapshotAbortedError",
         *(
             "CircuitOpenError",
+            "GuardViolationError",
             "DivergenceError",
             "StepCancelledError",
             "StepFailedError",
