@@ -1,8 +1,17 @@
 """Recorded answers: which log entries count, in which order occurrences are counted, and what a host core makes of them."""
 
-import msgspec
+import asyncio
 
-from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED
+import msgspec
+import pytest
+
+import snapline
+from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, encode_failure
+from snapline.agent_runtime.host import host_events as ev
+from snapline.agent_runtime.host.host_answers import find_answer
+from snapline.agent_runtime.host.host_state import DurableTurn, HostState, LocalAgent
+from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.recorded_answers import AnswerBook, AskedQuestions, answers_in
 from snapline.agent_runtime.snapshots.answer_comparison import tokens_in
 from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers
@@ -111,3 +120,101 @@ def test_a_journal_is_counted_as_it_grows_and_again_when_a_failed_step_has_left_
     del journal[1:]
     assert asked.occurrence(question, journal) == 2
     assert asked.occurrence(question, []) == 1, "another turn"
+
+
+# -- what a host makes of them ----------------------------------------------------------------------------------------
+
+
+class Go(snapline.Message):
+    is_plain: bool = False
+
+
+class Known(msgspec.Struct):
+    texts: list[str] = []
+
+
+class Sure(msgspec.Struct):
+    text: str
+
+
+def ask(question: int) -> Sure:
+    return Sure(f"asked {question}")
+
+
+class Asker(snapline.Agent):
+    state: Known
+
+    @snapline.handler(durable=True)
+    async def on_go(self, message: Go, ctx: snapline.Context) -> None:
+        self.state.texts.append((await ctx.step("ask", ask, 1)).text)
+
+
+class PlainAsker(Asker):
+    @snapline.handler
+    async def on_go(self, message: Go, ctx: snapline.Context) -> None:
+        await ctx.step("ask", ask, 1)
+
+
+async def ended(answer: RecordedAnswer, *, has_all: bool = False) -> ev.StepEnded:
+    """Run a turn up to its step, and let the step take this answer."""
+    steps: asyncio.Queue[ev.StepEnded] = asyncio.Queue()
+    fleet = snapline.Fleet("askers", agents={"a": Asker(Known())})
+    turns = Turns(fleet, lambda event: None, lambda text: None, step_ended=steps.put_nowait)
+    turns.use_store(takes_outputs=True, has_all_answers=has_all)
+    turns.add("a", fleet.make("a"))
+    paused = turns.run(ev.StartTurn("a", 1, "message", "z", encode_message(Go())))
+    assert isinstance(paused, ev.TurnEnded) and paused.pause is not None
+    turns.run_step(ev.TakeAnswer("a", 1, 0, "ask", answer))
+    return await asyncio.wait_for(steps.get(), 10)
+
+
+def recorded(value: object, outcome: str = DONE) -> RecordedAnswer:
+    result = value if isinstance(value, bytes) else msgspec.msgpack.encode(value)
+    return RecordedAnswer("a", "step", "ask", b"", 1, outcome, result)
+
+
+async def test_a_recorded_answer_is_taken_as_it_is_also_a_failure() -> None:
+    found = await ended(recorded({"text": "recorded"}))
+    assert (found.outcome, msgspec.msgpack.decode(found.result)) == (DONE, {"text": "recorded"})
+    failure = encode_failure("ConnectionError", "no answer")
+    found = await ended(recorded(failure, FAILED))
+    assert (found.outcome, found.result) == (FAILED, failure)
+
+
+async def test_an_answer_of_another_type_is_asked_anew_or_fails_if_nothing_may_be_asked() -> None:
+    found = await ended(recorded(["other"]))
+    assert (found.outcome, msgspec.msgpack.decode(found.result)) == (DONE, {"text": "asked 1"})
+    found = await ended(recorded(["other"]), has_all=True)
+    assert found.outcome == FAILED and b"is not what" in found.result
+
+
+async def test_a_plain_turn_asks_nothing_if_all_answers_are_recorded() -> None:
+    failures: asyncio.Queue[ev.TurnEnded | ev.TurnFailed] = asyncio.Queue()
+    fleet = snapline.Fleet("askers", agents={"a": PlainAsker(Known())})
+    turns = Turns(fleet, failures.put_nowait, lambda text: None)
+    turns.use_store(takes_outputs=True, has_all_answers=True)
+    turns.add("a", fleet.make("a"))
+    assert turns.run(ev.StartTurn("a", 1, "message", "z", encode_message(Go()))) is None
+    failed = await asyncio.wait_for(failures.get(), 10)
+    assert isinstance(failed, ev.TurnFailed) and "mark the handler @snapline.handler(durable=True)" in failed.error
+
+
+@pytest.mark.parametrize("kind", ["step", "effect", "approval", "call", "receive"])
+def test_only_what_the_outside_answers_is_found_and_the_rest_fails_or_is_asked(kind: str) -> None:
+    shared, agent = HostState("h", trace_every=0, is_watched=False), LocalAgent("a", "m:A", 1)
+    turn = DurableTurn(SavedTurn("message", "b", b"", SEED))
+    request = JournalEntry(kind, "x", b"d")
+    answer = RecordedAnswer("a", kind, "x", b"d", 1, DONE, b"\x01")
+    is_outside = kind in ("step", "effect", "approval")
+
+    def find(**more: bool) -> RecordedAnswer | None:
+        shared.answers = AnswerBook(RecordedAnswers([answer], **more))
+        return find_answer(shared, agent, turn, 0, request)
+
+    assert find() == (answer if is_outside else None)
+    assert find(asks_people=True) == (answer if kind in ("step", "effect") else None)
+    request = JournalEntry(kind, "x", b"other")
+    assert find() is None
+    missing = find(is_complete=True)
+    outcomes = {"step": FAILED, "effect": REFUSED}
+    assert (missing.outcome if missing is not None else None) == outcomes.get(kind)
