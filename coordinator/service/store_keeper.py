@@ -70,6 +70,9 @@ from snapline.storage.timestamps import instant
 _log = logging.getLogger("snapline.coordinator")
 
 
+NO_LOG = LogName(0, "", 0)
+
+
 class LogSweeper:
     """Deletes batches of host logs on behalf of one coordinator. Because batches and manifests are immutable, each of them is read only
     once, except that a batch with answers to keep is read again before it is deleted.
@@ -83,7 +86,8 @@ class LogSweeper:
         self._numbers: dict[int, Metadata] = {}
         self._kept: dict[tuple[LogName, int], None] = {}
         """Batches whose answers are in answer files, but which were still in the store after the last sweep."""
-        self._answers: dict[str, list[BatchNumbers]] = {}
+        self._answers: dict[str, BatchNumbers] = {}
+        """Highest numbers in each answer file, as if it were one batch."""
         self._snapshots: dict[int, Metadata] = {}
 
     def sweep(self, command: SweepLogs) -> None:
@@ -127,16 +131,13 @@ class LogSweeper:
         }
         inputs = {epoch: metadata.inputs for epoch, metadata in self._snapshots.items()}
         turns = {epoch: metadata.durable_turns for epoch, metadata in self._snapshots.items()}
-        unused = [
-            path
-            for path, batches in self._answers.items()
-            if len(find_garbage(batches, inputs, command.left, turns)) == len(batches)
-        ]
+        unused = [path for path in paths if find_garbage([self._answers[path]], inputs, command.left, turns)]
         self._store.delete_answers(unused)
 
-    def _numbers_of(self, path: str) -> list[BatchNumbers]:
+    def _numbers_of(self, path: str) -> BatchNumbers:
         kept = self._store.read_answers(path)
-        return [batch_numbers(each.log, each.number, LogBatch(each.inputs, each.entries)) for each in kept]
+        inputs = [logged for each in kept for logged in each.inputs]
+        return batch_numbers(NO_LOG, 0, LogBatch(inputs, [entry for each in kept for entry in each.entries]))
 
     def _metadata_of(self, epoch: int) -> Metadata:
         return self._store.read_manifest(self._store.read_ref(epoch), epoch=epoch).metadata
