@@ -546,6 +546,7 @@ REAL_FAILPOINT_PREFIXES = (
     "coordinator.fork.",
     "store.keys.",
     "store.log.deletions.",
+    "store.answers.",
     "store.mark.",
     "store.outputs.consumer",
     "store.outputs.deleted",

@@ -318,6 +318,7 @@ FILES = {
     "page.html": Kind(PRIVATE, "a fleet, as `snapline ui export` saves it", "view/html_export.py"),
     "fleet.backup": Kind(PRIVATE, "the coordinator's state", "coordinator/raft/durability.py"),
     "snapshot.tar": Kind(PRIVATE, "a snapshot", "storage/transfer/archive.py"),
+    "run.answers": Kind(PRIVATE, "what models and people have answered", "cli/answers.py"),
     "field.npy": Kind(PRIVATE, "a value of a snapshot", "storage/capture/saved_value_formats.py"),
 }
 """Patterns of paths, the first that fits; folders end in `/`; `*` stands for anything. The folders `data`, `keys`, `cache` and `memory` were there before."""

@@ -16,6 +16,7 @@ from tests.access.table import FILES, OTHER_WRITERS, PRIVATE, WITHIN
 from tests.access.world import World
 from tests.integration.processes import ROOT
 
+from snapline.cli.answers import write_file_of_answers
 from snapline.cli.fleet_locations import start_in_background
 from snapline.coordinator.service.backup import write_backup
 from snapline.deploy import launch_agent
@@ -131,6 +132,7 @@ async def write_what_is_taken_out(world: World, folder: Path) -> None:
     read_summaries(store, folder / "cache" / "snapline" / "store.sqlite")
     write_file(folder / "page.html", "a page", is_forced=False)
     write_archive(store, store.epochs()[:1], folder / "snapshot.tar")
+    write_file_of_answers(folder / "run.answers", b"")
     content = Content(bytes(8), None, lambda part: b"")
     write_npy(SavedArray(ArrayHead("int64", (1,)), content, is_tensor=False), folder / "field.npy")
 

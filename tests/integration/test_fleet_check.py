@@ -260,5 +260,6 @@ def test_a_turn_stands_with_code_from_which_it_departs_and_goes_on_with_code_tha
     written(folder, *FITTING["more after the wait"], stops='cut.states["clerk"].count > 0')
     with started(folder) as fleet:
         granted = snapline(folder, "approval", "grant", question(folder), "--data-dir", "run")
-        assert granted.returncode == 0, granted.stderr
+        # The fleet ends with this turn, perhaps before the command has asked for the outcome.
+        assert granted.returncode == 0 or "the fleet has ended" in granted.stderr, granted.stderr
         assert fleet.wait(60) == 0

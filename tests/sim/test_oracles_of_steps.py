@@ -23,8 +23,8 @@ class Seen:
     def begin(self, incarnation: int = 1, payload: bytes = b"go", state: bytes = b"x") -> None:
         self.oracle.on_started(StartTurn("a", incarnation, "message", "z", payload), state)
 
-    def stand(self, incarnation: int = 1, *entries: JournalEntry) -> None:
-        self.oracle.on_ended(TurnEnded("a", incarnation, pause=Pause(b"", STEP, None, list(entries))))
+    def stand(self, incarnation: int = 1, *entries: JournalEntry, is_logged: bool = True) -> None:
+        self.oracle.on_ended(TurnEnded("a", incarnation, pause=Pause(b"", STEP, None, list(entries), is_logged)))
         self.oracle.on_step(5, "a", incarnation, "s")
 
     def go_on(self, incarnation: int = 1) -> None:
@@ -52,6 +52,17 @@ def test_a_step_of_the_same_turn_may_not_run_again(seen: Seen) -> None:
     seen.begin(2)
     seen.stand(2)
     assert seen.found == ["step 's' of a, behind 0 entries, is run again: its turn had gone on from it"]
+
+
+def test_a_step_that_is_not_logged_may_run_again() -> None:
+    seen = Seen()
+    seen.oracle.on_captured("a", 1, 0)
+    for incarnation in (1, 2):
+        seen.begin(incarnation)
+        seen.stand(incarnation, is_logged=False)
+        seen.go_on(incarnation)
+        seen.load(2)
+    assert seen.found == []
 
 
 def test_a_replaced_host_that_wakes_up_late_may_run_a_step_of_its_older_incarnation() -> None:

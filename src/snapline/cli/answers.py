@@ -58,13 +58,7 @@ def export(
     epoch = store.resolve(since) if since else None
     found = collect(store, epoch, has_failures=failures)
     data = encode_export(RecordedAnswers(found.answers))
-    try:
-        with open(file, "xb", opener=open_private) as opened:  # `Path.open` takes no opener
-            opened.write(data)
-    except FileExistsError:
-        raise UsageError(f"{file} exists already: give another name") from None
-    except OSError as error:
-        raise ExternalFailureError(f"{file} cannot be written: {error}") from error
+    write_file_of_answers(file, data)
     result = document(
         "AnswersExport",
         store=store.location,
@@ -75,6 +69,17 @@ def export(
         size_bytes=len(data),
     )
     display.printer().result(result, _show_exported)
+
+
+def write_file_of_answers(file: Path, data: bytes) -> None:
+    """Write a new file that only its owner may read. Raise UsageError if it exists, or ExternalFailureError if it cannot be written."""
+    try:
+        with open(file, "xb", opener=open_private) as opened:  # `Path.open` takes no opener
+            opened.write(data)
+    except FileExistsError:
+        raise UsageError(f"{file} exists already: give another name") from None
+    except OSError as error:
+        raise ExternalFailureError(f"{file} cannot be written: {error}") from error
 
 
 @app.command("show")
