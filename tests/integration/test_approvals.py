@@ -50,8 +50,8 @@ async def test_an_approval_outlives_its_host_and_is_decided_once(data_dir: Path,
 
     arguments = {"notes": str(notes), "recovery": recovery}
     async with running(data_dir, FLEET, arguments, hosts=2) as fleet:
-        client = await Client.connect(data_dir=data_dir)
-        async with client:
+        await fleet.until(lambda now: now.phase == "running")
+        async with await Client.connect(data_dir=data_dir) as client:
             asking = asyncio.create_task(client.ask("clerk0", approving.Refund(17, 1200), timeout_s=120))
             first = await the_open_one(command)
             assert (first["agent"], first["title"]) == ("clerk0", "refund above 1,000")
@@ -89,18 +89,17 @@ async def test_an_answer_is_final_before_the_agent_has_handled_its_earlier_input
     async def command(*arguments: str) -> Outcome:
         return await snapline("approval", *arguments, "--data-dir", data_dir)
 
-    async with (
-        running(data_dir, FLEET, {"notes": str(notes), "recovery": recovery}, hosts=1),
-        await Client.connect(data_dir=data_dir) as client,
-    ):
-        for order in (17, 18, 19):
-            await client.send("clerk0", approving.Refund(order, 1200), f"refund-{order}")
-        for _ in range(3):
-            found = await the_open_one(command)
-            answered = await command("grant", found["id"], "--timeout", "20")
-            assert answered.code == 0, answered.err
-        reply = await client.ask("clerk0", approving.Refund(20, 1), "refund-20", timeout_s=60)
-        assert reply.message
+    async with running(data_dir, FLEET, {"notes": str(notes), "recovery": recovery}, hosts=1) as fleet:
+        await fleet.until(lambda now: now.phase == "running")
+        async with await Client.connect(data_dir=data_dir) as client:
+            for order in (17, 18, 19):
+                await client.send("clerk0", approving.Refund(order, 1200), f"refund-{order}")
+            for _ in range(3):
+                found = await the_open_one(command)
+                answered = await command("grant", found["id"], "--timeout", "20")
+                assert answered.code == 0, answered.err
+            reply = await client.ask("clerk0", approving.Refund(20, 1), "refund-20", timeout_s=60)
+            assert reply.message
     assert notes.read_text().splitlines() == ["17", "18", "19", "20"]
 
 
@@ -119,6 +118,7 @@ async def test_with_certificates_approvers_answer_and_viewers_do_not_while_the_l
         own = Certificates(
             certificates / "client-client.crt", certificates / "client-client.key", certificates / "ca.crt"
         )
+        await fleet.until(lambda now: now.phase == "running")
         async with await Client.connect(data_dir=data_dir, tls=own) as client:
             asking = asyncio.create_task(client.ask("clerk0", approving.Refund(18, 5000), timeout_s=120))
             found = await the_open_one(command)

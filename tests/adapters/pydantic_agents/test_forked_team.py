@@ -45,20 +45,18 @@ class Team:
     async def run(self, name: str, kills: int = 0, **arguments: str) -> int:
         """Run the team to its end; returns the epoch of a snapshot that was taken meanwhile."""
         given = {"service": self.service, "calls": str(self.folder / f"{name}.calls"), **arguments}
-        async with (
-            running(self.folder / name, TEAM, {"complaints": str(COMPLAINTS), **given}, hosts=2) as fleet,
-            await snapline.Client.connect(data_dir=self.folder / name) as client,
-        ):
-            deciding = asyncio.create_task(decide(client))
-            try:
-                await fleet.until(lambda now: now.phase == "running")
-                created = await fleet.client.create_snapshot()
-                for _ in range(kills):
-                    await fleet.recovered_from("h1")
-                await fleet.end()
-            finally:
-                deciding.cancel()
-                await asyncio.wait([deciding])
+        async with running(self.folder / name, TEAM, {"complaints": str(COMPLAINTS), **given}, hosts=2) as fleet:
+            await fleet.until(lambda now: now.phase == "running")
+            created = await fleet.client.create_snapshot()
+            async with await snapline.Client.connect(data_dir=self.folder / name) as client:
+                deciding = asyncio.create_task(decide(client))
+                try:
+                    for _ in range(kills):
+                        await fleet.recovered_from("h1")
+                    await fleet.end()
+                finally:
+                    deciding.cancel()
+                    await asyncio.wait([deciding])
         return created.epoch
 
     def fork(self, epoch: int, name: str, answers: ForkAnswers, *, is_live: bool = False) -> Fork:

@@ -72,16 +72,15 @@ async def test_each_answer_is_right_and_each_refund_is_paid_once(tmp_path: Path,
     await service.start()
     arguments = {"service": service.address, "recovery": recovery}
     try:
-        async with (
-            running(tmp_path / "data", "snapline.examples.support_team:fleet", arguments, hosts=2) as fleet,
-            await snapline.Client.connect(data_dir=tmp_path / "data") as client,
-        ):
-            deciding = asyncio.create_task(decide(client))
-            killing = asyncio.create_task(kill(fleet, random.Random(recovery)))
-            answered = await complain(client, killing)
-            await killing
-            deciding.cancel()
-            assert await client.approvals() == []
+        async with running(tmp_path / "data", "snapline.examples.support_team:fleet", arguments, hosts=2) as fleet:
+            await fleet.until(lambda now: now.phase == "running")
+            async with await snapline.Client.connect(data_dir=tmp_path / "data") as client:
+                deciding = asyncio.create_task(decide(client))
+                killing = asyncio.create_task(kill(fleet, random.Random(recovery)))
+                answered = await complain(client, killing)
+                await killing
+                deciding.cancel()
+                assert await client.approvals() == []
     finally:
         await service.end()
     paid = {order: len(entries) for order, entries in Book(read_entries(ledger)).standing.items()}
