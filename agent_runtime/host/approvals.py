@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from snapline.agent_runtime.durable import approval_id
+from snapline.agent_runtime.durable import approval_id, read_approval
 from snapline.agent_runtime.host.entries import CommandEntry, Entry, StashedEntry, key_of, sender_of
 from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent
 from snapline.messages import client_requests
@@ -114,10 +114,10 @@ def _decision(agent: LocalAgent, approval: str) -> ApprovalDecision | None:
     return next((each for each in decided if each.id == approval), None)
 
 
-def of_entry(approval: str, result: bytes, sender: str) -> ApprovalDecision:
+def of_entry(approval: str, entry: JournalEntry) -> ApprovalDecision:
     """Return the decision in the journal entry of an approval that has not expired."""
-    is_granted, _ = msgspec.msgpack.decode(result, type=tuple[bool, str])
-    return ApprovalDecision(approval, is_granted, sender.removeprefix("@"))
+    answer = read_approval(entry)
+    return ApprovalDecision(approval, answer.is_granted, answer.by)
 
 
 def of_answer(answer: ApprovalAnswer, sender: str) -> ApprovalDecision:

@@ -137,8 +137,8 @@ class DurableTurns:
                 run = agent.id, agent.incarnation, place, request.name
                 self._shared.out.append(ev.RunStep(*run) if answer is None else ev.TakeAnswer(*run, answer))
             elif answer is not None:
-                decided = approvals.of_entry(approvals.id_of(turn, place, request), answer.result, answer.sender)
-                approvals.decide(agent, decided)
+                decided = msgspec.structs.replace(request, result=answer.result, sender=answer.sender)
+                approvals.decide(agent, approvals.of_entry(approvals.id_of(turn, place, request), decided))
                 self._finish(agent, turn, place, request, answer.outcome, answer.result, answer.sender)
         if is_again:
             for place, request in turn.open_requests():

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.durable import FAILED, describe_result
-from snapline.agent_runtime.recorded_answers import collect
+from snapline.agent_runtime.snapshots.answer_collection import collect
 from snapline.storage.log.answer_files import RecordedAnswer
 from snapline.storage.store.reader import StoreReader
 

@@ -36,14 +36,8 @@ from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, class_of, plan_line
 from snapline.agent_runtime.message_encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import MigrationPlan, load_state
-from snapline.agent_runtime.recorded_answers import (
-    NOTHING_COLLECTED,
-    AnswerBook,
-    AskedQuestions,
-    collect,
-    question_of,
-    whole_checkpoints,
-)
+from snapline.agent_runtime.recorded_answers import AnswerBook, AskedQuestions, question_of
+from snapline.agent_runtime.snapshots.answer_collection import NOTHING_COLLECTED, collect, whole_checkpoints
 from snapline.errors import EncodingError, FleetDefinitionError, UsageError
 from snapline.ids import check_id
 from snapline.messages.payloads import split_message, unwrapped

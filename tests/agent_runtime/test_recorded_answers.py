@@ -12,7 +12,8 @@ from snapline.agent_runtime.host.host_answers import find_answer
 from snapline.agent_runtime.host.host_state import DurableTurn, HostState, LocalAgent
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
-from snapline.agent_runtime.recorded_answers import AnswerBook, AskedQuestions, answers_in
+from snapline.agent_runtime.recorded_answers import AnswerBook, AskedQuestions
+from snapline.agent_runtime.snapshots.answer_collection import answers_in
 from snapline.agent_runtime.snapshots.answer_comparison import tokens_in
 from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers
 from snapline.storage.log.log_record import BEGUN, LoggedEntry

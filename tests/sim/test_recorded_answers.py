@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 import snapline
-from snapline.agent_runtime import recorded_answers
 from snapline.agent_runtime.durable import argument_digest, encode_result
 from snapline.agent_runtime.host import durable_turns, plans, turn_ends
-from snapline.agent_runtime.recorded_answers import AskedQuestions, Question, collect
+from snapline.agent_runtime.recorded_answers import AskedQuestions, Question
+from snapline.agent_runtime.snapshots import answer_collection
+from snapline.agent_runtime.snapshots.answer_collection import collect
 from snapline.coordinator.service.store_keeper import LogSweeper
 from snapline.sim.checking import Subject
 from snapline.sim.faults.content_faults import CONTENT_FAULTS, with_content_fault
@@ -185,7 +186,7 @@ def test_the_oracle_finds_wrong_occurrences(
         check(snapline_sim, answers, "global", seeds=60, faults="crashes")
 
 
-def test_wrong_contents_fail_the_step_or_reach_the_agent(snapline_sim: Simulation, answers: str) -> None:
+def test_a_wrong_content_changes_the_longest_text() -> None:
     found = [with_content_fault(answer_of({"text": "a long answer", "n": 1}), how) for how in CONTENT_FAULTS]
     values = [msgspec.msgpack.decode(each.result) for each in found]
     assert values == [
@@ -194,6 +195,56 @@ def test_wrong_contents_fail_the_step_or_reach_the_agent(snapline_sim: Simulatio
         {"text": "I cannot help with that.", "n": 1},
     ]
     assert with_content_fault(answer_of(7), CONTENT_FAULTS[0]) == answer_of(7), "there is no text in it"
+
+
+class Texts(msgspec.Struct):
+    left: int
+    texts: list[str] = []
+
+
+def write(number: int) -> str:
+    raise AssertionError("all answers are recorded")
+
+
+class Reader(snapline.Agent):
+    state: Texts
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.send(ctx.agent, Round([]))
+
+    @snapline.handler(durable=True)
+    async def on_round(self, message: Round, ctx: snapline.Context) -> None:
+        try:
+            text = await ctx.step("write", write, self.state.left)
+        except snapline.StepFailedError as error:
+            text = error.error
+        self.state.texts.append(text)
+        self.state.left -= 1
+        if self.state.left:
+            ctx.send(ctx.agent, Round([]))
+
+
+def reading_fleet() -> snapline.Fleet:
+    return snapline.Fleet("readers", agents={"a": Reader(Texts(60))}, triggers=[snapline.Every(seconds=0.2)])
+
+
+def test_a_run_with_wrong_contents_shows_them_to_the_agent(tmp_path: Path) -> None:
+    file, right = tmp_path / "answers", "an answer in words"
+    digests = [argument_digest("write", (left,)) for left in range(1, 61)]
+    answers = [RecordedAnswer("a", "step", "write", each, 1, "done", encode_result("write", right)) for each in digests]
+    file.write_bytes(encode_export(RecordedAnswers(answers)))
+    scenario = Subject(reading_fleet, faults="quiet", until="5s", answers=str(file)).scenario(1)
+    steps = msgspec.structs.replace(scenario.steps, wrong_per_mille=500)
+    liveness = msgspec.structs.replace(scenario.liveness, heal="5s")
+    scenario = msgspec.structs.replace(scenario, steps=steps, liveness=liveness)
+    worlds: list[World] = []
+    result = run(scenario, 1, workload=user_workload(reading_fleet()), on_world=worlds.append)
+    assert result.verdict == "pass", (result.violations, result.error)
+    store = worlds[0].shared.stores.reader
+    epoch = store.epochs()[-1]
+    checkpoint = store.read_checkpoint(store.read_manifest(store.read_ref(epoch), epoch=epoch), "a")
+    texts = msgspec.msgpack.decode(checkpoint.state, type=Texts).texts
+    assert set(texts) == {right, right[: len(right) // 2], "I cannot help with that.", "EncodingError"}
 
 
 def answer_of(value: object) -> RecordedAnswer:
@@ -295,7 +346,7 @@ def of_all_runs(logged: list[LoggedEntry], begun: SavedTurn | None) -> list[Jour
 def test_the_oracle_finds_answers_of_other_runs_and_lost_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     stores = [run_keeping(seed) for seed in range(4)]
     with monkeypatch.context() as patched, pytest.raises(AssertionError):
-        patched.setattr(recorded_answers, "_run_of", of_all_runs)
+        patched.setattr(answer_collection, "_run_of", of_all_runs)
         sum(map(check_kept, stores))
     with monkeypatch.context() as patched, pytest.raises(AssertionError):
         patched.setattr(LogSweeper, "_keep_answers", lambda self, garbage, plan: None)

@@ -49,7 +49,7 @@ def export(
     `snapline run --answers FILE` runs a new fleet on them. The fleet may run meanwhile. Answers of turns that every kept epoch covers are
     in the store only if the fleet has keep_answers=True.
     """
-    from snapline.agent_runtime.recorded_answers import collect
+    from snapline.agent_runtime.snapshots.answer_collection import collect
     from snapline.storage.log.answer_files import RecordedAnswers, encode_export
 
     store = place.open()

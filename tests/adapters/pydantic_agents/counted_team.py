@@ -15,7 +15,7 @@ _inner = support_team._lead_script
 
 
 def fleet(service: str, calls: str, complaints: str, auditor: str = "auditor") -> snapline.Fleet:
-    """The fleet; `auditor` is what the auditor's prompt calls it, and 20 ms pass in each call of a model."""
+    """The fleet; `auditor` is what the auditor's prompt calls it."""
     note = functools.partial(_note, Path(calls))
 
     def _lead_script(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
