@@ -2,7 +2,7 @@
 
 A step's result is in a host log only until every kept epoch covers its turn (`log_files.py`). In a fleet with `keep_answers`, the results,
 and the inputs, are copied into an answer file before their batch is deleted. From answer files and logs, the answers since any snapshot can be collected
-(`agent_runtime/recorded_answers.py`). A fork or a test may then run on these *recorded answers* instead of asking again.
+(`agent_runtime/snapshots/answer_collection.py`). A fork or a test may then run on these *recorded answers* instead of asking again.
 
     answers/<plan>.<random>     answers of deleted batches; `plan` is the plan under which they were copied
     answers/recorded            the answers on which the fleet of this store runs, if it does
