@@ -17,10 +17,12 @@ import blake3
 import msgspec
 
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
+from snapline.agent_runtime.dependency_report import AgentSource, DeclaredDependencies
 from snapline.agent_runtime.message_encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import MigrationError, MigrationPlan, check_steps, load_state, plan_migration
 from snapline.errors import EncodingError, FleetDefinitionError, SnaplineError, UsageError
 from snapline.ids import check_id
+from snapline.messages.dependencies import WARN
 from snapline.protocols.names import GLOBAL, LOCAL, PROTOCOLS, is_autonomous, problem_of_recovery
 from snapline.protocols.policy import Adaptive, AnyOf, Every, EveryMessages, Manual, Policy, Single, format_policy
 from snapline.storage.capture.declared_values import check_declared, difference, survives_round_trip
@@ -55,8 +57,6 @@ BUSY_LIMIT_S = 300.0
 
 BUSY_LIMIT_S_MIN = 2.0
 """Smallest valid `busy_limit_s`. Shorter blocking is normal, and the event loop is checked only once a second."""
-
-AgentSource = Agent | Callable[[], Agent]
 
 Stubs = Mapping[str, Callable[..., object]]
 """Mapping from step names to stubs, which the simulator calls instead of the steps' functions."""
@@ -107,6 +107,12 @@ class Fleet:
             agents' classes. A compensation in any other module is never called, even if data in the store refers to it.
         keep_answers: whether the results of steps and effects, and decisions on approvals, stay in the store as long as there is a snapshot
             from which they can be used (`snapline answers`). Otherwise they go with the host logs, when no recovery needs them.
+        dependencies: names of distributions whose versions each host reports, such as "openai". The versions of Python, snapline, msgspec,
+            grpcio and numpy, and digests of the modules that define agents and messages, are always reported (docs/dependencies.md).
+        variables: names of environment variables of which each host reports a keyed digest, if the store is encrypted.
+        describes: further facts that each host reports as they are, such as `{"model": "gpt-5"}`.
+        on_change: what happens if a restore, a fork or a restart would go on with other dependencies: "warn", "refuse" or "ignore", or a
+            mapping from "version", "source", "variable" or "description" to one of these. A recovery after a failure is never refused.
 
     Raises:
         FleetDefinitionError: If the definition is invalid.
@@ -130,6 +136,10 @@ class Fleet:
         recovery: str = GLOBAL,
         compensation_modules: Iterable[str] = (),
         keep_answers: bool = False,
+        dependencies: Iterable[str] = (),
+        variables: Iterable[str] = (),
+        describes: Mapping[str, str] | None = None,
+        on_change: str | Mapping[str, str] = WARN,
     ) -> None:
         self.name = check_id(name, "fleet")
         self.agents = dict(agents)
@@ -148,6 +158,7 @@ class Fleet:
         self.recovery = recovery
         self.compensation_modules = _modules_of(compensation_modules)
         self.keep_answers = keep_answers
+        self.declared = DeclaredDependencies(dependencies, variables, describes or {}, on_change)
         self.classes: dict[str, type[Agent]] = {}  # cache by kind, unbounded since even a large fleet has few kinds
         self._check()
 

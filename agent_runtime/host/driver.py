@@ -324,7 +324,16 @@ class HostDriver:
         self.checkpoints.stream_opened()
         fleet, parts = self.fleet, self.fleet.definition_parts()
         digest = fleet.definition_digest()
-        return Join(self.host, instance, address, fleet.name, digest, self.plan, definition_parts=parts)
+        return Join(
+            self.host,
+            instance,
+            address,
+            fleet.name,
+            digest,
+            self.plan,
+            definition_parts=parts,
+            dependencies=self._environment.dependencies(),
+        )
 
     def heartbeat(
         self, sequence: int, busy: tuple[OpenTurn, ...] = (), certificate_left_ns: int | None = None

@@ -76,6 +76,9 @@ class HostEnvironment(Protocol):
         """Return a reading of a clock that continues to run while the host is down, or None if the machine has no such clock. This method
         may be called in any thread."""
 
+    def dependencies(self) -> dict[str, str]:
+        """Return the report of what this process runs on (`snapline.messages.dependencies`)."""
+
     def call_later(self, delay_s: float, function: Callable[[], None]) -> Timer:
         """Call `function` on the event loop after `delay_s` seconds."""
 

@@ -21,6 +21,7 @@ import msgspec
 
 from snapline.agent_runtime import unawaited
 from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.dependency_report import dependency_report
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.coordinator_session import CoordinatorUsers, HostStop, Session
@@ -111,6 +112,7 @@ class Host:
         self._trace_of_line: Callable[[], dict[str, object]] = dict
         self._take_input: TakeInput = unchanged_payload
         self._address = ""
+        self._report: dict[str, str] = {}
         self._agents_of: WeakKeyDictionary[asyncio.Task[None], str] = WeakKeyDictionary()
         """Agents by the tasks that run their turns or steps."""
         self._imaged = ""
@@ -183,6 +185,9 @@ class Host:
         )
         self._address = self._options.advertise or f"{self._options.listen.rpartition(':')[0]}:{port}"
         log.info("host %s listens on %s", self._options.host, self._address)
+        self._report = await asyncio.to_thread(
+            dependency_report, self._options.fleet.agents, self._options.fleet.declared, self.open_store
+        )
         session = loop.create_task(self._session.run())
         session.add_done_callback(self._session_ended)
         self.in_worker(self._check_keys, then=lambda _: None)
@@ -407,6 +412,9 @@ class Host:
         if self._spans is not None:
             self._spans.said(message)
         self._session.send(message)
+
+    def dependencies(self) -> dict[str, str]:
+        return self._report
 
     def _hello(self) -> HostMessage:
         return self._marks.hello(self._driver.hello(instance=self._options.instance, address=self._address))

@@ -17,6 +17,7 @@ import msgspec
 
 from snapline.agent_runtime.agent import Agent, AgentType, agent_type
 from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.dependency_report import dependency_report
 from snapline.agent_runtime.durable import SegmentEnd, TurnJournal, read_call
 from snapline.agent_runtime.fleet import Fleet, find_class, own_modules, restore_agent, revive
 from snapline.agent_runtime.migrations import plan_migration
@@ -29,6 +30,7 @@ from snapline.agent_runtime.snapshots.snapshot_cut import (
     pending_timers,
 )
 from snapline.agent_runtime.turn_environment import TurnEnvironment
+from snapline.messages.dependencies import DependencyChange, changes_between, reports_in
 from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.storage.capture.chunking import whole_turn
 from snapline.storage.capture.saved_values import ReadParts
@@ -50,13 +52,15 @@ class Incompatibility(msgspec.Struct, frozen=True):
 
 
 class SnapshotCheck(msgspec.Struct):
-    """Result of a check. `messages` includes timers, and `turns` is the number of open durable turns that ran again."""
+    """Result of a check. `messages` includes timers, and `turns` is the number of open durable turns that ran again. `dependencies` says how
+    the dependencies of this process differ from those of the snapshot."""
 
     epoch: int
     agents: int = 0
     messages: int = 0
     turns: int = 0
     incompatibilities: list[Incompatibility] = []
+    dependencies: tuple[DependencyChange, ...] = ()
 
 
 def check_snapshot(store: Store, epoch: int, fleet: Fleet) -> SnapshotCheck:
@@ -67,7 +71,10 @@ def check_snapshot(store: Store, epoch: int, fleet: Fleet) -> SnapshotCheck:
         DamagedDataError: If the snapshot is damaged.
     """
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
-    return check_checkpoints(epoch, store.read_checkpoints(manifest), fleet, store.part_reader(manifest).read)
+    found = check_checkpoints(epoch, store.read_checkpoints(manifest), fleet, store.part_reader(manifest).read)
+    report = dependency_report(fleet.agents, fleet.declared, lambda: store)
+    found.dependencies = changes_between(reports_in(manifest.metadata.dependencies), [report])
+    return found
 
 
 def check_checkpoints(

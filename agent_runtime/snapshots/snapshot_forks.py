@@ -31,6 +31,7 @@ from typing import Any, Literal
 import msgspec
 
 from snapline.agent_runtime.agent import agent_type, state_version_of
+from snapline.agent_runtime.dependency_report import dependency_report
 from snapline.agent_runtime.durable import ADOPTED, DONE, REFUSED
 from snapline.agent_runtime.effect_ledger import UNDO
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, class_of, plan_line
@@ -40,6 +41,14 @@ from snapline.agent_runtime.recorded_answers import AnswerBook, AskedQuestions, 
 from snapline.agent_runtime.snapshots.answer_collection import NOTHING_COLLECTED, collect, whole_checkpoints
 from snapline.errors import EncodingError, FleetDefinitionError, UsageError
 from snapline.ids import check_id
+from snapline.messages.dependencies import (
+    DependencyChange,
+    changes_between,
+    describe_changes,
+    merged,
+    refused,
+    reports_in,
+)
 from snapline.messages.payloads import split_message, unwrapped
 from snapline.protocols.names import is_autonomous
 from snapline.storage.capture.declared_values import check_declared
@@ -352,6 +361,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
             stopped in the parent, or because it is new in the definition.
         is_live: whether the fork may perform effects.
         answers, lost_batches: number of answers of the parent on which the fork runs, and as in `Collected`.
+        dependencies: how the dependencies of the given fleet, in this process, differ from the snapshot's. It is empty if no fleet is given.
     """
 
     name: str
@@ -371,6 +381,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     is_live: bool = False
     answers: int = 0
     lost_batches: int = 0
+    dependencies: tuple[DependencyChange, ...] = ()
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,6 +393,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
         inputs: whether to copy or drop inputs that the agents had not consumed in the snapshot.
         is_live: whether the fork may perform effects.
         answers: on which recorded answers the fork runs. With "only", requests without an answer fail.
+        accepts_changes: whether dependencies may have changed even if the fleet's `on_change` refuses that.
     """
 
     name: str
@@ -390,6 +402,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     inputs: ForkInputs = "drop"
     is_live: bool = False
     answers: ForkAnswers = "none"
+    accepts_changes: bool = False
 
 
 def fork_snapshot(
@@ -427,6 +440,7 @@ class _CheckedFork:
         self._request = request
         self._manifest: Manifest = source.read_manifest(source.read_ref(epoch), epoch=epoch)
         self._check_protocol()
+        self._report, self._changes = self._check_dependencies()
         record = source.fork_record()
         self._gone: dict[str, None] = dict.fromkeys(record.gone if record is not None else ())
         self._parent_name = record.name if record is not None else self._manifest.metadata.fleet
@@ -451,6 +465,20 @@ class _CheckedFork:
                 f"epoch {metadata.epoch} was written by an earlier release, and lacks what a fork under {metadata.protocol} needs: run the fleet "
                 "with this one, take a snapshot, and fork that"
             )
+
+    def _check_dependencies(self) -> tuple[dict[str, str], tuple[DependencyChange, ...]]:
+        """Return what this process would run the fork on, and how that differs from the snapshot. Raise UsageError for refused changes."""
+        metadata, fleet = self._manifest.metadata, self._request.fleet
+        if fleet is None:
+            return {}, ()
+        report = dependency_report(fleet.agents, fleet.declared, lambda: self._source)
+        changes = changes_between(reports_in(metadata.dependencies), [report])
+        if not self._request.accepts_changes and refused(changes):
+            raise UsageError(
+                f"this process has other dependencies than epoch {metadata.epoch}: {describe_changes(refused(changes))}: fork with those of "
+                "then, or accept the changes (--accept-changes)"
+            )
+        return report, changes
 
     def _settings_by_agent(self) -> dict[str, list[FieldSetting]]:
         agents = {line.agent: None for line in self._manifest.agents}
@@ -537,6 +565,7 @@ class _CheckedFork:
             changed=self._settled | self._changed,
             inputs=self._whole(self._pending) if is_copied else (),
             recorded=self._recorded(),
+            dependencies=merged({"": self._report}) if self._request.accepts_changes and self._report else None,
         )
 
     def _recorded(self) -> RecordedAnswers | None:
@@ -577,4 +606,5 @@ class _CheckedFork:
             is_live=order.is_live,
             answers=len(self._collected.answers),
             lost_batches=self._collected.lost_batches,
+            dependencies=self._changes,
         )

@@ -185,6 +185,7 @@ class Snapshot:
         inputs: ForkInputs = "drop",
         answers: ForkAnswers = "none",
         live: bool = False,
+        accept_changes: bool = False,
         again: bool = False,
     ) -> Fork:
         """Create a new fleet in a new store, with this snapshot as its starting point. The new store is durable when the method returns.
@@ -201,6 +202,7 @@ class Snapshot:
             answers: recorded answers on which the fork runs: "none", those that the parent has got since the snapshot ("parent"), or nothing
                 but them ("only"; then everything that has none fails). The fork's first snapshot is then pinned.
             live: whether the fork may perform effects.
+            accept_changes: whether dependencies may have changed even if the fleet's `on_change` refuses that.
             again: whether to remove an unfinished fork at `to` first. No other process may be writing to `to`.
 
         Raises:
@@ -213,7 +215,13 @@ class Snapshot:
         """
         settings = {place: msgspec.json.encode(value) for place, value in (set or {}).items()}
         request = ForkRequest(
-            name=name, settings=settings, fleet=self._fleet, inputs=inputs, is_live=live, answers=answers
+            name=name,
+            settings=settings,
+            fleet=self._fleet,
+            inputs=inputs,
+            is_live=live,
+            answers=answers,
+            accepts_changes=accept_changes,
         )
         return fork_snapshot(self._store, self.epoch, os.fspath(to), request, begin_again=again)
 

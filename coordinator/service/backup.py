@@ -82,6 +82,7 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, ExternalFailureError, LogError, NotFoundError, UsageError
 from snapline.failpoints import failpoint
 from snapline.folders import sync_folder
+from snapline.messages.dependencies import reports_in
 from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.layout import CHECKPOINTS, manifest_path, parse_pack_path
 from snapline.storage.disk.record import canonical, seal, unseal
@@ -560,6 +561,7 @@ def fork_initial_state(record: ForkRecord, root: str, manifest: Manifest) -> Fle
     image.cluster, image.name, image.protocol = record.store, about.fleet, about.protocol
     image.definition_digest = bytes.fromhex(about.config_hash)
     image.fork = ForkOrigin(record.name, record.parent, record.parent_name, epoch, about.plan, record.is_live)
+    image.fork_reports = reports_in(about.dependencies)
     image.forgotten_start = max(about.hosts.values(), default=0)
     image.begun, image.completed, image.aborted, image.forgotten = epoch, 1, epoch - 1, epoch - 1
     image.gone = dict.fromkeys(record.gone)

@@ -91,6 +91,7 @@ def show_document(
         store=store.location,
         **_about(root, manifest),
         **({} if fork is None else {"fork": msgspec.to_builtins(fork)}),
+        dependencies=manifest.metadata.dependencies,
         agents=agents,
         channels=channels,
     )

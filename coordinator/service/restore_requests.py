@@ -16,11 +16,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from snapline.coordinator.leader import events as ev
+from snapline.coordinator.state.fleet_records import ALIVE
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.fleet_view import above, refusal_of_restore
 from snapline.coordinator.state.operations import TEXT_CHARACTERS_MAX
 from snapline.errors import ExternalFailureError, NotFoundError, UsageError
 from snapline.messages.answers import InputsAgain, RestorePreview, RestoreReply, TopicUndone
+from snapline.messages.dependencies import Report, changes_between, describe_changes, refused, reports_in
 from snapline.messages.effect_records import (
     DONE,
     EFFECTS_TOPIC,
@@ -85,14 +87,24 @@ class Restoring:
             inputs=inputs,
             outputs=outputs,
             effects=effects,
+            dependencies=changes_between(reports_in(about.dependencies), self._reports()),
         )
 
-    async def restore(self, snapshot: str, token: str, reason: str, *, is_dropping: bool, ask: Ask) -> RestoreReply:
+    def _reports(self) -> list[Report]:
+        """Return what the hosts run on that are alive."""
+        image = self._state.image
+        keys = dict.fromkeys([record.report for record in image.hosts.values() if record.state == ALIVE])
+        return [image.reports[key] for key in keys if key in image.reports]
+
+    async def restore(
+        self, snapshot: str, token: str, reason: str, *, is_dropping: bool, accepts_changes: bool = False, ask: Ask
+    ) -> RestoreReply:
         """Restore the fleet, and return when the plan is committed.
 
         Raises:
             NotFoundError, UsageError, StoreError: the same errors as for `preview`. UsageError is also raised if inputs are missing and the
-                caller did not allow dropping inputs.
+                caller did not allow dropping inputs, or if the fleet's policy refuses changed dependencies and the caller does not accept
+                changes.
             ExternalFailureError: no plan could be made in time, or another restore is active.
         """
         if not 0 < len(token) <= TOKEN_CHARACTERS_MAX or len(reason) > TEXT_CHARACTERS_MAX:
@@ -102,6 +114,8 @@ class Restoring:
         if self._state.plan_of_request(token) is None:
             estimate = await self.preview(snapshot, is_dropping=is_dropping)
             _check_inputs(estimate)
+            if not accepts_changes:
+                _check_dependencies(estimate)
             text = f"back to epoch {estimate.epoch} on purpose" + (f": {reason}" if reason else "")
             answer = await ask(
                 lambda number: ev.RestoreRequested(number, token, estimate.epoch, text, is_dropping), ev.AnswerRestore
@@ -237,6 +251,15 @@ def _check_inputs(found: RestorePreview) -> None:
         raise UsageError(
             f"the host logs lack inputs {one.missing[0]} to {one.missing[-1]} of agent {one.agent}{others}, which epoch {found.epoch} has "
             "not consumed: go back to a later snapshot, or drop inputs (--drop-inputs)"
+        )
+
+
+def _check_dependencies(found: RestorePreview) -> None:
+    changes = refused(found.dependencies)
+    if changes:
+        raise UsageError(
+            f"the hosts have other dependencies than in epoch {found.epoch}: {describe_changes(changes)}: go back to a snapshot that was "
+            "made with those of now, or accept the changes (--accept-changes)"
         )
 
 

@@ -493,7 +493,12 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         """Restore the fleet to an epoch."""
         await self._be_current()
         restored = await self._restoring.restore(
-            request.snapshot, request.token, request.reason, is_dropping=request.drop_inputs, ask=self._leading().ask
+            request.snapshot,
+            request.token,
+            request.reason,
+            is_dropping=request.drop_inputs,
+            accepts_changes=request.accept_changes,
+            ask=self._leading().ask,
         )
         return writer_of(RestoreReply, pb.RestoreReply)(restored)
 

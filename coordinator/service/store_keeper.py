@@ -13,9 +13,7 @@ closed, its release file shows which outputs were released.
 """
 
 import contextlib
-import functools
 import logging
-import platform
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -52,6 +50,7 @@ from snapline.coordinator.service import line_store
 from snapline.coordinator.state.fleet_view import Ancestor, FleetView
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.failpoints import failpoint
+from snapline.messages.dependencies import merged
 from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.layout import manifest_path, parse_manifest_path
 from snapline.storage.disk.record import damaged, finding_of
@@ -345,7 +344,6 @@ class StoreKeeper:
         self._outputs = OutputReleaser(store, wall_ns)
         self._holds = Holds(store, now_s=lambda: wall_ns() / 1e9)
         self._times: dict[int, SnapshotTime] = {}
-        self._dependencies = _dependencies()
         self._topology: tuple[object, str] = (None, "")
         self._marking = threading.Lock()
         """Lock that is held while chunks are reused until the manifest refers to them, so that no deletion happens in between."""
@@ -448,7 +446,7 @@ class StoreKeeper:
             protocol=image.protocol,
             hosts=command.hosts,
             kinds=dict.fromkeys(sorted({x.kind for x in command.agents}), ""),
-            dependencies=self._dependencies,
+            dependencies=self._dependencies_of(command.hosts),
             topology_fingerprint=self._topology_of(command),
             config_hash=image.definition_digest.hex(),
             state_bytes=command.state_bytes,
@@ -463,6 +461,16 @@ class StoreKeeper:
             ordinals=ordinals,
             next_ordinal=image.next_ordinal if ordinals else 0,
         )
+
+    def _dependencies_of(self, hosts: Mapping[str, int]) -> dict[str, str]:
+        """Return what these hosts run on, as far as they have reported it."""
+        reports, records = self._image.reports, {host: self._image.hosts.get(host) for host in hosts}
+        keys = {
+            host: record.report
+            for host, record in records.items()
+            if record is not None and record.start == hosts[host]
+        }
+        return merged({host: reports[key] for host, key in keys.items() if key in reports})
 
     def _ordinals_of(self, command: WriteManifest) -> dict[str, int]:
         """Return the agents' ordinals in autonomous protocols, otherwise an empty dictionary. A fork needs the ordinals to read the
@@ -673,16 +681,3 @@ def _damaged_base(error: Exception, bases: Mapping[int, str]) -> tuple[int, str]
     if finding is None or finding.epoch not in bases or parse_manifest_path(finding.path) is None:
         return 0, ""
     return finding.epoch or 0, finding.path
-
-
-@functools.cache
-def _dependencies() -> dict[str, str]:
-    from importlib import metadata  # imported here because the module takes a twentieth of the total import time
-
-    versions = {"python": platform.python_version()}
-    for name in ("snapline", "msgspec", "grpcio", "numpy"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions

@@ -177,6 +177,7 @@ class HostRecord(msgspec.Struct):
             of the host, clear this field.
         is_drained: whether an operator has drained the host. The drain mark survives restarts of the host.
         died: name of the host's last run whose process is known to have died during turns; "" if there is none.
+        report: key of the current run's report in `FleetImage.reports`; "" if it made none.
     """
 
     start: int
@@ -187,6 +188,7 @@ class HostRecord(msgspec.Struct):
     spare: str = ""
     is_drained: bool = False
     died: str = ""
+    report: str = ""
 
 
 class AgentRecord(msgspec.Struct):
@@ -457,6 +459,8 @@ class FleetImage(msgspec.Struct):
         era_line: epoch from which the era began, 0 if from the initial states.
         is_era_adopted: whether all agents have been committed since the era began.
         base: newest epoch that was the second newest complete one. Commits that it covers may be deleted.
+        reports: reports of what the known hosts run on, by their digest (`snapline.messages.dependencies`).
+        fork_reports: reports of the hosts of a fork's snapshot.
     """
 
     version: int = IMAGE_VERSION
@@ -506,6 +510,8 @@ class FleetImage(msgspec.Struct):
     era_line: int = 0
     is_era_adopted: bool = False
     base: int = 0
+    reports: dict[str, dict[str, str]] = {}
+    fork_reports: list[dict[str, str]] = []
 
 
 _image_decoder = msgspec.msgpack.Decoder(FleetImage)

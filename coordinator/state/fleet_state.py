@@ -85,6 +85,7 @@ from snapline.coordinator.state.operation_rules import (
     drain_hosts,
     forget_hosts,
     forgive,
+    keep_report,
     next_ordinal,
     note_aborted,
     note_complete,
@@ -178,6 +179,7 @@ class FleetState(FleetView):
                 return OperationResult(REFUSED, problem or "a host's run has a name")
             start = image.forgotten_start + 1
             image.hosts[kind.host] = HostRecord(start, kind.instance, kind.address)
+            keep_report(image, kind)
             return OperationResult(APPLIED, number=start)
         if kind.instance in record.past:
             return OperationResult(
@@ -196,6 +198,7 @@ class FleetState(FleetView):
             count_process_end(image, kind.host, record, kind.died_in if kind.died == record.instance else ())
             record.past = [*record.past, record.instance][-PAST_INSTANCES_KEPT:]
             record.start, record.instance, record.spare = record.start + 1, kind.instance, ""
+            keep_report(image, kind)
         elif record.state == ALIVE and record.address == kind.address:
             return OperationResult(UNCHANGED, number=record.start)
         record.address, record.state = kind.address, ALIVE

@@ -35,7 +35,9 @@ records can be counted.
 import heapq
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 
+import msgspec
 from msgspec.structs import replace
 
 from snapline.coordinator.state import operations as op
@@ -151,6 +153,22 @@ def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
     return ""
 
 
+def keep_report(image: FleetImage, kind: op.AdmitHost) -> None:
+    """Record what an admitted process runs on. Equal reports are kept once."""
+    key = ""
+    if kind.dependencies:
+        key = blake2b(msgspec.msgpack.encode(sorted(kind.dependencies.items())), digest_size=8).hexdigest()
+        image.reports[key] = kind.dependencies
+    image.hosts[kind.host].report = key
+    drop_reports(image)
+
+
+def drop_reports(image: FleetImage) -> None:
+    """Drop the reports that belong to no known host."""
+    used = dict.fromkeys([record.report for record in image.hosts.values()])
+    image.reports = {key: report for key, report in image.reports.items() if key in used}
+
+
 def forget_hosts(state: FleetView, kind: op.ForgetHosts) -> OperationResult:
     """Remove the records of lost and departed hosts. A new host gets a larger start number than any removed host had (G9)."""
     image = state.image
@@ -158,6 +176,7 @@ def forget_hosts(state: FleetView, kind: op.ForgetHosts) -> OperationResult:
     if needed:
         return OperationResult(REFUSED, f"host {needed[0]} is alive, or agents are placed there until the next plan")
     removed = [image.hosts.pop(host) for host in kind.hosts if host in image.hosts]
+    drop_reports(image)
     image.forgotten_start = max([image.forgotten_start, *[record.start for record in removed]])
     return OperationResult(APPLIED) if removed else OperationResult(UNCHANGED, "no such host is known")
 

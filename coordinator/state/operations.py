@@ -72,6 +72,7 @@ class AdmitHost(Kind, frozen=True, gc=False):
         died: `instance` of the previous run if its process died during turns, otherwise "".
         died_in: the turns that the previous process was running when it died.
         ran_until_ns: same as in `LoseHosts`, for the previous run.
+        dependencies: report of what the process runs on (`snapline.messages.dependencies`).
     """
 
     host: str
@@ -81,6 +82,7 @@ class AdmitHost(Kind, frozen=True, gc=False):
     died: str = ""
     died_in: tuple[TurnDeath, ...] = ()
     ran_until_ns: int = 0
+    dependencies: dict[str, str] = {}
 
 
 class LostHost(msgspec.Struct, frozen=True, gc=False):

@@ -490,6 +490,9 @@ class SimHost:
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
+    def dependencies(self) -> dict[str, str]:
+        return {"python": "3", "run": self.instance}  # so every new process of a host differs from the one before
+
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
         """Schedule a call. The call is dropped if this run ends before it, and is delayed if the run is paused."""
         self.shared.kernel.at(at_ns, self.fire, (function, argument))

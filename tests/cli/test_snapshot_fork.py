@@ -72,7 +72,7 @@ def test_a_fork_is_made_and_told(run: Run, data_dir: Path) -> None:
         "store": made.location, "cluster": made.store_id, "parent": parent.store_id, "parent_name": "tills", "epoch": 1,
         "root": made.read_ref(1), "agents": 1, "messages": 0, "inputs_copied": 0, "inputs_dropped": 0, "effects_refused": 0,
         "changed": ["a.coins", 'a.names["x.y"]'], "not_begun": ["b"], "is_live": False,
-            "answers": 0, "lost_batches": 0,
+            "answers": 0, "lost_batches": 0, "dependencies": [],
     }  # fmt: skip
     shown = run("snapshot", "show", "--store", data_dir.with_name("forked") / "store").json
     assert shown["agents"][0]["state"] == {"coins": 7, "names": {"x.y": 1}}

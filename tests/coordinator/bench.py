@@ -103,6 +103,7 @@ class Bench(LeaderObserver):
             "f", "p", period_ns, timeout_ns, tuple(msg.AgentKind(f"a{n}", "m:A") for n in range(agents))
         )
         self.parts: tuple[str, ...] = ()
+        self.dependencies: dict[str, str] = {}
         """Of the definition, as hosts say them."""
         self.held: tuple[type[ev.Command], ...] = ()
         self.waiting: list[ev.Command] = []
@@ -247,7 +248,14 @@ class Bench(LeaderObserver):
         self.current[host] = self.sessions
         number = self.sessions
         join = msg.Join(
-            host, instance or f"{host}-1", f"{host}:1", fleet, digest, plan, definition_parts=parts or self.parts
+            host,
+            instance or f"{host}-1",
+            f"{host}:1",
+            fleet,
+            digest,
+            plan,
+            definition_parts=parts or self.parts,
+            dependencies=self.dependencies,
         )
         self.feed(ev.MessageReceived(number, join))
         return number

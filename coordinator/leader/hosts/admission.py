@@ -25,6 +25,7 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
+    LEFT,
     HostRecord,
     OperationResult,
     agents_max,
@@ -32,6 +33,13 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.errors import UsageError
 from snapline.ids import check_id
+from snapline.messages.dependencies import (
+    DependencyChange,
+    bounded_report,
+    changes_between,
+    describe_changes,
+    refused,
+)
 from snapline.messages.host_messages import FleetDefinition, Join, ProbeRead, ReadProbe
 from snapline.protocols.names import GLOBAL, problem_of_recovery
 
@@ -63,7 +71,7 @@ class Admission:
             return
         session = host_sessions.open(number, join)
         record = self._shared.state.image.hosts.get(join.host)
-        refusal = self._refusal_of(join, record)
+        refusal = self._refusal_of(join, record) or self._refusal_of_changes(join, record)
         if refusal:
             host_sessions.reject_session(session, refusal, is_final=True)
             return
@@ -87,6 +95,8 @@ class Admission:
             self._host_sessions.attach(session)
         else:
             session.stage = Admitting()
+            record = self._shared.state.image.hosts.get(session.host)
+            session.changes = describe_changes(self._changes_in(session.join, record))
             self._propose(session)
 
     def _propose(self, session: HostSession) -> None:
@@ -94,7 +104,16 @@ class Admission:
         record = self._shared.state.image.hosts.get(join.host)
         start = 0 if record is None else record.start
         until_ns = self._host_sessions.ran_until_ns({join.host: start})
-        kind = op.AdmitHost(join.host, join.instance, join.address, start, join.died, join.died_in, until_ns)
+        kind = op.AdmitHost(
+            join.host,
+            join.instance,
+            join.address,
+            start,
+            join.died,
+            join.died_in,
+            until_ns,
+            bounded_report(join.dependencies),
+        )
         self._shared.propose(f"admit/{session.id}", kind)
 
     def _refusal_of(self, join: Join, record: HostRecord | None) -> str:
@@ -117,6 +136,29 @@ class Admission:
             return f"host {join.host} has applied plan {join.plan} of another run of the fleet: start it anew"
         return ""
 
+    def _changes_in(self, join: Join, record: HostRecord | None) -> tuple[DependencyChange, ...]:
+        """Return how the dependencies of a new process differ from those of the host's previous process. A new host is compared with the
+        other hosts, and the first hosts of a fork with those of its snapshot."""
+        image = self._shared.state.image
+        if record is not None:
+            before = [image.reports[record.report]] if record.report else []
+        else:
+            before = list(image.reports.values()) or image.fork_reports
+        return changes_between(before, [join.dependencies])
+
+    def _refusal_of_changes(self, join: Join, record: HostRecord | None) -> str:
+        """Return why the fleet's policy refuses the new process of a host, or "". A process that takes the place of a failed one is part of
+        a recovery, and never refused."""
+        if record is not None and (record.state != LEFT or record.instance == join.instance):
+            return ""
+        changes = refused(self._changes_in(join, record))
+        if not changes:
+            return ""
+        return (
+            f"host {join.host} has other dependencies than before: {describe_changes(changes)}: start it with those of before, or change "
+            "on_change in the fleet's definition"
+        )
+
     def on_admission_ended(self, key: str, kind: op.AdmitHost, result: OperationResult | None) -> None:
         """Handle the result of AdmitHost. If the operation came too late or was rejected, `evaluate` proposes it again."""
         session = self._host_sessions.opened(int(key.removeprefix("admit/")))
@@ -133,6 +175,10 @@ class Admission:
                 self._host_sessions.reject_session(session, result.reason, is_final=True)
         elif record is not None and record.instance == session.join.instance:
             self._shared.note("info", f"host {session.host} joins from {session.join.address}, start {record.start}")
+            if session.changes:
+                self._shared.note(
+                    "warning", f"host {session.host} has other dependencies than before: {session.changes}"
+                )
             for death in kind.died_in:
                 self._shared.note("warning", f"the process of host {session.host} died while {death.describe()}")
             self._host_sessions.make_current(session, record.start)

@@ -70,6 +70,7 @@ class HostSession(msgspec.Struct):
         start: number of the host's run; 0 until a new run is admitted.
         beaten_ns: time at which the last heartbeat arrived.
         is_asked: whether the host has been asked for the fleet's definition.
+        changes: how the dependencies of a run that is being admitted differ from those before, as part of a sentence.
     """
 
     id: int
@@ -79,6 +80,7 @@ class HostSession(msgspec.Struct):
     heartbeat: Heartbeat = Heartbeat(0)
     beaten_ns: int = 0
     is_asked: bool = False
+    changes: str = ""
 
     @property
     def host(self) -> str:

@@ -176,6 +176,11 @@ FleetArguments = Annotated[
     ),
 ]
 
+AcceptChanges = Annotated[
+    bool,
+    typer.Option("--accept-changes", help="Accept changed dependencies that the fleet's on_change refuses."),
+]
+
 FleetMetrics = Annotated[
     bool,
     typer.Option("--metrics", help="Serve Prometheus metrics in every process; DIR/metrics/*.json has the addresses."),

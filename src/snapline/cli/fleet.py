@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli.command import Display, FleetArguments, FleetReference, allow_current_folder, command, parse_arguments
-from snapline.cli.output import Document, DocumentTables, count, document, integer_of, rows_of, size
+from snapline.cli.output import Document, DocumentTables, count, document, integer_of, rows_of, show_changes, size
 from snapline.cli.snapshot_retention import SNAPSHOT_HELP, StorePlace
 from snapline.errors import FleetDefinitionError, SnaplineError, UsageError
 
@@ -111,6 +111,7 @@ def check(
     import msgspec
 
     from snapline.agent_runtime.snapshots.snapshot_check import check_snapshot
+    from snapline.messages.dependencies import refused
     from snapline.protocols.names import is_autonomous
     from snapline.protocols.policy import format_policy
 
@@ -137,14 +138,15 @@ def check(
         agents=len(loaded.agents),
         classes=classes,
     )
-    incompatibilities = 0
+    is_refused = False
     if place.store is not None or place.data_dir is not None:
         store = place.open()
         with contextlib.redirect_stdout(sys.stderr):  # handlers may print
             checked = check_snapshot(store, store.resolve(snapshot), loaded)
-        result["snapshot"], incompatibilities = msgspec.to_builtins(checked), len(checked.incompatibilities)
+        result["snapshot"] = msgspec.to_builtins(checked)
+        is_refused = bool(checked.incompatibilities or refused(checked.dependencies))
     display.printer().result(result, _show)
-    if incompatibilities:
+    if is_refused:
         raise typer.Exit(UsageError.exit_code)
 
 
@@ -170,6 +172,7 @@ def _show_snapshot(checked: Document, tables: DocumentTables) -> None:
     fits = "does not fit" if incompatibilities else "fits"
     tables.line()
     tables.line(f"snapshot {checked.get('epoch')} {fits}: checked {', '.join(counts)}")
+    show_changes(checked, tables)
     if incompatibilities:
         tables.table(
             ("AGENT", "PART", "REASON"), [(x.get("agent"), x.get("part"), x.get("reason")) for x in incompatibilities]

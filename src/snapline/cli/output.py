@@ -187,3 +187,14 @@ def _concern_line(row: Document, now_s: float) -> str:
     since_s = row.get("since_s")
     age_s = since_s if isinstance(since_s, int | float) else 0.0
     return describe_concern(str(row.get("text", "")), str(row.get("remedy") or ""), since_s=age_s, now_s=now_s)
+
+
+def show_changes(result: Document, tables: DocumentTables) -> None:
+    """Print how dependencies differ from those of a snapshot, if they do."""
+    import msgspec
+
+    from snapline.messages.dependencies import DependencyChange, describe_changes
+
+    changes = msgspec.convert(result.get("dependencies"), tuple[DependencyChange, ...])
+    if changes:
+        tables.line(f"other dependencies than in the snapshot: {describe_changes(changes)}")

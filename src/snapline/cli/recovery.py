@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import Connection, Display, Stale, command
+from snapline.cli.command import AcceptChanges, Connection, Display, Stale, command
 from snapline.cli.output import Document, DocumentTables, document, rows_of, text
 from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_failed
@@ -85,6 +85,7 @@ def restore(
             help="Drop the inputs that the snapshot has not consumed, instead of delivering them again.",
         ),
     ] = False,
+    accept_changes: AcceptChanges = False,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, for `recovery history`.")] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what the restore would undo, and do nothing.")
@@ -113,7 +114,11 @@ def restore(
         printer.result(document_of(preview), _show_preview)
         typer.confirm(f"Take the fleet back to epoch {preview.epoch}?", abort=True, err=True)
     epoch, token = str(preview.epoch), _token()
-    done = connection.ask(lambda client: client.restore(epoch, token, reason, drop_inputs, connection.timeout))
+    done = connection.ask(
+        lambda client: client.restore(
+            epoch, token, reason, drop_inputs, connection.timeout, accept_changes=accept_changes
+        )
+    )
     printer.result(document_of(done), _show_done)
 
 

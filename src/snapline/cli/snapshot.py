@@ -336,7 +336,17 @@ def _show_agent(result: Document, tables: DocumentTables) -> None:
 
 def _show_head(result: Document, tables: DocumentTables) -> None:
     names = ("epoch", "root", "created", "trigger", "fleet", "protocol", "plan")
-    tables.fields([*((name, result.get(name)) for name in names), ("fork", _fork(result))])
+    tables.fields(
+        [*((name, result.get(name)) for name in names), ("fork", _fork(result)), ("ran on", _dependencies(result))]
+    )
+
+
+def _dependencies(result: Document) -> str | None:
+    """Describe what the hosts ran on. Digests are left to `-o json`."""
+    from snapline.messages.dependencies import describe_report
+
+    dependencies = result.get("dependencies")
+    return describe_report(dependencies) or None if isinstance(dependencies, dict) else None
 
 
 def _fork(result: Document) -> str | None:

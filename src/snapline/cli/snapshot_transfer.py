@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import Display, FleetArguments, command, parse_arguments
-from snapline.cli.output import Document, DocumentTables, count, document, integer_of, rows_of, size, text
+from snapline.cli.command import AcceptChanges, Display, FleetArguments, command, parse_arguments
+from snapline.cli.output import Document, DocumentTables, count, document, integer_of, rows_of, show_changes, size, text
 from snapline.cli.snapshot_retention import SNAPSHOT_HELP, StorePlace, data_dir_of, lock_fleet
 from snapline.errors import UsageError
 
@@ -308,6 +308,7 @@ def fork(
         ),
     ] = AnswersChoice.NONE,
     live: Annotated[bool, typer.Option("--live", help="Allow the fork to perform effects.")] = False,
+    accept_changes: AcceptChanges = False,
 ) -> None:
     """Make a new fleet from a snapshot of another fleet, which may keep running.
 
@@ -323,6 +324,7 @@ def fork(
         inputs=inputs.value,
         is_live=live,
         answers=answers.value,
+        accepts_changes=accept_changes,
     )
     source = place.open()
     rows = places.make(source, source.resolve(snapshot), request)
@@ -390,6 +392,7 @@ def _show(result: Document, tables: DocumentTables) -> None:
         tables.line(f"{count(refused, 'effect')} of the parent's left to it, and refused here")
     for place in _texts(result, "changed"):
         tables.line(f"set {place}")
+    show_changes(result, tables)
     absent = _texts(result, "not_begun")
     if absent:
         shown = ", ".join(absent[:NAMES_SHOWN]) + (", …" if len(absent) > NAMES_SHOWN else "")

@@ -398,13 +398,20 @@ class Client:
         return snapshot_of(await retry_until_available(lambda: self._coordinator.create_snapshot(timeout_s)))
 
     async def restore(
-        self, snapshot: str | int, *, drop_inputs: bool = False, reason: str = "", timeout_s: float = SNAPSHOT_TIMEOUT_S
+        self,
+        snapshot: str | int,
+        *,
+        drop_inputs: bool = False,
+        accept_changes: bool = False,
+        reason: str = "",
+        timeout_s: float = SNAPSHOT_TIMEOUT_S,
     ) -> dict[str, object]:
         """Restore the fleet to a snapshot, given as an epoch number, a tag or "last". All work after that snapshot is undone permanently
         (docs/going-back.md).
 
         Return as soon as the recovery plan is committed. The result is the same document that `snapline recovery restore -o json` prints.
-        If `drop_inputs` is set, discard inputs that no agent has consumed.
+        If `drop_inputs` is set, discard inputs that no agent has consumed. If `accept_changes` is set, dependencies may have changed even if
+        the fleet's `on_change` refuses that.
 
         Raises:
             NotFoundError, UsageError: the snapshot does not exist, cannot be restored, or this client has no permission.
@@ -413,7 +420,9 @@ class Client:
         check_timeout(timeout_s)
         what = str(snapshot), secrets.token_hex(16), reason
         return document_of(
-            await retry_until_available(lambda: self._coordinator.restore(*what, drop_inputs, timeout_s))
+            await retry_until_available(
+                lambda: self._coordinator.restore(*what, drop_inputs, timeout_s, accept_changes=accept_changes)
+            )
         )
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:

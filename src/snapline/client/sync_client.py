@@ -136,10 +136,19 @@ class SyncClient:
         return self._run(self._open.snapshot(timeout_s))
 
     def restore(
-        self, snapshot: str | int, *, drop_inputs: bool = False, reason: str = "", timeout_s: float = SNAPSHOT_TIMEOUT_S
+        self,
+        snapshot: str | int,
+        *,
+        drop_inputs: bool = False,
+        accept_changes: bool = False,
+        reason: str = "",
+        timeout_s: float = SNAPSHOT_TIMEOUT_S,
     ) -> dict[str, object]:
         """Restore the fleet to a snapshot, as `Client.restore` does."""
-        return self._run(self._open.restore(snapshot, drop_inputs=drop_inputs, reason=reason, timeout_s=timeout_s))
+        restored = self._open.restore(
+            snapshot, drop_inputs=drop_inputs, accept_changes=accept_changes, reason=reason, timeout_s=timeout_s
+        )
+        return self._run(restored)
 
     def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:
         """Return a recovery line, as `Client.recovery_line` does."""

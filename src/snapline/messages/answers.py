@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from snapline.ids import HOST_PREFIX
+from snapline.messages.dependencies import DependencyChange
 from snapline.messages.status import FleetStatus, ForkedFrom, SnapshotOutcome
 from snapline.storage.disk.record import Finding
 from snapline.storage.store.catalog import SnapshotSummary
@@ -203,6 +204,7 @@ class RestorePreview(msgspec.Struct, frozen=True, gc=False):
         inputs: for each agent, the inputs that it had not consumed yet when the snapshot was taken. These inputs are delivered again, or
             dropped if `is_dropping_inputs` is set.
         effects: external effects since the snapshot. A restore does not undo external effects.
+        dependencies: what the hosts run on now, and did not in the snapshot.
     """
 
     epoch: int
@@ -216,6 +218,7 @@ class RestorePreview(msgspec.Struct, frozen=True, gc=False):
     inputs: tuple[InputsAgain, ...]
     outputs: tuple[TopicUndone, ...]
     effects: tuple[str, ...] = ()
+    dependencies: tuple[DependencyChange, ...] = ()
 
 
 class RestoreReply(msgspec.Struct, frozen=True, gc=False):

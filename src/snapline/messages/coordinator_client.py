@@ -221,7 +221,14 @@ class CoordinatorClient:
         return reply
 
     async def restore(
-        self, snapshot: str, token: str, reason: str, is_dropping: bool, timeout_s: float = SNAPSHOT_TIMEOUT_S
+        self,
+        snapshot: str,
+        token: str,
+        reason: str,
+        is_dropping: bool,
+        timeout_s: float = SNAPSHOT_TIMEOUT_S,
+        *,
+        accept_changes: bool = False,
     ) -> RestoreReply:
         """Restore the fleet to a snapshot, and return after the recovery plan is committed. Repeating the call with the same `token` does
         not restore the fleet again.
@@ -232,7 +239,13 @@ class CoordinatorClient:
             ExternalFailureError: no recovery plan was made in time, or another restore is in progress.
         """
         reply: RestoreReply = await self._call(
-            "Restore", timeout_s, snapshot=snapshot, token=token, reason=reason, drop_inputs=is_dropping
+            "Restore",
+            timeout_s,
+            snapshot=snapshot,
+            token=token,
+            reason=reason,
+            drop_inputs=is_dropping,
+            accept_changes=accept_changes,
         )
         return reply
 

@@ -122,6 +122,7 @@ class Join(HostMessage, frozen=True, gc=False):
     died: str = ""
     died_in: tuple[TurnDeath, ...] = ()
     definition_parts: tuple[str, ...] = ()
+    dependencies: dict[str, str] = {}
 
 
 class FleetDefinition(HostMessage, frozen=True, gc=False):

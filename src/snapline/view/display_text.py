@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
+from snapline.messages.dependencies import describe_changes
 from snapline.messages.status import URGENT
 from snapline.view.markup import Markup, tag
 
@@ -218,7 +219,9 @@ def undone_in_fleet(preview: "RestorePreview") -> list[str]:
     sentences = [f"epoch {preview.epoch}, taken {preview.created}, {preview.age_s} s ago"]
     sentences.append(f"{named('epoch', void_epochs)} void then" if void_epochs else "no later epoch is complete")
     sentences += [f"{named('agent', agents_gone)} gone: born later"] if agents_gone else []
-    return sentences + ([f"{named('agent', agents_back)} there again, having left since"] if agents_back else [])
+    sentences += [f"{named('agent', agents_back)} there again, having left since"] if agents_back else []
+    changes = describe_changes(preview.dependencies)
+    return sentences + ([f"the hosts have other dependencies than then: {changes}"] if changes else [])
 
 
 def undone_outside_fleet(preview: "RestorePreview") -> list[str]:

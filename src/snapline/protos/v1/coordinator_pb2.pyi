@@ -71,7 +71,14 @@ class MessagePart(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., is_last: bool = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("host", "instance", "address", "fleet", "definition_digest", "plan", "died", "died_in", "definition_parts")
+    __slots__ = ("host", "instance", "address", "fleet", "definition_digest", "plan", "died", "died_in", "definition_parts", "dependencies")
+    class DependenciesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     HOST_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +88,7 @@ class Join(_message.Message):
     DIED_FIELD_NUMBER: _ClassVar[int]
     DIED_IN_FIELD_NUMBER: _ClassVar[int]
     DEFINITION_PARTS_FIELD_NUMBER: _ClassVar[int]
+    DEPENDENCIES_FIELD_NUMBER: _ClassVar[int]
     host: str
     instance: str
     address: str
@@ -90,7 +98,8 @@ class Join(_message.Message):
     died: str
     died_in: _containers.RepeatedCompositeFieldContainer[TurnDeath]
     definition_parts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., fleet: _Optional[str] = ..., definition_digest: _Optional[bytes] = ..., plan: _Optional[int] = ..., died: _Optional[str] = ..., died_in: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ..., definition_parts: _Optional[_Iterable[str]] = ...) -> None: ...
+    dependencies: _containers.ScalarMap[str, str]
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., fleet: _Optional[str] = ..., definition_digest: _Optional[bytes] = ..., plan: _Optional[int] = ..., died: _Optional[str] = ..., died_in: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ..., definition_parts: _Optional[_Iterable[str]] = ..., dependencies: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class TurnDeath(_message.Message):
     __slots__ = ("agent", "what", "sender", "type", "digest", "limit", "is_beside", "times")
@@ -1486,7 +1495,7 @@ class PreviewRestoreRequest(_message.Message):
     def __init__(self, snapshot: _Optional[str] = ..., drop_inputs: bool = ...) -> None: ...
 
 class RestorePreview(_message.Message):
-    __slots__ = ("epoch", "root", "created", "age_s", "void_epochs", "agents_gone", "agents_back", "is_dropping_inputs", "inputs", "outputs", "effects")
+    __slots__ = ("epoch", "root", "created", "age_s", "void_epochs", "agents_gone", "agents_back", "is_dropping_inputs", "inputs", "outputs", "effects", "dependencies")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -1498,6 +1507,7 @@ class RestorePreview(_message.Message):
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    DEPENDENCIES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     root: str
     created: str
@@ -1509,7 +1519,20 @@ class RestorePreview(_message.Message):
     inputs: _containers.RepeatedCompositeFieldContainer[InputsAgain]
     outputs: _containers.RepeatedCompositeFieldContainer[TopicUndone]
     effects: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ..., created: _Optional[str] = ..., age_s: _Optional[float] = ..., void_epochs: _Optional[_Iterable[int]] = ..., agents_gone: _Optional[_Iterable[str]] = ..., agents_back: _Optional[_Iterable[str]] = ..., is_dropping_inputs: bool = ..., inputs: _Optional[_Iterable[_Union[InputsAgain, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TopicUndone, _Mapping]]] = ..., effects: _Optional[_Iterable[str]] = ...) -> None: ...
+    dependencies: _containers.RepeatedCompositeFieldContainer[DependencyChange]
+    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ..., created: _Optional[str] = ..., age_s: _Optional[float] = ..., void_epochs: _Optional[_Iterable[int]] = ..., agents_gone: _Optional[_Iterable[str]] = ..., agents_back: _Optional[_Iterable[str]] = ..., is_dropping_inputs: bool = ..., inputs: _Optional[_Iterable[_Union[InputsAgain, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TopicUndone, _Mapping]]] = ..., effects: _Optional[_Iterable[str]] = ..., dependencies: _Optional[_Iterable[_Union[DependencyChange, _Mapping]]] = ...) -> None: ...
+
+class DependencyChange(_message.Message):
+    __slots__ = ("name", "before", "now", "is_refused")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    IS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    before: _containers.RepeatedScalarFieldContainer[str]
+    now: _containers.RepeatedScalarFieldContainer[str]
+    is_refused: bool
+    def __init__(self, name: _Optional[str] = ..., before: _Optional[_Iterable[str]] = ..., now: _Optional[_Iterable[str]] = ..., is_refused: bool = ...) -> None: ...
 
 class InputsAgain(_message.Message):
     __slots__ = ("agent", "first", "count", "missing")
@@ -1532,16 +1555,18 @@ class TopicUndone(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("snapshot", "drop_inputs", "reason", "token")
+    __slots__ = ("snapshot", "drop_inputs", "reason", "token", "accept_changes")
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     DROP_INPUTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_CHANGES_FIELD_NUMBER: _ClassVar[int]
     snapshot: str
     drop_inputs: bool
     reason: str
     token: str
-    def __init__(self, snapshot: _Optional[str] = ..., drop_inputs: bool = ..., reason: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+    accept_changes: bool
+    def __init__(self, snapshot: _Optional[str] = ..., drop_inputs: bool = ..., reason: _Optional[str] = ..., token: _Optional[str] = ..., accept_changes: bool = ...) -> None: ...
 
 class RestoreReply(_message.Message):
     __slots__ = ("plan", "epoch", "void_epochs")

@@ -135,7 +135,14 @@ class TurnDeathOperation(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., what: _Optional[str] = ..., sender: _Optional[str] = ..., type: _Optional[str] = ..., digest: _Optional[bytes] = ..., limit: _Optional[int] = ..., is_beside: bool = ..., times: _Optional[int] = ...) -> None: ...
 
 class AdmitHost(_message.Message):
-    __slots__ = ("host", "instance", "address", "expected_start", "died", "died_in", "ran_until_ns")
+    __slots__ = ("host", "instance", "address", "expected_start", "died", "died_in", "ran_until_ns", "dependencies")
+    class DependenciesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     HOST_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +150,7 @@ class AdmitHost(_message.Message):
     DIED_FIELD_NUMBER: _ClassVar[int]
     DIED_IN_FIELD_NUMBER: _ClassVar[int]
     RAN_UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
+    DEPENDENCIES_FIELD_NUMBER: _ClassVar[int]
     host: str
     instance: str
     address: str
@@ -150,7 +158,8 @@ class AdmitHost(_message.Message):
     died: str
     died_in: _containers.RepeatedCompositeFieldContainer[TurnDeathOperation]
     ran_until_ns: int
-    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., expected_start: _Optional[int] = ..., died: _Optional[str] = ..., died_in: _Optional[_Iterable[_Union[TurnDeathOperation, _Mapping]]] = ..., ran_until_ns: _Optional[int] = ...) -> None: ...
+    dependencies: _containers.ScalarMap[str, str]
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., expected_start: _Optional[int] = ..., died: _Optional[str] = ..., died_in: _Optional[_Iterable[_Union[TurnDeathOperation, _Mapping]]] = ..., ran_until_ns: _Optional[int] = ..., dependencies: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class LostHost(_message.Message):
     __slots__ = ("host", "host_start", "died_in")

@@ -81,7 +81,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         raft_index: position of the log entry that begins the epoch in the coordinator's log.
         hosts: map from each participating host to its start number.
         kinds: map from each agent class to the schema version of its state, or "" if unknown.
-        dependencies: map from each installed distribution to its version.
+        dependencies: what the hosts ran on, as a map from names such as `python`, `numpy` or `source:MODULE` to values. A name is
+            `host:HOST:NAME` if the value is not equal on all hosts.
         topology_fingerprint: digest over agents, classes and channels.
         config_hash: digest of the fleet's definition.
         state_bytes, channel_state_bytes, channel_state_messages: sizes as reported by the hosts.

@@ -218,6 +218,11 @@ class Store(StoreReader):
 
     # -- committing --------------------------------------------------------------------------------------------------
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Return whether blobs are encrypted, so that digests are keyed."""
+        return self._guard is not None and self._guard.encrypts
+
     def digest(self, data: Buffer) -> bytes:
         """Return the digest of a chunk, keyed if blobs are encrypted."""
         guard = self._guard

@@ -76,6 +76,7 @@ class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
             must have the same parts as the original.
         inputs: pending inputs to copy into the fork. For each agent, the inputs follow the last consumed input without gaps.
         recorded: answers on which the fork runs, or None.
+        dependencies: what the fork's snapshot names as its dependencies, or None for those of the parent's snapshot.
     """
 
     name: str
@@ -88,6 +89,7 @@ class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
     changed: dict[str, AgentCheckpoint] = {}
     inputs: Sequence[LoggedInput] = ()
     recorded: RecordedAnswers | None = None
+    dependencies: dict[str, str] | None = None
 
 
 def write_fork(
@@ -246,6 +248,7 @@ class _Fork:
             fleet=order.fleet,
             cluster=self._target.store_id,
             config_hash=order.config_hash,
+            dependencies=about.dependencies if order.dependencies is None else order.dependencies,
             state_bytes=about.state_bytes + self._state_bytes,
         )
 
