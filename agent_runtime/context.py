@@ -10,19 +10,19 @@ Most turns only send messages and reply. To save time, a context creates the rec
 import functools
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar, cast, overload
 
-from snapline.agent_runtime import durable, rollback_errors
+from snapline.agent_runtime import durable, groups, rollback_errors
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.durable import (
     ADOPTED,
-    GROUP_MAX,
+    LOST,
     REFUSED,
     Approval,
     EffectWork,
-    MemberRequest,
+    GroupEnd,
     Pause,
     StepWork,
     TurnJournal,
@@ -31,6 +31,7 @@ from snapline.agent_runtime.durable import (
     read_result,
 )
 from snapline.agent_runtime.fleet import check_state_image, encode_unchecked
+from snapline.agent_runtime.groups import Group
 from snapline.agent_runtime.host.host_events import Emission, Spawn, TurnEnded
 from snapline.agent_runtime.message_encoding import encode_message, message_name
 from snapline.agent_runtime.sagas import (
@@ -78,51 +79,6 @@ WAITED_WHOLE_NS = 15 * 60 * 10**9
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
-
-
-GROUP_TAKES = "ctx.gather takes ctx.step(…), ctx.call(…), ctx.receive(…), ctx.approval(…) and ctx.sleep(…)"
-
-
-def _requested(journal: TurnJournal, members: Sequence[Coroutine[Any, Any, Any]]) -> list[MemberRequest]:
-    """Begin the members of a group, and return what they request."""
-    requests: list[MemberRequest] = []
-    try:
-        for member in members:
-            journal.grouped = len(requests)
-            requests.append(_request_of(member))
-    finally:
-        journal.grouped = None
-    received = [each.request.name for each in requests if each.request.kind == "receive"]
-    if len(received) > len(set(received)):
-        raise UsageError("ctx.gather takes one ctx.receive of each type of message")
-    return requests
-
-
-def _request_of(member: Coroutine[Any, Any, Any]) -> MemberRequest:
-    try:
-        request = member.send(None)
-    except (StopIteration, AttributeError) as error:
-        raise UsageError(f"{GROUP_TAKES}, and not a {type(member).__qualname__}") from error
-    if not isinstance(request, MemberRequest):
-        raise UsageError(f"a member of ctx.gather awaits a {type(request).__qualname__}: {GROUP_TAKES}")
-    return request
-
-
-def _results_of(members: Sequence[Coroutine[Any, Any, Any]], entries: Sequence[JournalEntry]) -> list[Any]:
-    """Return the results of the members of a group, or raise the first error."""
-    results, failure = [], None
-    for member, entry in zip(members, entries, strict=True):
-        try:
-            member.send(entry)
-        except StopIteration as end:
-            results.append(end.value)
-        except Exception as error:
-            failure = failure or error
-        else:
-            raise UsageError("a member of ctx.gather waits once: await what follows it behind the group")
-    if failure is not None:
-        raise failure
-    return results
 
 
 class Context:
@@ -442,42 +398,75 @@ class Context:
             return read_result(name, entry, function)
 
     @awaited
-    async def gather(self, *members: Awaitable[Any]) -> list[Any]:  # the members' own results
+    async def gather(self, *members: Awaitable[Any], on_error: str = "wait") -> list[Any]:  # the members' own results
         """Wait for several things at the same time: `a, b = await ctx.gather(ctx.step(…), ctx.call(…))`. Only durable turns can.
 
         Members are steps, calls, messages to receive, approvals and sleeps. Each has its own time limits and retries. The results of steps are always
         in the log before the turn continues. A recovery does not run completed steps again, even if others were still running. The order
         in which the members end has no effect on the turn.
 
+        Args:
+            on_error: "wait" waits until all members have ended. "cancel" ends with the first failure. Steps that still run are then
+                cancelled: a coroutine at once, a function in a thread at its next heartbeat. Replies that come later are dropped, but called
+                agents do what they were asked. A message that was to be received is not consumed.
+
         Returns:
             The results, in the order of the members.
 
         Raises:
             StepFailedError, WaitTimeoutError, UnansweredCallError: If a member failed. The error is that of the first failed member in their
-                order, and is raised when all members have ended. If the turn is retried, only failed steps run again.
+                order, and is raised when the group has ended. If the turn is retried, only failed and cancelled steps run again.
             UsageError: If a member is something else, if there are more than 64 members, or if two receive messages of the same type.
             DivergenceError: If the rerun turn asks for another group. The turn is then suspended.
         """
-        journal = self._durable("ctx.gather")
-        coroutines = [cast(Coroutine[Any, Any, Any], member) for member in members]
+        ends_at = groups.end_on_error("ctx.gather", on_error)
+        coroutines, entries = await self._wait_for_group(members, ends_at)
+        return groups.results_of(coroutines, entries, ends_at)
+
+    @awaited
+    async def race(self, *members: Awaitable[Any]) -> tuple[int, Any]:  # the member's own result
+        """Wait for the first of several things: `index, result = await ctx.race(ctx.call(…), ctx.sleep(5))`. Only durable turns can.
+
+        Members are as in `gather`, and the others are cancelled as there. Which member came first is recorded, and a recovery does not
+        change it, unless the rerun turn has a different history.
+
+        Returns:
+            The index of the member that ended first, and its result.
+
+        Raises:
+            StepFailedError, WaitTimeoutError, UnansweredCallError: If the member that ended first failed.
+            UsageError, DivergenceError: As for `gather`, or if there are no members.
+        """
+        if not members:
+            raise UsageError("ctx.race has no members: give it what may come first")
+        coroutines, entries = await self._wait_for_group(members, "first")
+        index = next(index for index, entry in enumerate(entries) if entry.outcome != LOST)
+        (result,) = groups.results_of(coroutines, entries, "first")
+        return index, result
+
+    def group(self, on_error: str = "wait") -> Group:
+        """Gather members that a block adds: `async with ctx.group() as group: price = group.add(ctx.step(…))`. Behind the block,
+        `price.result` is its result. Everything else is as for `gather`."""
+        self._durable("ctx.group")
+        return Group(self.gather, on_error)
+
+    async def _wait_for_group(
+        self, members: Sequence[Awaitable[Any]], ends_at: GroupEnd
+    ) -> tuple[list[groups.Member], list[JournalEntry]]:
+        """Return the members' coroutines, which wait for their entries, and these entries."""
+        journal = self._durable("ctx.race" if ends_at == "first" else "ctx.gather")
+        coroutines = [cast(groups.Member, member) for member in members]
+        entries: list[JournalEntry] = []
         try:
-            if journal.grouped is not None:
-                raise UsageError(f"a group has no groups in it: {GROUP_TAKES}")
-            if len(coroutines) > GROUP_MAX:
-                raise UsageError(
-                    f"ctx.gather takes at most {GROUP_MAX} members, not {len(coroutines)}: gather them in turns"
-                )
-            requests = _requested(journal, coroutines)
-            if not requests:
-                return []
-            entries = await journal.wait_for_group(requests)
-            if journal.has_left:
-                self.take_segment()
-            return _results_of(coroutines, entries)
-        finally:
-            for coroutine in coroutines:
-                if hasattr(coroutine, "close"):
-                    coroutine.close()
+            requests = groups.requested(journal, coroutines)
+            if requests:
+                entries = await journal.wait_for_group(requests, ends_at)
+                if journal.has_left:
+                    self.take_segment()
+        except BaseException:
+            groups.close(coroutines)
+            raise
+        return coroutines, entries
 
     @awaited
     async def effect(

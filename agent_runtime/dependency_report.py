@@ -43,7 +43,7 @@ AgentSource = Agent | Callable[[], Agent]
 
 
 class DeclaredDependencies:
-    """What a fleet's definition says about its dependencies. The arguments are those of `Fleet`."""
+    """Declarations of a fleet about its dependencies. The arguments are those of `Fleet`."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ import types
 import typing
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -123,9 +123,71 @@ class LoggedSteps:
         if place < self._last:
             self._prefix = rolled(self._prefix, (entry,))
 
+    def find_decision(
+        self, place: int, ends_at: "GroupEnd", requests: Sequence[JournalEntry]
+    ) -> list[JournalEntry] | None:
+        """Return the entries of a group that ended early in an earlier run of the same turn, or None. `requests` are those of all members."""
+        prefix = rolled(self._prefix, requests) if place in self._by_place else b""
+        for logged_entry in reversed(self._by_place.get(place, ())):
+            entry = logged_entry.entry
+            if logged_entry.prefix == prefix and (entry.kind, entry.name) == (DECISION, ends_at):
+                found = self._decided(place, requests, _read_decision(entry))
+                if found is not None:
+                    return found
+        return None
 
-DONE, FAILED, LATE = "done", "failed", "late"
-"""Outcomes of a journal entry. While the turn waits for the result, the outcome is ""."""
+    def _decided(
+        self, first: int, requests: Sequence[JournalEntry], outcomes: Sequence[tuple[str, bytes]]
+    ) -> list[JournalEntry] | None:
+        """Return the members' entries with these outcomes and digests of results, or None if the log lacks one."""
+        found: list[JournalEntry] = []
+        for index, (request, (outcome, digest)) in enumerate(zip(requests, outcomes, strict=True)):
+            prefix = rolled(self._prefix, requests[:index])
+            entries = [x.entry for x in self._by_place.get(first + index, ()) if x.prefix == prefix]
+            entries += [msgspec.structs.replace(request, outcome=LOST)]
+            wanted = request.kind, request.name, request.digest, outcome, digest
+            entry = next(
+                (x for x in entries if (x.kind, x.name, x.digest, x.outcome, _result_digest(x)) == wanted), None
+            )
+            if entry is None:
+                return None
+            found.append(entry)
+        return found
+
+
+DONE, FAILED, LATE, LOST = "done", "failed", "late", "lost"
+"""Outcomes of a journal entry. While the turn waits for the result, the outcome is "". A member is lost if its group ended before it."""
+
+GroupEnd = Literal["all", "first", "failure"]
+"""When a group ends: with its last member, with its first one, or with the first one that fails."""
+
+DECISION = "group"
+"""Kind of the log entry that contains how a group ended early. The entry is not part of the journal."""
+
+
+def decision_of(members: Sequence[JournalEntry], ends_at: GroupEnd) -> JournalEntry | None:
+    """Return the log entry for a group that ended early. Return None if some result is not that of a step, because a recovery may have
+    another history, in which other replies and messages come."""
+    if any(member.kind != "step" and member.outcome != LOST for member in members):
+        return None
+    outcomes = [(member.outcome, _result_digest(member)) for member in members]
+    outcome = FAILED if any(member.outcome == FAILED for member in members) else DONE
+    return JournalEntry(DECISION, ends_at, b"", outcome, _encoder.encode(outcomes))
+
+
+def _read_decision(entry: JournalEntry) -> list[tuple[str, bytes]]:
+    return msgspec.msgpack.decode(entry.result, type=list[tuple[str, bytes]])
+
+
+def _result_digest(entry: JournalEntry) -> bytes:
+    return blake2b(entry.result, person=b"member", digest_size=8).digest()
+
+
+def has_failed(entry: JournalEntry) -> bool:
+    """Return whether this end of a member ends a group that ends with the first failure. An approval that expires is no failure."""
+    is_unanswered = entry.kind == "call" and entry.outcome == DONE and not entry.result
+    return is_unanswered or entry.outcome == FAILED or (entry.outcome == LATE and entry.kind in ("call", "receive"))
+
 
 ADOPTED, REFUSED = "adopted", "refused"
 """Two outcomes that only effects have: an earlier turn performed an effect with this key and the same arguments (adopted) or with other
@@ -225,6 +287,7 @@ class SegmentEnd(msgspec.Struct, frozen=True):
         members, timeouts_ns: requests of a group, some of which may have results already, and their `timeout_ns`. Both are empty if the
             handler waits for a single request.
         works: the steps of the group that must run, by their places in the journal.
+        ends_at: when the group ends.
     """
 
     waits: JournalEntry
@@ -235,20 +298,24 @@ class SegmentEnd(msgspec.Struct, frozen=True):
     members: list[JournalEntry] = []
     timeouts_ns: list[int | None] = []
     works: dict[int, StepWork] = {}
+    ends_at: GroupEnd = "all"
 
     def pause(self, seed: bytes) -> "Pause":
         """Convert this segment end to a `Pause` for the core. `seed` is the turn's seed."""
         if isinstance(self.work, EffectWork):
             return Pause(seed, self.waits, self.timeout_ns, self.entries, True, self.work.intent)
         is_logged = bool(self.members) or (self.work is not None and self.work.is_logged)
-        return Pause(seed, self.waits, self.timeout_ns, self.entries, is_logged, None, self.members, self.timeouts_ns)
+        return Pause(
+            *(seed, self.waits, self.timeout_ns, self.entries, is_logged, None),
+            *(self.members, self.timeouts_ns, self.ends_at),
+        )
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False):
     """The information that a host core needs about the end of a segment of an unfinished turn.
 
     Attributes:
-        waits, timeout_ns, entries, members, timeouts_ns: same as in `SegmentEnd`.
+        waits, timeout_ns, entries, members, timeouts_ns, ends_at: same as in `SegmentEnd`.
         is_logged: whether the turn continues only when the host log contains the result.
         intent: description of the effect that the turn waits for, or None if the turn waits for something else.
     """
@@ -261,6 +328,7 @@ class Pause(msgspec.Struct, frozen=True, gc=False):
     intent: EffectIntent | None = None
     members: list[JournalEntry] = []
     timeouts_ns: list[int | None] = []
+    ends_at: GroupEnd = "all"
 
 
 class TurnJournal:
@@ -386,12 +454,13 @@ class TurnJournal:
         self._passed(place, entry)
         return entry
 
-    async def wait_for_group(self, members: Sequence[MemberRequest]) -> list[JournalEntry]:
+    async def wait_for_group(self, members: Sequence[MemberRequest], ends_at: GroupEnd = "all") -> list[JournalEntry]:
         """Return the journal entries that contain the results of these requests, in order. If the journal and the host log do not contain
-        all of them, end the segment and wait for the rest at the same time.
+        all of them, end the segment and wait for the rest at the same time. If the group ends early, the outcome of the rest is "lost".
 
         The members of a group have consecutive places. A logged result of a member is recognized by the entries before the group and the
-        requests of earlier members, but not by their results, because members may end in any order.
+        requests of earlier members, but not by their results, because members may end in any order. Which member came first, or failed
+        first, is known only from the logged decision.
         """
         first, requests = self._place, [member.request for member in members]
         places = range(first, first + len(members))
@@ -401,23 +470,44 @@ class TurnJournal:
         if first >= len(self._known):
             self._check_room(places[-1])
         found = [each or request for each, request in zip(known, requests, strict=True)]
-        earlier = [JournalEntry(each.kind, each.name, each.digest) for each in requests]
-        for index, entry in enumerate(found):
-            if not entry.outcome:
-                request = entry.kind, entry.name, entry.digest
-                found[index] = self._logged.find(first + index, *request, earlier[:index]) or entry
+        if any(not entry.outcome for entry in found):
+            found = self._find_group(first, found, ends_at)
         self.has_left = known[0] is not None or any(not entry.outcome for entry in found)
         if any(not entry.outcome for entry in found):
             entries, self._fresh = self._fresh, []
             left = {first + index: member for index, member in enumerate(members) if not found[index].outcome}
             works = {place: member.work for place, member in left.items() if member.work is not None}
             timeouts_ns = [member.timeout_ns for member in members]
-            end = SegmentEnd(requests[0], None, None, entries, known[0] is not None, found, timeouts_ns, works)
+            is_repeated = known[0] is not None
+            end = SegmentEnd(requests[0], None, None, entries, is_repeated, found, timeouts_ns, works, ends_at)
             found = await _suspend(end)
         elif known[0] is None or places == self._open_group:
             self._fresh += found
         for index, entry in enumerate(found):
             self._passed(first + index, entry)
+        return found
+
+    def _find_group(self, first: int, members: Sequence[JournalEntry], ends_at: GroupEnd) -> list[JournalEntry]:
+        """Return the members of a group with the results that the host log contains."""
+        requests = [JournalEntry(each.kind, each.name, each.digest) for each in members]
+        if ends_at != "all":
+            decided = self._logged.find_decision(first, ends_at, requests)
+            if decided is not None and all(not x.outcome or x == y for x, y in zip(members, decided, strict=True)):
+                return decided
+        if ends_at == "first":
+            return list(members)
+        found = list(members)
+        for index, entry in enumerate(members):
+            if not entry.outcome:
+                request = entry.kind, entry.name, entry.digest
+                found[index] = self._logged.find(first + index, *request, requests[:index]) or entry
+        if ends_at == "failure" and any(
+            map(has_failed, found)
+        ):  # it ended with a failure, but not all results are known
+            found = [
+                x if x.outcome else msgspec.structs.replace(y, outcome=LOST)
+                for x, y in zip(found, requests, strict=True)
+            ]
         return found
 
     def _passed(self, place: int, found: JournalEntry) -> None:

@@ -14,9 +14,10 @@ decided are taken too, unless the fork may act outside.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from snapline.agent_runtime.durable import LOST
 from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers
 from snapline.storage.packs.checkpoint import AskedQuestion, JournalEntry
 
@@ -68,17 +69,22 @@ class AskedQuestions:
         """Return the occurrence of a question. `journal` contains the entries before it, and `members` the earlier members of its group."""
         if journal is not self._journal or len(journal) < self._seen:
             self._journal, self._seen, self._counts_in_turn = journal, 0, Counter()
-        self._counts_in_turn.update(map(question_of, islice(journal, self._seen, None)))
+        self._counts_in_turn.update(map(question_of, _answered(islice(journal, self._seen, None))))
         self._seen = len(journal)
         in_group = sum([question_of(entry) == question for entry in members])
         return 1 + self._counts.get(question, 0) + self._counts_in_turn[question] + in_group
 
     def add(self, agent: str, entries: Iterable[JournalEntry], book: AnswerBook) -> None:
         """Count the requests of a turn that has ended."""
-        for question in map(question_of, entries):
+        for question in map(question_of, _answered(entries)):
             if book.knows(agent, question):
                 self._counts[question] = self._counts.get(question, 0) + 1
 
     def saved(self) -> list[AskedQuestion]:
         """Return the counts for a checkpoint."""
         return [AskedQuestion(*question, count) for question, count in self._counts.items()]
+
+
+def _answered(entries: Iterable[JournalEntry]) -> Iterator[JournalEntry]:
+    """Yield the entries without those that were lost in a race, of which no log knows."""
+    return (entry for entry in entries if entry.outcome != LOST)

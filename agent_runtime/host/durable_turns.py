@@ -26,7 +26,18 @@ from typing import Literal
 
 import msgspec
 
-from snapline.agent_runtime.durable import DONE, FAILED, LATE, EffectIntent, Pause, call_id, reply_to
+from snapline.agent_runtime.durable import (
+    DONE,
+    FAILED,
+    LATE,
+    LOST,
+    EffectIntent,
+    Pause,
+    call_id,
+    decision_of,
+    has_failed,
+    reply_to,
+)
 from snapline.agent_runtime.host import approvals, dead_letters
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.entries import (
@@ -45,7 +56,7 @@ from snapline.agent_runtime.host.entries import (
     stashed_entry,
 )
 from snapline.agent_runtime.host.failures import HostFailures, last_line
-from snapline.agent_runtime.host.host_answers import count_questions, find_answer
+from snapline.agent_runtime.host.host_answers import answers_to, count_questions, find_answer
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_events import TurnKind
 from snapline.agent_runtime.host.host_inputs import Inputs
@@ -55,7 +66,7 @@ from snapline.agent_runtime.host.host_state import (
     DurableTurn,
     HostState,
     LocalAgent,
-    UnmatchedEntries,
+    OpenWait,
 )
 from snapline.agent_runtime.host.mailboxes import Mailboxes, Timers
 from snapline.agent_runtime.host.modes.mode import HostMode
@@ -117,22 +128,25 @@ class DurableTurns:
         turn = agent.turn
         if turn is None:
             turn = agent.turn = self._begin(agent, entry, pause.seed)
+        if pause.entries:  # the host log already had the results
+            self._forget_requests(agent, turn)
+            turn.waits, turn.members = None, []
         turn.journal.extend(pause.entries)
-        if pause.entries:
-            turn.waits, turn.members = None, []  # the host log already had the results
         turn.is_logged, turn.group = pause.is_logged, 0
         is_again = turn.waits is not None or bool(turn.members)
-        turn.is_live, turn.since_ns, turn.look = True, self._shared.now, UnmatchedEntries()
+        turn.is_live, turn.since_ns, turn.look = True, self._shared.now, OpenWait(pause.ends_at)
         if pause.members:
             turn.waits, turn.members = None, list(pause.members)
         elif turn.waits is None:
             turn.waits = pause.waits
         timeouts_ns, first = pause.timeouts_ns or [pause.timeout_ns], len(turn.journal)
+        answers = answers_to(self._shared, agent, turn, pause.ends_at) if pause.intent is None else {}
         for place, request in turn.open_requests():
-            timeout_ns = timeouts_ns[place - first]
+            if place not in answers:
+                continue
+            timeout_ns, answer = timeouts_ns[place - first], answers[place]
             if timeout_ns is not None and not is_again and request.kind not in OUTSIDE:
                 self._timers.set(agent, timer_of(turn, place), timeout_ns, b"")
-            answer = find_answer(self._shared, agent, turn, place, request) if request.kind != "effect" else None
             if request.kind == "step":
                 run = agent.id, agent.incarnation, place, request.name
                 self._shared.out.append(ev.RunStep(*run) if answer is None else ev.TakeAnswer(*run, answer))
@@ -142,7 +156,7 @@ class DurableTurns:
                 self._finish(agent, turn, place, request, answer.outcome, answer.result, answer.sender)
         if is_again:
             for place, request in turn.open_requests():
-                if request.kind == "call" and request.name not in agent.outlets:
+                if request.kind == "call" and request.name not in agent.outlets and turn.is_open(place):
                     self._unanswered(agent, turn, place, request)  # the callee proved missing during the replay
 
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
@@ -231,9 +245,7 @@ class DurableTurns:
         if turn.key and not is_restarted:
             self._inputs.close(agent, turn.key, is_dead_lettered=is_dead_lettered, reply=reply)
         self._effects.turn_ended(agent)
-        for place, request in turn.open_requests():
-            if request.kind not in OUTSIDE:
-                _forget_time_out(agent, timer_of(turn, place))
+        self._forget_requests(agent, turn)
 
     def passed(self, agent: LocalAgent) -> None:
         """Count a durable turn that ended or failed permanently without ever waiting."""
@@ -258,7 +270,8 @@ class DurableTurns:
         if turn.group:
             members, turn.group = turn.journal[-turn.group :], 0
             del turn.journal[-len(members) :]
-            turn.members = [JournalEntry(x.kind, x.name, x.digest) if x.outcome == FAILED else x for x in members]
+            again = (FAILED, LOST) if any(member.outcome == FAILED for member in members) else ()
+            turn.members = [JournalEntry(x.kind, x.name, x.digest) if x.outcome in again else x for x in members]
         elif turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
             del turn.journal[-1]
         turn.logged = min(turn.logged, len(turn.journal))
@@ -340,7 +353,7 @@ class DurableTurns:
         if turn is None or not turn.is_live:
             return
         calls = [each for each in turn.open_requests() if (each[1].kind, each[1].name) == ("call", callee)]
-        ended = [place for place, request in calls if self._unanswered(agent, turn, place, request)]
+        ended = [x for x, call in calls if turn.is_open(x) and self._unanswered(agent, turn, x, call)]
         if ended:
             self._mode.moved(agent)
             self._mailboxes.next_turn(agent)
@@ -362,7 +375,7 @@ class DurableTurns:
         result: bytes,
         sender: str = "",
     ) -> None:
-        """Record the result of a request. When all members of a group have ended, their entries enter the journal, in their order."""
+        """Record the result of a request. When a group has ended, its members' entries enter the journal, in their order."""
         if request.kind not in OUTSIDE:
             _forget_time_out(agent, timer_of(turn, place))
         entry = JournalEntry(request.kind, request.name, request.digest, outcome, result, sender)
@@ -373,14 +386,32 @@ class DurableTurns:
             if is_kept:
                 self._steps.put(agent, turn)
             return
-        index = place - len(turn.journal)
+        index, ends_at = place - len(turn.journal), turn.look.ends_at
         turn.members[index] = entry
+        is_decided = ends_at == "first" or (ends_at == "failure" and has_failed(entry))
+        if is_decided:
+            self._lose_others(agent, turn)
         if request.kind == "step" or is_kept:
-            self._steps.put_member(agent, turn, index)
+            self._steps.put_member(agent, turn, index, decision_of(turn.members, ends_at) if is_decided else None)
         if all(member.outcome for member in turn.members):
             self._steps.group_ended(agent, turn)
             turn.journal.extend(turn.members)
             turn.group, turn.members = len(turn.members), []
+
+    def _lose_others(self, agent: LocalAgent, turn: DurableTurn) -> None:
+        """End the open requests of a group that ends early. Late replies and ends of steps are ignored then, and messages not consumed."""
+        self._forget_requests(agent, turn)
+        for place, request in turn.open_requests():
+            lost = JournalEntry(request.kind, request.name, request.digest, LOST)
+            turn.members[place - len(turn.journal)] = lost
+
+    def _forget_requests(self, agent: LocalAgent, turn: DurableTurn) -> None:
+        """Cancel the time limits of the turn's open requests, and let its approvals expire."""
+        for place, request in turn.open_requests():
+            if request.kind not in OUTSIDE:
+                _forget_time_out(agent, timer_of(turn, place))
+            if request.kind == "approval" and turn.members:
+                approvals.decide(agent, ApprovalDecision(approvals.id_of(turn, place, request), False))
 
     # ---- arrivals -------------------------------------------------------------------------------------------------
 
@@ -397,14 +428,14 @@ class DurableTurns:
         awaited = [request for request in turn.open_requests() if request[1].kind not in OUTSIDE]
         count = len(awaited)
         if not look.has_seen_stash:
-            awaited = [each for each in awaited if not self._find_earlier(agent, turn, *each)]
+            awaited = [each for each in awaited if turn.is_open(each[0]) and not self._find_earlier(agent, turn, *each)]
             look.has_seen_stash = True  # later entries were compared in the mailbox
         while awaited and look.mailbox < len(mailbox):
             entry = mailbox[look.mailbox]
             found = next((each for each in awaited if _is_it(turn, *each, entry)), None)
             if found is not None:
                 self._take(agent, turn, *found, look.mailbox)
-                awaited.remove(found)
+                awaited = [each for each in awaited if turn.is_open(each[0])]
             else:
                 look.is_pressed |= isinstance(entry, MessageEntry) and _is_full(entry.inlet)
                 look.mailbox += 1

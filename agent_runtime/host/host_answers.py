@@ -4,7 +4,7 @@
 
 from collections.abc import Iterable
 
-from snapline.agent_runtime.durable import FAILED, REFUSED, encode_failure
+from snapline.agent_runtime.durable import FAILED, REFUSED, GroupEnd, encode_failure
 from snapline.agent_runtime.host.host_state import DurableTurn, HostState, LocalAgent
 from snapline.agent_runtime.recorded_answers import AskedQuestions, question_of
 from snapline.storage.log.answer_files import KEPT_KINDS, RecordedAnswer
@@ -15,11 +15,31 @@ MISSING = "NoRecordedAnswer"
 """Name of the error with which a step fails if the fleet runs only on recorded answers and there is none."""
 
 
+def answers_to(
+    shared: HostState, agent: LocalAgent, turn: DurableTurn, ends_at: GroupEnd
+) -> dict[int, RecordedAnswer | None]:
+    """Return the recorded answers to the turn's open requests by place, as `find_answer` does. In a race, what has a recorded answer came
+    first, so the other requests are left out."""
+    requests = turn.open_requests()
+    if ends_at == "first":
+        for place, request in requests:
+            answer = find_answer(shared, agent, turn, place, request, is_required=False)
+            if answer is not None:
+                return {place: answer}
+    return {place: find_answer(shared, agent, turn, place, request) for place, request in requests}
+
+
 def find_answer(
-    shared: HostState, agent: LocalAgent, turn: DurableTurn, place: int, request: JournalEntry
+    shared: HostState,
+    agent: LocalAgent,
+    turn: DurableTurn,
+    place: int,
+    request: JournalEntry,
+    *,
+    is_required: bool = True,
 ) -> RecordedAnswer | None:
     """Return the recorded answer to a request at this place of the turn's journal, or None if the request must be made. If a request must
-    not be made and has no answer, the result is a failure."""
+    not be made and has no answer, the result is a failure. `is_required` is False if another request may have the answer instead."""
     book = shared.answers
     if book is None or request.kind not in KEPT_KINDS or (request.kind == "approval" and book.asks_people):
         return None
@@ -27,7 +47,7 @@ def find_answer(
     question = question_of(request)
     occurrence = agent.asked.occurrence(question, turn.journal, turn.members[: place - len(turn.journal)])
     answer = book.find(agent.id, question, occurrence)
-    if answer is None and book.is_complete and request.kind != "approval":
+    if answer is None and book.is_complete and is_required and request.kind != "approval":
         return _missing(shared, agent, request, occurrence)
     return answer
 

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
-from snapline.agent_runtime.durable import DONE, FAILED, LOGGED_KINDS, rolled
+from snapline.agent_runtime.durable import DECISION, DONE, FAILED, LOGGED_KINDS, rolled
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects, undone_by
 from snapline.agent_runtime.host.agent_io import PendingInput
@@ -411,7 +411,9 @@ class StepLog:
             agent.begun.logged[turn.number] = tuple(
                 entry
                 for entry in agent.begun.logged[turn.number]
-                if entry.place < len(turn.journal) or (entry.entry.kind, entry.entry.outcome) != ("step", FAILED)
+                if entry.place < len(turn.journal)
+                or entry.entry.kind not in ("step", DECISION)
+                or entry.entry.outcome != FAILED
             )
 
     def put(self, agent: LocalAgent, turn: DurableTurn) -> None:
@@ -422,17 +424,21 @@ class StepLog:
             return
         self._put(turn, self._take_fresh(agent, turn))
 
-    def put_member(self, agent: LocalAgent, turn: DurableTurn, index: int) -> None:
-        """Log the entry of a step of a group, and the entries before the group. After the last member of the group has ended, the turn
-        continues when the log contains all entries."""
+    def put_member(self, agent: LocalAgent, turn: DurableTurn, index: int, decision: JournalEntry | None) -> None:
+        """Log the entry of a step of a group, the entries before the group, and how the group ended if it ended early. After the last member
+        of the group has ended, the turn continues when the log contains all entries."""
         if self._log.why_none:
             self._tell(self._log.why_none)
             return
         place, member = len(turn.journal) + index, turn.members[index]
         fresh = self._take_fresh(agent, turn)
-        requests = [JournalEntry(each.kind, each.name, each.digest) for each in turn.members[:index]]
-        prefix = rolled(self._prefix_of(turn, len(turn.journal)), requests)
-        self._put(turn, [*fresh, LoggedEntry(agent.id, turn.number, turn.seed, place, prefix, member)])
+        requests = [JournalEntry(each.kind, each.name, each.digest) for each in turn.members]
+        prefix = rolled(self._prefix_of(turn, len(turn.journal)), requests[:index])
+        fresh.append(LoggedEntry(agent.id, turn.number, turn.seed, place, prefix, member))
+        if decision is not None:
+            behind = rolled(prefix, requests[index:])
+            fresh.append(LoggedEntry(agent.id, turn.number, turn.seed, len(turn.journal), behind, decision))
+        self._put(turn, fresh)
 
     def group_ended(self, agent: LocalAgent, turn: DurableTurn) -> None:
         """Count the entries of a group as logged, which are about to enter the journal. Its steps were logged as they ended."""

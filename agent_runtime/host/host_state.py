@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from snapline.agent_runtime.durable import GroupEnd
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.agent_io import AgentInputs, AgentOutputs
@@ -139,18 +140,20 @@ NEVER_RETRIED_NS = 2**62
 """Value of `retry_ns` for a message that is not retried under the current plan."""
 
 
-class UnmatchedEntries:
-    """Records which waiting entries were compared with a durable turn's request and did not match it.
+class OpenWait:
+    """The wait of a durable turn: when a group ends, and which waiting entries were compared with its requests and did not match.
 
     Attributes:
+        ends_at: when the group ends for which the turn waits.
         mailbox: number of entries at the front of the mailbox that have been compared.
         has_seen_stash: whether all entries that were in the stash at the start of the wait have been compared.
         is_pressed: whether one of the compared entries arrived on a full channel.
     """
 
-    __slots__ = ("has_seen_stash", "is_pressed", "mailbox")
+    __slots__ = ("ends_at", "has_seen_stash", "is_pressed", "mailbox")
 
-    def __init__(self) -> None:
+    def __init__(self, ends_at: GroupEnd = "all") -> None:
+        self.ends_at = ends_at
         self.mailbox = 0
         self.has_seen_stash = self.is_pressed = False
 
@@ -167,7 +170,7 @@ class DurableTurn:
         unlogged: number of entries that have been given to the host log and are not durable yet. Until all are, the turn does not continue.
         logged: number of journal entries that are in the host log, are being written to it, or need not be logged.
         rolled: number of journal entries that have been digested, and their digest.
-        look: record of the waiting entries that have been compared with the open requests.
+        look: the current wait.
         members, group, abandoned: as in `SavedTurn`.
     """
 
@@ -191,7 +194,7 @@ class DurableTurn:
         self.since_ns = self.logged = self.unlogged = 0
         self.number = number
         self.rolled = 0, b""
-        self.look = UnmatchedEntries()
+        self.look = OpenWait()
         self._sealed = SealedJournal()
 
     @property
@@ -205,6 +208,13 @@ class DurableTurn:
         if self.waits is not None:
             return [(first, self.waits)]
         return [(first + index, member) for index, member in enumerate(self.members) if not member.outcome]
+
+    def is_open(self, place: int) -> bool:
+        """Return whether the turn waits for the request at this place."""
+        index = place - len(self.journal)
+        if self.waits is not None:
+            return index == 0
+        return 0 <= index < len(self.members) and not self.members[index].outcome
 
     def whole(self) -> SavedTurn:
         """Return the turn with its complete journal, from which the turn can be rerun."""

@@ -39,8 +39,8 @@ from snapline.agent_runtime.host.host_state import (
     AgentOutlet,
     HostState,
     LocalAgent,
+    OpenWait,
     Peer,
-    UnmatchedEntries,
 )
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels.channel import CHANNEL_CREDIT, PART_BYTES
@@ -210,7 +210,7 @@ class Mailboxes:
         """Move the agent's deferred entries back to the mailbox if the reason for deferring them no longer holds."""
         if not agent.is_crowded and not agent.is_full:
             if agent.turn is not None and agent.deferred:
-                agent.turn.look = UnmatchedEntries()  # the deferred entries now precede the compared entries
+                agent.turn.look = OpenWait(agent.turn.look.ends_at)  # deferred entries now precede the compared ones
             agent.mailbox.extendleft(reversed(agent.deferred))
             agent.deferred.clear()
             self.next_turn(agent)

@@ -23,6 +23,7 @@ from snapline.agent_runtime.durable import (
     DONE,
     FAILED,
     LATE_REPLY,
+    LOST,
     EffectWork,
     SegmentEnd,
     StepWork,
@@ -701,6 +702,8 @@ class Turns:
     ) -> ev.TurnEnded | ev.TurnFailed:
         """Run the handler until it awaits or ends."""
         ctx, running.flight = flight.ctx, None
+        if isinstance(found, list) and any(member.outcome == LOST for member in found):
+            running.cancel()
         running.tasks.clear()  # the steps of earlier segments have ended
         journal = ctx.journal
         assert journal is not None

@@ -62,7 +62,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from snapline.agent_runtime.durable import DONE, FAILED, LATE
+from snapline.agent_runtime.durable import DONE, FAILED, LATE, LOST, decision_of
 from snapline.agent_runtime.host.host_events import Control, Spawn, StartTurn, TurnEnded, TurnFailed
 from snapline.agent_runtime.host.plans import creation_payload
 from snapline.coordinator.state import fleet_records
@@ -226,7 +226,8 @@ class StepOracle:
             run = self._runs[place]
             run.seen += turn.group or [found for found in (turn.found,) if found is not None]
             run.group = len(turn.group)
-            for asked in run.asked:
+            is_kept = all(x.outcome != LOST for x in turn.group) or decision_of(turn.group, "first") is not None
+            for asked in run.asked if is_kept else []:  # another history may decide otherwise
                 first = self._continued_steps.get(asked, turn.incarnation)
                 self._continued_steps[asked] = min(first, turn.incarnation)
             run.asked = []

@@ -6,8 +6,10 @@ logged. The correct value of each plan is known in advance, so every cut shows w
 different history. In a cut, an agent's state is from before its current plan, so no cut may contain a partly executed plan.
 """
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -64,6 +66,16 @@ class Note(snapline.Message):
 
 TOGETHER = (1, 2)
 """Remainders of the plans' numbers, divided by four, for which a plan makes most of its requests in one group."""
+
+
+RACES = (0, 3)
+"""Remainders of the plans' numbers, divided by four, for which requests race at the end of a plan."""
+
+
+class Peek(snapline.Message):
+    """Call whose answer contains the same number. Its answer may lose a race."""
+
+    number: int
 
 
 class Told(snapline.Message):
@@ -166,6 +178,8 @@ class Planner(snapline.Agent):
             if plan % 6 == 5:
                 half.append(await self._refused("nobody", NOBODY, ctx))
             half.append(await self._look(plan + 2, ctx))
+        if plan % 4 in RACES:
+            await self._race(plan, right if has_neighbour else "", ctx)
         self._tell(plan, 2, ctx)
         self._stumble(plan)
         self.state.heard += heard
@@ -183,6 +197,26 @@ class Planner(snapline.Agent):
         call = ctx.call(right, Ask(plan), Answer, timeout_s=WAIT_S)
         answer, note, *numbers = await ctx.gather(call, ctx.receive(Note, timeout_s=WAIT_S), *others)
         return answer, [note.number, *[number for number in numbers if number is not None]]
+
+    async def _race(self, plan: int, right: str, ctx: snapline.Context) -> None:
+        """Let different requests race, and a failure cancel others. The plan's value does not depend on what comes first."""
+        step, sleep = ctx.step("double", double, 10 * plan), ctx.sleep(0.02 * ctx.random())
+        members: list[Awaitable[Any]] = [step, sleep, ctx.receive(Never)]
+        members += [ctx.call(right, Peek(plan), Answer, timeout_s=WAIT_S)] if right else []
+        first, result = await ctx.race(*members)
+        _check_same(await ctx.step("first", lambda: first), first)
+        if first == 0:
+            _check_same(result, 20 * plan)
+        elif first == 3:
+            _check_same(result.number, plan)
+        with contextlib.suppress(snapline.StepFailedError):
+            steps = [ctx.step("double", double, number) for number in (4, 10)]
+            await ctx.gather(*steps, ctx.sleep(0.02 * ctx.random()), on_error="cancel")
+            raise AssertionError("a failed step did not fail its group")
+
+    @snapline.handler
+    async def on_peek(self, message: Peek, ctx: snapline.Context) -> None:
+        ctx.reply(Answer(message.number, 0, 0))
 
     def _tell(self, plan: int, place: int, ctx: snapline.Context) -> None:
         """Emit an output in every third plan. This method is called in the middle and at the end of each plan."""

@@ -15,7 +15,7 @@ from snapline.agent_runtime.durable import DONE, Pause, call_id, reply_payload
 from snapline.agent_runtime.host import durable_turns, host_state
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent, UnmatchedEntries
+from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent, OpenWait
 from snapline.channels import channel
 from snapline.channels import link_events as lk
 from snapline.storage.packs.checkpoint import JournalEntry
@@ -50,7 +50,7 @@ def plainly() -> Iterator[None]:
     find, put_off = DurableTurns._find, DurableTurns._make_room
 
     def find_again(self: DurableTurns, agent: LocalAgent, turn: DurableTurn) -> bool:
-        turn.look = UnmatchedEntries()
+        turn.look = OpenWait()
         return find(self, agent, turn)
 
     def put_off_again(self: DurableTurns, agent: LocalAgent, turn: DurableTurn) -> bool:

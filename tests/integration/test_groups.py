@@ -42,3 +42,23 @@ async def test_a_killed_group_runs_only_the_step_again_that_had_not_ended(data_d
     assert state.totals == adder.results == [10, 11], "each call was answered once"
     begun = [f"begin {n}" for n in (*range(groups.SIZE), groups.WAITING)]
     assert sorted(lines_of(notes)) == sorted([*begun, *[f"end {n}" for n in range(groups.SIZE)]])
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("recovery", ["global", "local"])
+async def test_what_came_first_stays_first_when_the_host_is_killed(data_dir: Path, recovery: str) -> None:
+    notes = data_dir.with_name("notes")
+    notes.touch()
+    arguments = {"notes": str(notes), "recovery": recovery}
+    async with running(data_dir, "groups:races", arguments, hosts=1) as fleet:
+        await fleet.until(lambda _: {"cancelled", f"begin {groups.WAITING}"} <= set(lines_of(notes)))
+        fleet.local.kill("h1")
+        await fleet.until_recovered()
+        await fleet.until(lambda _: lines_of(notes).count(f"begin {groups.WAITING}") == 2)
+        Path(f"{notes}.go").touch()
+        await fleet.end()
+    store = store_of(data_dir)
+    state = load_cut(store, store.epochs()[-1], groups.races(**arguments)).states["racer"]
+    assert isinstance(state, groups.Seen) and state.results == [1, 7, groups.WAITING]
+    ran = sorted(lines_of(notes))
+    assert ran == sorted(["begin beat", "begin 7", "end 7", "cancelled", *["begin 1"] * 2, "end 1"])

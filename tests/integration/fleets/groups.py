@@ -78,6 +78,49 @@ class Adder(snapline.Agent):
         ctx.reply(Total(sum(message.numbers)))
 
 
+def beat(notes: str) -> int:
+    """A step in a thread that ends only when it is cancelled."""
+    note(notes, "begin beat")
+    try:
+        while True:
+            snapline.heartbeat()
+            time.sleep(0.01)
+    except snapline.StepCancelledError:
+        note(notes, "cancelled")
+        raise
+
+
+class Racer(snapline.Agent):
+    """An agent whose steps race: what comes first must stay first."""
+
+    state: Seen
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.send(ctx.agent, Ask())
+
+    @snapline.handler(durable=True)
+    async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
+        notes = self.state.notes
+        raced = await ctx.race(ctx.step("beat", beat, notes), ctx.step("read", read, notes, 7), ctx.sleep(3600))
+        number = await ctx.step("wait", look, notes, WAITING)
+        self.state.results = [*raced, number]
+
+
+def has_raced(cut: snapline.Cut) -> bool:
+    state = cut.states["racer"]
+    return isinstance(state, Seen) and bool(state.results)
+
+
+def races(notes: str, recovery: str = "global") -> snapline.Fleet:
+    return snapline.Fleet(
+        "races",
+        agents={"racer": lambda: Racer(Seen(notes))},
+        triggers=[snapline.Every(seconds=0.2)],
+        stop_when=has_raced,
+        recovery=recovery,
+    )
+
+
 def is_over(cut: snapline.Cut) -> bool:
     state = cut.states["reader"]
     assert isinstance(state, Seen)

@@ -82,7 +82,7 @@ def members_behind_results() -> list[Patch]:
     """Log the steps of a group with the results of the steps that have ended before, so that a rerun does not recognize them."""
     original = StepLog.put_member
 
-    def put_member(self: StepLog, agent: LocalAgent, turn: DurableTurn, index: int) -> None:
+    def put_member(self: StepLog, agent: LocalAgent, turn: DurableTurn, index: int, decision: Any) -> None:
         members, put, log = turn.members, self._log.put, self._log
 
         def put_with_results(pending: Any) -> None:
@@ -93,7 +93,7 @@ def members_behind_results() -> list[Patch]:
 
         log.put = put_with_results  # type: ignore[method-assign]
         try:
-            original(self, agent, turn, index)
+            original(self, agent, turn, index, decision)
         finally:
             del log.put
 
@@ -103,6 +103,30 @@ def members_behind_results() -> list[Patch]:
 def group_before_its_batch() -> list[Patch]:
     """Let a durable turn continue from a group before the log contains its steps."""
     return _before_the_log(lambda turn: turn.group > 0)
+
+
+def race_not_decided() -> list[Patch]:
+    """Log the step that won a race, and not that it won."""
+    original = StepLog.put_member
+
+    def put_member(self: StepLog, agent: LocalAgent, turn: DurableTurn, index: int, decision: Any) -> None:
+        original(self, agent, turn, index, None)
+
+    return [(StepLog, "put_member", put_member)]
+
+
+def race_decided_by_results() -> list[Patch]:
+    """Let a rerun take every logged step of a race, whatever was decided."""
+    original = TurnJournal._find_group
+
+    def find_group(self: TurnJournal, first: int, members: Any, ends_at: Any) -> Any:
+        return original(self, first, members, "all")
+
+    return [(TurnJournal, "_find_group", find_group)]
+
+
+def time_limits_of_losers_stay() -> list[Patch]:
+    return [(DurableTurns, "_forget_requests", lambda self, agent, turn: None)]
 
 
 def _before_the_log(matches: Callable[[DurableTurn], bool]) -> list[Patch]:
@@ -340,6 +364,27 @@ TURN_MUTANTS: dict[str, Mutant] = {
         scenario=GROUPS,
         oracle="steps",
         seed=7,
+    ),
+    "race-not-decided": Mutant(
+        text="the log does not say which step came first in a race",
+        patches=race_not_decided,
+        scenario=PLANS,
+        oracle="steps",
+        seed=0,
+    ),
+    "race-decided-by-results": Mutant(
+        text="a race that runs again takes each step that the log holds",
+        patches=race_decided_by_results,
+        scenario=PLANS,
+        oracle="steps",
+        seed=0,
+    ),
+    "time-limits-of-losers-stay": Mutant(
+        text="a sleep that has lost a race ends later, when nobody waits for it",
+        patches=time_limits_of_losers_stay,
+        scenario=PLANS,
+        oracle="workload",
+        seed=0,
     ),
     "answers-spent-before-their-questions": Mutant(
         text="people learn that an answer is taken although no turn has come to its question",
