@@ -67,11 +67,32 @@ def test_a_restarted_host_is_refused_if_its_fleet_says_so(bench: Bench) -> None:
     bench.dependencies = REFUSED
     number = bench.join("h2", "h2-2")
     away = bench.heard[number][-1]
-    assert isinstance(away, msg.TurnedAway) and away.is_final
+    assert isinstance(away, msg.TurnedAway) and not away.is_final, "h1 goes on"
     assert "numpy 2 instead of 1" in away.reason and "change on_change" in away.reason
     bench.dependencies = OLD
     bench.attach("h2", "h2-3")
     assert bench.state.image.hosts["h2"].state == "alive"
+
+
+def test_if_no_other_host_runs_the_refusal_is_final(bench: Bench) -> None:
+    for host in ("h1", "h2"):
+        leave(bench, host)
+    bench.dependencies = REFUSED
+    number = bench.join("h2", "h2-2")
+    away = bench.heard[number][-1]
+    assert isinstance(away, msg.TurnedAway) and away.is_final
+
+
+def test_nobody_is_refused_while_the_agents_of_a_failed_host_must_move(bench: Bench) -> None:
+    leave(bench, "h2")
+    bench.dependencies = REFUSED
+    number = bench.join("h2", "h2-2")
+    assert isinstance(bench.heard[number][-1], msg.TurnedAway)
+    bench.drop("h1")
+    bench.pass_time(20)
+    assert bench.state.image.hosts["h1"].state == "lost"
+    bench.attach("h2", "h2-2")
+    assert bench.state.image.hosts["h2"].state == "alive" and len(warnings(bench)) == 1
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])

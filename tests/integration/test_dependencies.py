@@ -40,7 +40,7 @@ class Counter(snapline.Agent):
 fleet = snapline.Fleet(
     "counters",
     agents={"counter": Counter(Count())},
-    triggers=[snapline.Every(seconds=0.2)],
+    triggers=[snapline.Every(seconds=300)],
     dependencies=["counted"],
     describes={"model": "small"},
     on_change={"description": "refuse"},

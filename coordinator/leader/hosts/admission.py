@@ -26,6 +26,7 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
     LEFT,
+    LOST,
     HostRecord,
     OperationResult,
     agents_max,
@@ -71,9 +72,15 @@ class Admission:
             return
         session = host_sessions.open(number, join)
         record = self._shared.state.image.hosts.get(join.host)
-        refusal = self._refusal_of(join, record) or self._refusal_of_changes(join, record)
+        refusal = self._refusal_of(join, record)
         if refusal:
             host_sessions.reject_session(session, refusal, is_final=True)
+            return
+        refusal = self._refusal_of_changes(join, record)
+        if refusal:
+            hosts = self._shared.state.image.hosts
+            others = [other for host, other in hosts.items() if host != join.host and other.state == ALIVE]
+            host_sessions.reject_session(session, refusal, is_final=not others)  # its end would end the others' fleet
             return
         if record is not None and _is_same_run(record, join):
             host_sessions.make_current(session, record.start)
@@ -148,8 +155,11 @@ class Admission:
 
     def _refusal_of_changes(self, join: Join, record: HostRecord | None) -> str:
         """Return why the fleet's policy refuses the new process of a host, or "". A process that takes the place of a failed one is part of
-        a recovery, and never refused."""
+        a recovery, and never refused. While another host's agents must move, no process is refused."""
+        state = self._shared.state
         if record is not None and (record.state != LEFT or record.instance == join.instance):
+            return ""
+        if any(x.state == LOST and not state.may_forget(host) for host, x in state.image.hosts.items()):
             return ""
         changes = refused(self._changes_in(join, record))
         if not changes:
