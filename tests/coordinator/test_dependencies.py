@@ -74,6 +74,16 @@ def test_a_restarted_host_is_refused_if_its_fleet_says_so(bench: Bench) -> None:
     assert bench.state.image.hosts["h2"].state == "alive"
 
 
+def test_a_drained_host_that_was_ended_is_refused_too(bench: Bench) -> None:
+    """A rolling restart drains a host, ends it and starts it again."""
+    bench.state.image.hosts["h2"].is_drained = True
+    bench.drop("h2")
+    bench.pass_time(20)
+    bench.dependencies = REFUSED
+    number = bench.join("h2", "h2-2")
+    assert isinstance(bench.heard[number][-1], msg.TurnedAway)
+
+
 def test_if_no_other_host_runs_the_refusal_is_final(bench: Bench) -> None:
     for host in ("h1", "h2"):
         leave(bench, host)

@@ -157,7 +157,8 @@ class Admission:
         """Return why the fleet's policy refuses the new process of a host, or "". A process that takes the place of a failed one is part of
         a recovery, and never refused. While another host's agents must move, no process is refused."""
         state = self._shared.state
-        if record is not None and (record.state != LEFT or record.instance == join.instance):
+        was_stopped = record is not None and (record.state == LEFT or record.is_drained)
+        if record is not None and (not was_stopped or record.instance == join.instance):
             return ""
         if any(x.state == LOST and not state.may_forget(host) for host, x in state.image.hosts.items()):
             return ""
