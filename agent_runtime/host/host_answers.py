@@ -45,7 +45,10 @@ def find_answer(
         return None
     agent.asked = agent.asked or AskedQuestions()
     question = question_of(request)
-    occurrence = agent.asked.occurrence(question, turn.journal, turn.members[: place - len(turn.journal)])
+    earlier = (
+        turn.members[: place - len(turn.journal)] if turn.look.ends_at != "first" else ()
+    )  # only one of them is asked
+    occurrence = agent.asked.occurrence(question, turn.journal, earlier)
     answer = book.find(agent.id, question, occurrence)
     if answer is None and book.is_complete and is_required and request.kind != "approval":
         return _missing(shared, agent, request, occurrence)

@@ -224,7 +224,7 @@ def refused(
 
 
 _DURABLE_HANDLER_ADVICE = (
-    "asyncio.create_task, gather, TaskGroup, wait_for, timeout and sleep do not work in a durable handler: run steps together with ctx.gather, await ctx.call, ctx.sleep or "
+    "asyncio.create_task, gather, TaskGroup, wait_for, timeout and sleep do not work in a durable handler: run steps together with ctx.gather or ctx.race, await ctx.call, ctx.sleep or "
     "ctx.receive one after the other, give them a timeout_s, and do what is outside in a step"
 )
 
