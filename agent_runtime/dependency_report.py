@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ALWAYS = ("snapline", "msgspec", "grpcio", "numpy")
-"""Distributions whose versions are always reported, since states are written and sent with them."""
+"""Distributions whose versions are always reported if they are installed, since states are written and sent with them."""
 
 SOURCES_MAX = 100
 """Largest number of modules that are reported one by one. The sources of further modules are reported as one digest."""
@@ -112,7 +112,8 @@ def _versions(distributions: Iterable[str]) -> dict[str, str]:
         try:
             versions[name] = metadata.version(name)[:TEXT_CHARACTERS_MAX]
         except metadata.PackageNotFoundError:
-            versions[name] = MISSING
+            if name not in ALWAYS:
+                versions[name] = MISSING
     return versions
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import snapline
+from snapline.agent_runtime import dependency_report as dependency_report_module
 from snapline.agent_runtime.dependency_report import SOURCES_MAX, dependency_report
 from snapline.errors import FleetDefinitionError
 from snapline.messages.dependencies import (
@@ -160,11 +161,15 @@ def test_modules_of_agents_states_messages_and_functions_are_reported(modules: P
     assert [x.name for x in changes_between([report], [after])] == ["source:reported_messages"]
 
 
-def test_declared_dependencies_and_descriptions_are_reported_and_missing_ones_said_so(modules: Path) -> None:
+def test_declared_dependencies_and_descriptions_are_reported_and_missing_ones_said_so(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fleet = make_fleet(
         dependencies=["hypothesis", "no-such-package"], describes={"model": "large"}, on_change={"version": "refuse"}
     )
     report = report_of(fleet)
+    monkeypatch.setattr(dependency_report_module, "ALWAYS", ("snapline", "no-such-library"))
+    assert "no-such-library" not in report_of(fleet), "nobody has declared it"
     assert report["hypothesis"][0].isdigit() and report["no-such-package"] == "missing"
     assert report["describes:model"] == "large" and report["policy:version"] == "refuse"
     assert "policy:source" not in report, "the default"

@@ -84,6 +84,15 @@ def test_a_drained_host_that_was_ended_is_refused_too(bench: Bench) -> None:
     assert isinstance(bench.heard[number][-1], msg.TurnedAway)
 
 
+def test_a_host_that_dies_while_it_is_drained_is_not_refused(bench: Bench) -> None:
+    """Its agents are still there, so its new process is part of a recovery."""
+    bench.state.image.hosts["h2"].is_drained = True
+    bench.drop("h2")
+    bench.dependencies = REFUSED
+    bench.attach("h2", "h2-2")
+    assert bench.state.image.hosts["h2"].instance == "h2-2"
+
+
 def test_if_no_other_host_runs_the_refusal_is_final(bench: Bench) -> None:
     for host in ("h1", "h2"):
         leave(bench, host)

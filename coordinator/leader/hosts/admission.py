@@ -157,9 +157,11 @@ class Admission:
         """Return why the fleet's policy refuses the new process of a host, or "". A process that takes the place of a failed one is part of
         a recovery, and never refused. While another host's agents must move, no process is refused."""
         state = self._shared.state
-        was_stopped = record is not None and (record.state == LEFT or record.is_drained)
-        if record is not None and (not was_stopped or record.instance == join.instance):
-            return ""
+        if record is not None:
+            has_agents = state.plan is not None and join.host in state.plan.hosts
+            was_stopped = record.state == LEFT or (record.is_drained and not has_agents)
+            if not was_stopped or record.instance == join.instance:
+                return ""
         if any(x.state == LOST and not state.may_forget(host) for host, x in state.image.hosts.items()):
             return ""
         changes = refused(self._changes_in(join, record))
