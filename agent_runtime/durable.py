@@ -59,6 +59,12 @@ LOGGED_KINDS = ("step", EFFECT, "now")
 checkpoints, since a logged reply or message could belong to a discarded history. The digests of later entries cover replies and received
 messages."""
 
+GroupEnd = Literal["all", "first", "failure"]
+"""When a group ends: with its last member, with its first one, or with the first one that fails."""
+
+DECISION = "group"
+"""Kind of the log entry that contains how a group ended early. The entry is not part of the journal."""
+
 SEED_BYTES = PREFIX_BYTES = 16
 
 _encoder = msgspec.msgpack.Encoder()
@@ -124,7 +130,7 @@ class LoggedSteps:
             self._prefix = rolled(self._prefix, (entry,))
 
     def find_decision(
-        self, place: int, ends_at: "GroupEnd", requests: Sequence[JournalEntry]
+        self, place: int, ends_at: GroupEnd, requests: Sequence[JournalEntry]
     ) -> list[JournalEntry] | None:
         """Return the entries of a group that ended early in an earlier run of the same turn, or None. `requests` are those of all members."""
         prefix = rolled(self._prefix, requests) if place in self._by_place else b""
@@ -157,12 +163,6 @@ class LoggedSteps:
 
 DONE, FAILED, LATE, LOST = "done", "failed", "late", "lost"
 """Outcomes of a journal entry. While the turn waits for the result, the outcome is "". A member is lost if its group ended before it."""
-
-GroupEnd = Literal["all", "first", "failure"]
-"""When a group ends: with its last member, with its first one, or with the first one that fails."""
-
-DECISION = "group"
-"""Kind of the log entry that contains how a group ended early. The entry is not part of the journal."""
 
 
 def decision_of(members: Sequence[JournalEntry], ends_at: GroupEnd) -> JournalEntry | None:
@@ -395,9 +395,7 @@ class TurnJournal:
     def now(self, now_ns: Callable[[], int]) -> int:
         """Return the time at which the handler made this request in its first run."""
         if self.grouped is not None:
-            raise UsageError(
-                "a member of ctx.gather reads the clock: read it before the group, and use ctx.sleep in it"
-            )
+            raise UsageError("a member of a group reads the clock: read it before the group, and use ctx.sleep in it")
         place = self._place
         entry = self._reach("now", "", b"")
         if entry is None:
@@ -432,7 +430,7 @@ class TurnJournal:
         request = JournalEntry(kind, name, digest, "", details)
         if self.grouped is not None:
             if isinstance(work, EffectWork):
-                raise UsageError("ctx.gather takes no effects: await them before or behind the group")
+                raise UsageError("a group takes no effects: await them before or behind the group")
             member: JournalEntry = await _suspend(MemberRequest(request, timeout_ns, work))
             return member
         place = self._place
@@ -501,9 +499,8 @@ class TurnJournal:
             if not entry.outcome:
                 request = entry.kind, entry.name, entry.digest
                 found[index] = self._logged.find(first + index, *request, requests[:index]) or entry
-        if ends_at == "failure" and any(
-            map(has_failed, found)
-        ):  # it ended with a failure, but not all results are known
+        if ends_at == "failure" and any(map(has_failed, found)):
+            # It ended with this failure, although no decision is known.
             found = [
                 x if x.outcome else msgspec.structs.replace(y, outcome=LOST)
                 for x, y in zip(found, requests, strict=True)

@@ -12,7 +12,7 @@ from snapline.agent_runtime.durable import GROUP_MAX, LOST, GroupEnd, MemberRequ
 from snapline.errors import UsageError
 from snapline.storage.packs.checkpoint import JournalEntry
 
-GROUP_TAKES = "ctx.gather takes ctx.step(…), ctx.call(…), ctx.receive(…), ctx.approval(…) and ctx.sleep(…)"
+GROUP_TAKES = "a group takes ctx.step(…), ctx.call(…), ctx.receive(…), ctx.approval(…) and ctx.sleep(…)"
 
 Member = Coroutine[Any, Any, Any]
 
@@ -99,7 +99,7 @@ def requested(journal: TurnJournal, members: Sequence[Member]) -> list[MemberReq
     if journal.grouped is not None:
         raise UsageError(f"a group has no groups in it: {GROUP_TAKES}")
     if len(members) > GROUP_MAX:
-        raise UsageError(f"ctx.gather takes at most {GROUP_MAX} members, not {len(members)}: gather them in turns")
+        raise UsageError(f"a group takes at most {GROUP_MAX} members, not {len(members)}: take them in turns")
     requests: list[MemberRequest] = []
     try:
         for member in members:
@@ -109,7 +109,7 @@ def requested(journal: TurnJournal, members: Sequence[Member]) -> list[MemberReq
         journal.grouped = None
     received = [each.request.name for each in requests if each.request.kind == "receive"]
     if len(received) > len(set(received)):
-        raise UsageError("ctx.gather takes one ctx.receive of each type of message")
+        raise UsageError("a group takes one ctx.receive of each type of message")
     return requests
 
 
@@ -119,7 +119,7 @@ def _request_of(member: Member) -> MemberRequest:
     except (StopIteration, AttributeError) as error:
         raise UsageError(f"{GROUP_TAKES}, and not a {type(member).__qualname__}") from error
     if not isinstance(request, MemberRequest):
-        raise UsageError(f"a member of ctx.gather awaits a {type(request).__qualname__}: {GROUP_TAKES}")
+        raise UsageError(f"a member of a group awaits a {type(request).__qualname__}: {GROUP_TAKES}")
     return request
 
 
@@ -137,14 +137,14 @@ def results_of(members: Sequence[Member], entries: Sequence[JournalEntry], ends_
             except Exception as error:
                 failure = failure or error
             else:
-                raise UsageError("a member of ctx.gather waits once: await what follows it behind the group")
+                raise UsageError("a member of a group waits once: await what follows it behind the group")
     finally:
         close(members)
     if failure is not None:
         raise failure
     if ends_at == "failure" and len(results) < len(members):
         raise UsageError(
-            'a member of ctx.gather(…, on_error="cancel") has caught its error: let it raise, and catch it there'
+            'a member of a group with on_error="cancel" has caught its error: let it raise, and catch it there'
         )
     return results
 

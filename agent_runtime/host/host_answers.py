@@ -45,9 +45,8 @@ def find_answer(
         return None
     agent.asked = agent.asked or AskedQuestions()
     question = question_of(request)
-    earlier = (
-        turn.members[: place - len(turn.journal)] if turn.look.ends_at != "first" else ()
-    )  # only one of them is asked
+    is_race = turn.look.ends_at == "first"  # then only one member counts as asked
+    earlier = [] if is_race else turn.members[: place - len(turn.journal)]
     occurrence = agent.asked.occurrence(question, turn.journal, earlier)
     answer = book.find(agent.id, question, occurrence)
     if answer is None and book.is_complete and is_required and request.kind != "approval":

@@ -171,10 +171,10 @@ def first_of(members: Any) -> SegmentEnd:
 @pytest.mark.parametrize(
     ("members", "text"),
     [
-        (lambda ctx: [ctx.effect("pay", int, 1)], "ctx.gather takes no effects"),
+        (lambda ctx: [ctx.effect("pay", int, 1)], "a group takes no effects"),
         (lambda ctx: [ctx.sleep_until(datetime.now(UTC))], "reads the clock: .* use ctx.sleep in it"),
-        (lambda ctx: [7], "ctx.gather takes .*, and not a int"),
-        (lambda ctx: [ctx.gather(ctx.step("s", int))], "a group has no groups in it: ctx.gather takes"),
+        (lambda ctx: [7], "a group takes .*, and not a int"),
+        (lambda ctx: [ctx.gather(ctx.step("s", int))], "a group has no groups in it: a group takes"),
         (lambda ctx: [ctx.step(f"s{n}", int) for n in range(GROUP_MAX + 1)], "at most 64 members, not 65"),
         (lambda ctx: [ctx.receive(Told), ctx.receive(Told)], "one ctx.receive of each type"),
     ],
@@ -202,7 +202,7 @@ def test_a_member_that_asks_for_more_than_one_step_is_refused() -> None:
 
     coroutine = handler(context())
     coroutine.send(None)
-    with pytest.raises(UsageError, match=r"a member of ctx\.gather waits once"):
+    with pytest.raises(UsageError, match=r"a member of a group waits once"):
         coroutine.send([JournalEntry("step", "one", b"", DONE, encode_result("one", 0))])
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.agent_runtime.driving import MS, Driver
 from tests.agent_runtime.test_durable import SEED, Go, Notes, Told
 from tests.agent_runtime.test_durable_turns import GO, control
-from tests.agent_runtime.test_groups import MEMBERS, MIXED, Task, asked_of, context, do, end, member, open_group
+from tests.agent_runtime.test_groups import MEMBERS, MIXED, TOLD, Task, asked_of, context, do, end, member, open_group
 from tests.agent_runtime.test_step_log import appended, batches
 
 import snapline
@@ -140,8 +140,11 @@ def test_whatever_comes_first_wins_and_the_rest_consumes_nothing(what: str) -> N
     for later in ("message", "replies", "local"):
         if later != what:
             do(driver, later)
+    begun_later = []
     while "a" in driver.turns:
+        begun_later.append(driver.turns["a"].payload)
         driver.end("a")  # the runtime ignores replies that come too late
+    assert (TOLD in begun_later) == (what != "message"), "a message that lost has a turn of its own"
     driver.core.validate()
 
 
