@@ -55,6 +55,7 @@ from snapline.agent_runtime.turn_environment import (
 from snapline.agent_runtime.unawaited import UnawaitedCoroutines, awaited
 from snapline.errors import UnansweredCallError, UsageError, WaitTimeoutError
 from snapline.ids import check_id, check_receiver
+from snapline.messages.host_messages import PastRollback
 from snapline.storage.packs.checkpoint import AbandonedTurn, JournalEntry, MadeEffect
 
 
@@ -249,15 +250,37 @@ class Context:
         self._check_open()
         self._stops = True
 
-    def rollback(self, reason: str, *, to: str = "last") -> NoReturn:
-        """Discard this turn, and restore the fleet from the snapshot `to`, which is "last", a tag or an epoch number (docs/going-back.md).
+    def rollback(self, reason: str, *, to: str = "last", at_most: int = 1) -> NoReturn:
+        """Discard this turn, and restore the whole fleet from an earlier snapshot (docs/going-back.md). If only this agent must try another
+        way, use `restart_turn`.
+
+        Args:
+            to: "last", a tag, an epoch number, or "turn", which is the newest snapshot in which this turn has not begun. A durable turn
+                keeps what it has read before the snapshot, also from `rolled_back`.
+            at_most: number of rollbacks for this reason from this line of code, after which an operator must restore the fleet: 1 to 16.
 
         Raises:
-            UsageError: If `reason` or `to` is empty or not plain text, or if `reason` is too long.
+            UsageError: If an argument is invalid.
         """
         self._check_open()
-        request, self._closed = rollback_errors.make_rollback_request(reason, to), "has asked that the fleet goes back"
+        request = rollback_errors.make_rollback_request(reason, to, at_most)
+        self._closed = "has asked that the fleet goes back"
         raise rollback_errors.RollbackRequestedError(request)
+
+    @awaited
+    async def rolled_back(self) -> tuple[PastRollback, ...]:
+        """Return how often the fleet has returned to an earlier snapshot, and why: the newest 16 returns, oldest first. Only durable turns
+        may call this method.
+
+        A restart of a failed host is no return. The turn keeps this answer like other results: after a rollback to a snapshot in which the
+        turn had this answer already, the answer is the old one.
+
+        Raises:
+            UsageError: If this turn is not durable.
+        """
+        self._durable("ctx.rolled_back")
+        entry = await self._wait(durable.ROLLED_BACK, "", b"")
+        return durable.read_rollbacks(entry)
 
     def restart_turn(self, reason: str, *, at_most: int = 3) -> NoReturn:
         """Give up this attempt at a durable turn, and begin the turn again from its first state and message.

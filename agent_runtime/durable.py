@@ -49,6 +49,7 @@ from snapline.agent_runtime.message_encoding import (
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import DivergenceError, EncodingError, MessageTooLargeError, StepFailedError, UsageError
 from snapline.messages.effect_records import TEXT_CHARACTERS_MAX, readable
+from snapline.messages.host_messages import PastRollback
 from snapline.messages.payloads import CALL, CALL_ID_BYTES, REPLY, split_message
 from snapline.storage.capture.declared_values import check_declared
 from snapline.storage.log.log_record import EFFECT, LoggedEntry
@@ -669,6 +670,23 @@ class Approval(msgspec.Struct, frozen=True):
     is_granted: bool
     by: str = ""
     note: str = ""
+
+
+ROLLED_BACK = "rolled_back"
+"""Kind of the journal entry with the fleet's returns to earlier snapshots. It is never adopted from a host log: after a rollback, a turn
+that asks again must get another answer. Seeds of turns do not cover it, so that turns which do not ask keep their logged steps."""
+
+_rollbacks_decoder = msgspec.msgpack.Decoder(tuple[PastRollback, ...])
+
+
+def encode_rollbacks(rollbacks: Sequence[PastRollback]) -> bytes:
+    """Encode the fleet's returns to earlier snapshots for the journal."""
+    return _encoder.encode(rollbacks)
+
+
+def read_rollbacks(entry: JournalEntry) -> tuple[PastRollback, ...]:
+    """Return the fleet's returns to earlier snapshots from their journal entry."""
+    return _rollbacks_decoder.decode(entry.result)
 
 
 def encode_details(title: str, details: object) -> bytes:

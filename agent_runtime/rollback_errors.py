@@ -14,12 +14,13 @@ RESTARTS_MAX = 100
 
 
 class RollbackRequest(msgspec.Struct, frozen=True):
-    """A turn's request to roll back the fleet. `snapshot` is "last", a tag or an epoch number. `place` is the function, file and line of
-    the call. Rollback requests are counted per `place`."""
+    """A turn's request to roll back the fleet. `snapshot` is "last", "turn", a tag or an epoch number. `place` is the function, file and
+    line of the call. Rollback requests are counted per `place` and reason, and refused above `at_most`."""
 
     snapshot: str
     reason: str
     place: str
+    at_most: int = 1
 
 
 class RollbackRequestedError(BaseException):
@@ -75,14 +76,20 @@ def make_restart_request(reason: str, at_most: int) -> RestartRequest:
     return RestartRequest(reason, at_most)
 
 
-def make_rollback_request(reason: str, snapshot: str) -> RollbackRequest:
+ROLLBACKS_MAX = 16
+"""Largest number of rollbacks that one call may cause before an operator must decide. The fleet remembers so many."""
+
+
+def make_rollback_request(reason: str, snapshot: str, at_most: int) -> RollbackRequest:
     """Return the rollback request for a call of `ctx.rollback`. Raise UsageError if an argument is invalid."""
     if not is_plain(reason) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
         raise UsageError(
             f"ctx.rollback takes a reason of 1 to {REASON_CHARACTERS_MAX:,} characters, not {reason!r:.100}"
         )
     if not is_plain(snapshot) or not snapshot:
-        raise UsageError(f'ctx.rollback goes to "last", a tag or an epoch, as text, not to {snapshot!r:.100}')
+        raise UsageError(f'ctx.rollback goes to "last", "turn", a tag or an epoch, as text, not to {snapshot!r:.100}')
+    if type(at_most) is not int or not 1 <= at_most <= ROLLBACKS_MAX:
+        raise UsageError(f"ctx.rollback goes back 1 to {ROLLBACKS_MAX} times for one reason, not {at_most!r}")
     frame = sys._getframe(2)
     file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
-    return RollbackRequest(snapshot, reason, f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})")
+    return RollbackRequest(snapshot, reason, f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})", at_most)

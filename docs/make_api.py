@@ -25,6 +25,7 @@ TOPICS = {
         "Context",
         "Approval",
         "AbandonedTurn",
+        "PastRollback",
         "heartbeat",
         "CircuitBreaker",
     ),

@@ -145,7 +145,7 @@ def placed(plan: msg.Plan) -> ev.PlanReceived:
     line = plan.line_epoch, plan.line_root, plan.begun_epoch
     return ev.PlanReceived(
         *(plan.number, *line, plan.hosts, agents, logs, plan.drop_before, plan.deaths, newest),
-        *(plan.era, plan.sources, plan.sources_since),
+        *(plan.era, plan.sources, plan.sources_since, plan.rollbacks),
     )
 
 

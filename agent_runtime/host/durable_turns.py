@@ -20,7 +20,7 @@ The result of a step is added to the journal as soon as the step has ended. The 
 Guarantees: this module provides G3 for durable turns.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Literal
 
@@ -31,10 +31,12 @@ from snapline.agent_runtime.durable import (
     FAILED,
     LATE,
     LOST,
+    ROLLED_BACK,
     EffectIntent,
     Pause,
     call_id,
     decision_of,
+    encode_rollbacks,
     has_failed,
     reply_to,
 )
@@ -147,7 +149,9 @@ class DurableTurns:
             timeout_ns, answer = timeouts_ns[place - first], answers[place]
             if timeout_ns is not None and not is_again and request.kind not in OUTSIDE:
                 self._timers.set(agent, timer_of(turn, place), timeout_ns, b"")
-            if request.kind == "step":
+            if request.kind == ROLLED_BACK:
+                self._finish(agent, turn, place, request, DONE, encode_rollbacks(self._shared.rollbacks))
+            elif request.kind == "step":
                 run = agent.id, agent.incarnation, place, request.name
                 self._shared.out.append(ev.RunStep(*run) if answer is None else ev.TakeAnswer(*run, answer))
             elif answer is not None:
@@ -215,8 +219,7 @@ class DurableTurns:
             self._note_consumed(agent, entry.kind, sender_of(agent, entry), entry.payload)
             turn = agent.turn = self._begin(agent, entry, b"")
         self._note_consumed(agent, "again", turn.sender, turn.payload, is_stashed=True)
-        entries = [(each.kind, each.name, each.outcome) for each in turn.journal[-ABANDONED_ENTRIES_MAX:]]
-        attempts = [*abandoned, AbandonedTurn(request.reason, entries)]
+        attempts = [*abandoned, AbandonedTurn(request.reason, requests_in(turn.journal))]
         agent.stash.insert(0, StashedMessage(turn.sender, turn.payload, turn.key, attempts))
         self._undo_effects(agent, time_ns, dead_letter=0)
         self.ended(agent, is_restarted=True)
@@ -593,6 +596,11 @@ class DurableTurns:
     ) -> None:
         if self._shared.is_watched:
             self._shared.out.append(ev.MessageConsumedInTurn(agent.id, what, sender, payload, is_stashed))
+
+
+def requests_in(journal: Sequence[JournalEntry]) -> list[tuple[str, str, str]]:
+    """Return kind, name and outcome of the newest journal entries, oldest first."""
+    return [(each.kind, each.name, each.outcome) for each in journal[-ABANDONED_ENTRIES_MAX:]]
 
 
 def _abandoned_before(entry: Entry) -> list[AbandonedTurn]:

@@ -12,6 +12,7 @@ suspension.
 """
 
 import zlib
+from collections.abc import Sequence
 
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
@@ -120,12 +121,17 @@ class HostRollbacks:
         too, because the command `status` shows them."""
         self._shared.out.extend(self.wanted.values())
 
-    def want(self, agent: LocalAgent, rollback_request: RollbackRequest) -> None:
+    def want(
+        self, agent: LocalAgent, rollback_request: RollbackRequest, turn: int, requests: Sequence[tuple[str, str, str]]
+    ) -> None:
         """Suspend an agent whose turn ended with the given rollback request. Before the call, the caller must have put the turn's message
-        back into the mailbox."""
+        back into the mailbox. `turn` is the number of a durable turn or 0, and `requests` is what it had requested."""
         agent.retry_ns = NEVER_RETRIED_NS
         message = msg.WantRollback(
-            agent.id, agent.incarnation, rollback_request.snapshot, rollback_request.reason, rollback_request.place
+            *(agent.id, agent.incarnation, rollback_request.snapshot, rollback_request.reason, rollback_request.place),
+            done=msg.encode_requests(requests),
+            turn=turn,
+            at_most=rollback_request.at_most,
         )
         self.wanted[agent.id] = message
         self._shared.note(

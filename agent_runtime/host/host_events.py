@@ -19,7 +19,7 @@ from snapline.messages import host_messages as msg
 from snapline.messages.approvals import OpenApproval
 from snapline.messages.client_requests import InputOutcome
 from snapline.messages.effect_records import UnfinishedEffect
-from snapline.messages.host_messages import TurnDeath
+from snapline.messages.host_messages import PastRollback, TurnDeath
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import SealedRuns
 from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers
@@ -104,7 +104,7 @@ class PlanReceived(Event, frozen=True, gc=False):
     Entries beyond the recovery line are dropped if they belong to a plan whose number is lower than `drop_before`. `deaths` contains the
     turns during which processes crashed. `newest` contains the newest batch number of each log that the coordinator knows. Commits in the
     logs of plans below `era` are void, because the fleet was taken back on purpose. `sources` and `sources_since` have the same meaning as in
-    `Plan`.
+    `Plan`. `rollbacks` are the newest returns of the fleet to earlier snapshots.
     """
 
     number: int
@@ -120,6 +120,7 @@ class PlanReceived(Event, frozen=True, gc=False):
     era: int = 0
     sources: tuple[str, ...] = ()
     sources_since: int = 0
+    rollbacks: tuple[PastRollback, ...] = ()
 
 
 # ---- from links, turns, store, clock ------------------------------------------------------------------------------

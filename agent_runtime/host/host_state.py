@@ -18,6 +18,7 @@ from snapline.agent_runtime.recorded_answers import AnswerBook, AskedQuestions
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.messages.effect_records import DONE, FAILED, LEFT, NOT_DONE
+from snapline.messages.host_messages import PastRollback
 from snapline.protocols.epoch_stamped import EpochStampedCore
 from snapline.storage.capture.chunking import SealedJournal, SealedRuns
 from snapline.storage.log.log_record import LoggedEntry
@@ -713,6 +714,7 @@ class HostState:
         peers: other hosts in the plan to which this host has a link, by id.
         local: record that represents this host itself, used for channels between its own agents.
         commits: the progress of this host's commits.
+        rollbacks: the newest returns of the fleet to earlier snapshots, as the plan names them.
         now: time of the event that is being handled (monotonic ns).
         out: commands that have been issued so far for this event.
     """
@@ -728,6 +730,7 @@ class HostState:
         self.cluster = ""
         self.plan = 0
         self.plan_hosts: tuple[str, ...] = ()
+        self.rollbacks: tuple[PastRollback, ...] = ()
         self.begun_epoch = self.plan_epoch = 0
         self.is_loaded = False
         self.ended: deque[int] = deque(maxlen=ENDED_KEPT)

@@ -383,6 +383,7 @@ class HostPlans:
         else:
             self._drop_everything()
         self._failures.deaths.plan_received(event.deaths)
+        shared.rollbacks = event.rollbacks
         shared.plan = event.number
         shared.plan_hosts = event.hosts
         shared.begun_epoch = shared.plan_epoch = event.begun_epoch

@@ -5,7 +5,7 @@ from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.channel_ends import Outlets
-from snapline.agent_runtime.host.durable_turns import DurableTurns
+from snapline.agent_runtime.host.durable_turns import DurableTurns, requests_in
 from snapline.agent_runtime.host.entries import (
     IDLE,
     CreationEntry,
@@ -172,7 +172,7 @@ class TurnEnds:
         if agent.turn is not None and not self._durable.failed(agent, event):
             return
         if event.rollback is not None:
-            self._suspend_agent(agent, event.rollback)
+            self._suspend_agent(agent, event.rollback, event)
             return
         if event.restart is not None and self._durable.restart(agent, entry, event.restart, event.time_ns):
             count_questions(self._shared, agent, event.entries)  # the core has not seen them before
@@ -198,11 +198,16 @@ class TurnEnds:
         self._shared.note("warning", f"a message from {sender_of(agent, entry)} to {agent.id} {message}")
         self._wait_to_retry(agent, wait_ns)
 
-    def _suspend_agent(self, agent: LocalAgent, rollback_request: RollbackRequest) -> None:
+    def _suspend_agent(self, agent: LocalAgent, rollback_request: RollbackRequest, event: ev.TurnFailed) -> None:
         """Suspend an agent that has requested a rollback. The suspended agent starts no turn until a plan arrives."""
         agent.attempts = 0
         self._mailboxes.put_back(agent)
-        self._failures.rollbacks.want(agent, rollback_request)
+        number, entries = 0, list(event.entries)
+        if agent.turn is not None:
+            number, entries = agent.turn.number, [*agent.turn.journal, *entries]
+        elif event.is_durable:  # the turn has never waited
+            number = 1 + (agent.begun.count if agent.begun is not None else 0)
+        self._failures.rollbacks.want(agent, rollback_request, number, requests_in(entries))
         self._end_between_turns(agent)
 
     def on_rollback_refused(self, event: msg.RollbackRefused) -> None:

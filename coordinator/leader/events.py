@@ -204,6 +204,7 @@ class SnapshotResolved(Event, frozen=True, gc=False):
     snapshot: str
     epoch: int
     error: str = ""
+    agent: str = ""
 
 
 class HostExitReported(Event, frozen=True, gc=False):
@@ -367,9 +368,13 @@ class ReleaseEpoch(Command, frozen=True, gc=False):
 
 
 class ResolveSnapshot(Command, frozen=True, gc=False):
-    """Command: find the epoch with this tag or number. The driver answers with `SnapshotResolved`."""
+    """Command: find the epoch with this tag or number. If `turn` is set, find the first of these `epochs` in which the agent's durable
+    turn with this number has not begun. The driver answers with `SnapshotResolved`."""
 
     snapshot: str
+    agent: str = ""
+    turn: int = 0
+    epochs: tuple[int, ...] = ()
 
 
 class CheckLine(Command, frozen=True, gc=False):

@@ -99,16 +99,14 @@ An operator's request must not be executed long after it was made."""
 
 
 class RestoreDemand(msgspec.Struct, frozen=True):
-    """The active restore. `agent` and `place` are the agent and code location that called `ctx.rollback`; both are empty for an operator's
-    restore."""
+    """The active restore. `said` is the message of the agent that called `ctx.rollback`, or None for an operator's restore."""
 
     token: str
     epoch: int
     reason: str
     drop_inputs: bool
     asked_ns: int
-    agent: str = ""
-    place: str = ""
+    said: WantRollback | None = None
 
 
 class Restores:
@@ -174,7 +172,7 @@ class Restores:
     def _answer(self, plan: int, refused: str, *, may_pass: bool = False) -> None:
         wanted, requests = self.wanted, self._requests
         self.wanted, self._requests = None, []
-        if wanted is not None and wanted.agent and refused and not may_pass:
+        if wanted is not None and wanted.said is not None and refused and not may_pass:
             self._refused[wanted.token] = refused
         for request in requests:
             self._shared.out.append(AnswerRestore(request, plan, refused, may_pass))
@@ -189,7 +187,8 @@ class Restores:
         return [Concern("restore", (), lasts_ns, text)]
 
 
-LAST = "last"
+LAST, TURN = "last", "turn"
+"""Names of the newest snapshot, and of the newest one in which the agent's turn has not begun."""
 
 
 class RollbackDemand(msgspec.Struct):
@@ -235,7 +234,11 @@ class Rollbacks:
         earlier = self._demands.get(message.agent)
         if earlier is None or earlier.said.incarnation != message.incarnation:
             self._demands[message.agent] = demand = RollbackDemand(message, self._shared.now)
-            if message.snapshot != LAST:
+            if self._goes_before_turn(message):
+                epochs = [x for x, record in self._shared.state.image.epochs.items() if record.status == COMPLETE]
+                resolve = ResolveSnapshot(TURN, message.agent, message.turn, tuple(reversed(epochs)))
+                self._shared.out.append(resolve)
+            elif message.snapshot not in (LAST, TURN):
                 self._shared.out.append(ResolveSnapshot(message.snapshot))
             self._shared.note("warning", demand.reason)
         elif earlier.refused:
@@ -244,7 +247,8 @@ class Rollbacks:
     def on_resolved(self, event: SnapshotResolved) -> None:
         """Record the epoch to restore, or refuse the request if that epoch does not exist."""
         for demand in self._demands.values():
-            if demand.said.snapshot == event.snapshot and not demand.refused:
+            is_its = demand.said.snapshot == event.snapshot and event.agent in ("", demand.said.agent)
+            if is_its and not demand.refused:
                 demand.epoch = event.epoch
                 if event.error:
                     self._refuse(demand, event.error)
@@ -258,32 +262,29 @@ class Rollbacks:
             elif not demand.refused:
                 self._start_restore(demand)
 
+    @staticmethod
+    def _goes_before_turn(said: WantRollback) -> bool:
+        """Return whether the fleet is to go back to a snapshot in which a turn has not begun. A plain turn has begun in no snapshot."""
+        return said.snapshot == TURN and said.turn > 0
+
     def _is_current(self, said: WantRollback) -> bool:
         record = self._shared.state.image.agents.get(said.agent)
         return record is not None and record.left_plan is None and record.incarnation == said.incarnation
 
     def _start_restore(self, demand: RollbackDemand) -> None:
         refused = self._restores.take_refusal(demand.token)
-        refused = refused or self._shared.state.refusal_of_rollback(demand.said.agent, demand.reason)
+        said = demand.said
+        refused = refused or self._shared.state.refusal_of_rollback(said.agent, demand.reason, said.at_most)
         if refused:
             self._refuse(demand, refused)
             return
-        epoch = demand.epoch or (self._shared.state.newest_complete() if demand.said.snapshot == LAST else 0)
-        if demand.said.snapshot == LAST and not epoch:
+        is_newest = said.snapshot == LAST or (said.snapshot == TURN and not said.turn)
+        epoch = demand.epoch or (self._shared.state.newest_complete() if is_newest else 0)
+        if is_newest and not epoch:
             self._refuse(demand, "no snapshot is complete yet")
         elif epoch and self._restores.wanted is None:
-            request = demand.said
-            self._restores.want(
-                RestoreDemand(
-                    demand.token,
-                    epoch,
-                    demand.reason,
-                    False,
-                    self._shared.now,
-                    agent=request.agent,
-                    place=op.clip(request.place),
-                )
-            )
+            wanted = RestoreDemand(demand.token, epoch, demand.reason, False, self._shared.now, said)
+            self._restores.want(wanted)
 
     def _refuse(self, demand: RollbackDemand, why: str) -> None:
         demand.refused = f"{demand.reason}. The fleet does not go back: {why}. The agent stands"
@@ -710,7 +711,10 @@ class Plans:
             *(*plan_fields, self._moves.is_even, is_move, weights), self._restarted(), placed=placed, frozen=frozen
         )
         if wanted is not None:
-            kind = op.Restore(*plan_fields, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
+            kind = op.Restore(*plan_fields, wanted.token, wanted.drop_inputs)
+            if (said := wanted.said) is not None:
+                asked = {"asked": op.clip(said.reason), "done": said.done, "at_most": said.at_most}
+                kind = msgspec.structs.replace(kind, agent=said.agent, place=op.clip(said.place), **asked)
         if self._shared.propose("plan", kind):
             self._shared.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
 
@@ -795,4 +799,5 @@ class Plans:
             era=state.image.era,
             sources=tuple(plan.sources),
             sources_since=plan.sources_since,
+            rollbacks=tuple(state.image.rollbacks),
         )

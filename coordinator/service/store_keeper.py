@@ -519,11 +519,21 @@ class StoreKeeper:
         return self._outputs.release(command)
 
     def resolve(self, command: ResolveSnapshot) -> SnapshotResolved:
-        """Return the epoch to which a tag or number refers."""
+        """Return the epoch to which a tag or number refers, or in which a turn has not begun."""
         try:
-            return SnapshotResolved(command.snapshot, self._store.resolve(command.snapshot))
+            epoch = self._epoch_before_turn(command) if command.turn else self._store.resolve(command.snapshot)
+            return SnapshotResolved(command.snapshot, epoch, agent=command.agent)
         except (SnaplineError, OSError) as error:
-            return SnapshotResolved(command.snapshot, 0, str(error) or repr(error))
+            return SnapshotResolved(command.snapshot, 0, str(error) or repr(error), command.agent)
+
+    def _epoch_before_turn(self, command: ResolveSnapshot) -> int:
+        for epoch in command.epochs:
+            manifest = self._store.read_manifest(self._store.read_ref(epoch), epoch=epoch)
+            with contextlib.suppress(NotFoundError):  # the agent was created later
+                if self._store.read_checkpoint(manifest, command.agent).durable_turns >= command.turn:
+                    continue
+            return epoch
+        raise NotFoundError("the turn has begun in all snapshots that are kept")
 
     def check_line(self, command: CheckLine) -> LineChecked:
         """Check whether the fleet can restart from the epoch.

@@ -10,7 +10,7 @@ import msgspec
 
 from snapline.errors import LogError, UsageError
 from snapline.ids import check_id
-from snapline.messages.host_messages import PlaceRule, TurnDeath
+from snapline.messages.host_messages import PastRollback, PlaceRule, TurnDeath
 from snapline.messages.status import HOSTS_MAX
 from snapline.protocols.names import GLOBAL, is_logged
 
@@ -119,6 +119,9 @@ OUTCOMES_KEPT = 64
 """Number of ended epochs whose outcome can still be sent to a host. Hosts report only on open epochs, of which there are at most 4."""
 
 PLANS_KEPT = 64
+
+ROLLBACKS_KEPT = 16
+"""Number of restores that agents can learn about. Each may take some 10 KiB in the replicated state and in each plan."""
 """Number of plans kept in the recovery history."""
 
 RESULTS_KEPT = 64
@@ -452,6 +455,7 @@ class FleetImage(msgspec.Struct):
         calls_made: sequence number of the last recorded call.
         ends: how the last epochs ended, oldest first. Changes of an epoch after its end are not recorded in `ends`.
         deaths: turns during which processes have died. The most recently counted turn is last.
+        rollbacks: the newest restores of the fleet, oldest first.
         recovery: "global", or "local" if agents recover from their newest commits.
         era: number of the newest plan that a restore made, or of the first plan after the coordinator was restored from a backup. Commits in
             logs of plans with lower numbers are void. The era is 0 if there is no such plan, also in a fork, because a fork's store
@@ -505,6 +509,7 @@ class FleetImage(msgspec.Struct):
     rto_ns: int = 0
     ends: list[EpochEnd] = []
     deaths: list[TurnDeath] = []
+    rollbacks: list[PastRollback] = []
     recovery: str = GLOBAL
     era: int = 0
     era_line: int = 0

@@ -58,6 +58,7 @@ from snapline.coordinator.state.fleet_records import (
     RECOVERY_TRIGGER,
     REFUSED,
     RESULTS_KEPT,
+    ROLLBACKS_KEPT,
     RUNNING,
     UNCHANGED,
     VOID,
@@ -95,7 +96,7 @@ from snapline.coordinator.state.operation_rules import (
     weights_by_host,
 )
 from snapline.errors import LogError
-from snapline.messages.host_messages import COMMIT_AGE_NS
+from snapline.messages.host_messages import COMMIT_AGE_NS, PastRollback
 from snapline.protocols.names import LOCAL, is_autonomous
 
 
@@ -254,12 +255,16 @@ class FleetState(FleetView):
         done_plan = self.plan_of_request(kind.request)
         if done_plan is not None:
             return OperationResult(UNCHANGED, number=done_plan.number)
-        refusal = self._refusal_of_plan(kind) or self.refusal_of_rollback(kind.agent, kind.reason)
+        refusal = self._refusal_of_plan(kind) or self.refusal_of_rollback(kind.agent, kind.reason, kind.at_most)
         if refusal:
             return OperationResult(REFUSED, refusal, number=self.plan_number)
         discarded = make_void(self.image, kind.line_epoch)
         if kind.drop_inputs:
             self.image.epochs[kind.line_epoch].drop_before = self.plan_number + 1
+        rollbacks = self.image.rollbacks
+        number, asked = 1 + (rollbacks[-1].number if rollbacks else 0), kind.asked or kind.reason
+        rollbacks.append(PastRollback(number, kind.line_epoch, kind.agent, kind.place, asked, kind.done))
+        del rollbacks[:-ROLLBACKS_KEPT]
         return self._make_plan(kind, RestoreRecord(kind.request, kind.drop_inputs, discarded, kind.agent), now_ns)
 
     def _make_plan(

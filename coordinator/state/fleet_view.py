@@ -87,18 +87,21 @@ class FleetView:
         plans = self.image.plans
         return next((x for x in plans if x.restore is not None and request and x.restore.request == request), None)
 
-    def refusal_of_rollback(self, agent: str, reason: str) -> str:
+    def refusal_of_rollback(self, agent: str, reason: str, at_most: int) -> str:
         """Return why a rollback requested by this agent is refused, or "" if it is allowed.
 
-        A second rollback for the same reason is refused, unless an operator has restored the fleet since. An operator's restore has an
-        empty `agent`, and is never refused.
+        More than `at_most` rollbacks for the same reason are refused, not counting those before an operator restored the fleet. An
+        operator's restore has an empty `agent`, and is never refused.
         """
+        count = 0
         for plan in reversed(self.image.plans) if agent else ():
             if plan.restore is not None and not plan.restore.agent:
                 break
-            if plan.restore is not None and (plan.restore.agent, plan.reason) == (agent, reason):
-                return "it has gone back before, for the same reason at the same place"
-        return ""
+            count += plan.restore is not None and (plan.restore.agent, plan.reason) == (agent, reason)
+        if not count or count < at_most:
+            return ""
+        times = "before" if count == 1 else f"{count} times"
+        return f"it has gone back {times}, for the same reason at the same place"
 
     @property
     def is_logged(self) -> bool:

@@ -167,7 +167,9 @@ class Restore(Kind, frozen=True, gc=False):
     Attributes:
         request: token that the client has chosen for this restore, so that a repeated request is recognized.
         agent, place: the agent that called `ctx.rollback`, and the code location of the call; both are "" if an operator requested the
-        restore.
+            restore.
+        asked, done, at_most: reason as the agent gave it, what its turn had requested, and number of rollbacks that it may cause, as in
+            `WantRollback`.
     """
 
     expected_plan: int
@@ -180,6 +182,9 @@ class Restore(Kind, frozen=True, gc=False):
     drop_inputs: bool = False
     agent: str = ""
     place: str = ""
+    asked: str = ""
+    done: bytes = b""
+    at_most: int = 1
 
 
 class ConfirmPlan(Kind, frozen=True, gc=False):

@@ -44,9 +44,10 @@ the agent, and the end of the last fault. Waits are not checked in runs with clo
 
 *Rollbacks.* After an agent requests a rollback (`ctx.rollback`), it takes no further turn in that incarnation, and the fleet is restored
 once. The oracle compares the turns that request rollbacks with the entries in the coordinator's log. If a restore names an agent, this
-agent must have requested a rollback in the incarnation that the restore names. If the same agent requests a second rollback at the same
-place for the same reason, the fleet must leave the decision to operators. This rule about a second rollback applies until the log no longer
-keeps the plan of the first rollback, or an operator restores the fleet.
+agent must have requested a rollback in the incarnation that the restore names. If the same agent requests more rollbacks at the same
+place for the same reason than it allows, the fleet must leave the decision to operators. This rule applies until the log no longer
+keeps the plan of the first rollback, or an operator restores the fleet. A turn that asks which rollbacks there have been learns of exactly
+those that the log has.
 
 *Effects.* Whatever crashes happen, a fleet never calls an effect again after a turn has used the effect's outcome. After an effect was
 undone, it is never called under its old key. The oracle records the keys that are sent to outside services and the outcomes that handlers
@@ -62,7 +63,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from snapline.agent_runtime.durable import DONE, FAILED, LATE, LOST, decision_of
+from snapline.agent_runtime.durable import DONE, FAILED, LATE, LOST, decision_of, read_rollbacks
 from snapline.agent_runtime.host.host_events import Control, Spawn, StartTurn, TurnEnded, TurnFailed
 from snapline.agent_runtime.host.plans import creation_payload
 from snapline.coordinator.state import fleet_records
@@ -297,8 +298,10 @@ class RollbackOracle:
     def __init__(self, report: Report) -> None:
         self._report = report
         self.asked: dict[tuple[str, int], int] = {}
-        self._granted: dict[str, int] = {}
-        """Number of the plan that granted each rollback, by the rollback's reason."""
+        self._granted: dict[str, list[int]] = {}
+        """Numbers of the plans that granted each rollback, by the rollback's reason."""
+        self._restores: list[tuple[int, tuple[int, str, str]]] = []
+        """Number of the plan, and (epoch, agent, reason) of each restore, in order."""
 
     def on_rollback_requested(self, t_ns: int, agent: str, incarnation: int) -> None:
         """Record that a turn has ended with a rollback request."""
@@ -310,16 +313,28 @@ class RollbackOracle:
             self._report("rollback", "G3", t_ns, f"{agent} has asked that the fleet goes back, and takes a turn")
 
     def on_restored(self, t_ns: int, kind: op.Restore, plan: int) -> None:
-        """Check that an agent named in a restore has requested the restore, and that the same request was not granted before."""
+        """Check that an agent named in a restore has requested the restore, and that the same request was not granted too often."""
+        self._restores.append((plan, (kind.line_epoch, kind.agent, kind.asked or kind.reason)))
         if not kind.agent:
             self._granted.clear()
             return
         if kind.request not in [f"{agent}@{incarnation}" for agent, incarnation in self.asked]:
             self._report("rollback", "G3", t_ns, f"the fleet goes back for {kind.request}, which has not asked for it")
-        before = self._granted.get(kind.reason)
-        if before is not None and plan - before < fleet_records.PLANS_KEPT:
-            self._report("rollback", "G3", t_ns, f"the fleet goes back once more, since plan {before}: {kind.reason}")
-        self._granted[kind.reason] = plan
+        granted = self._granted.setdefault(kind.reason, [])
+        before = [number for number in granted if plan - number < fleet_records.PLANS_KEPT]
+        if len(before) >= kind.at_most:
+            self._report(
+                "rollback", "G3", t_ns, f"the fleet goes back once more, since plan {before[0]}: {kind.reason}"
+            )
+        granted.append(plan)
+
+    def on_learned(self, t_ns: int, agent: str, plan: int, entry: JournalEntry) -> None:
+        """Check that a turn that asks under this plan learns of exactly the newest rollbacks."""
+        learned = [(x.epoch, x.agent, x.reason) for x in read_rollbacks(entry)]
+        true = [restore for number, restore in self._restores if number <= plan][-fleet_records.ROLLBACKS_KEPT :]
+        if learned != true:
+            text = f"{agent} learns under plan {plan} of the rollbacks {learned}, and there were {true}"
+            self._report("rollback", "G3", t_ns, text)
 
 
 class EffectOracle:

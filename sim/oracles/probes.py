@@ -129,6 +129,7 @@ CATALOGUE: dict[str, Probe] = {
     "turn failed": Probe("a handler raised"),
     "process killed by a message": Probe("the process of a host died in the middle of a turn, because of it"),
     "rollback asked for": Probe("a turn asked that the fleet goes back"),
+    "rollbacks learned": Probe("a durable turn asked which rollbacks there had been"),
     "rollback refused": Probe("and an agent stood until a person took the fleet back"),
     "timer fired": Probe("a timer fired"),
     "durable turn run again": Probe("a durable turn was run again, by its journal, after a recovery or a failure"),

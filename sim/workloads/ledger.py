@@ -233,6 +233,9 @@ def contents_of(cut: snapline.Cut) -> CutContents:
     """
     books = CutContents(states_of(cut.states), {}, {}, {}, cut.timers)
     waiting: list[tuple[Channel, Parcel]] = []
+    for turn in cut.pending_turns:  # its agent's state is from before the turn
+        if isinstance(turn.message, Parcel):
+            books.transit[turn.sender, turn.agent] = [turn.message]
     for transit in cut.in_transit:
         channel = (transit.sender, transit.receiver)
         if transit.sender.startswith("@"):

@@ -11,7 +11,8 @@ is divided among the tokens, but not the sum of the work.
 *Returning* (`make_returning`). Tokens walk as in the pattern `random`, among agents that sometimes roll the fleet back (`ctx.rollback`)
 during the first seconds. For half of the rollback requests, the reason for the request occurs again after the rollback. If a reason occurs
 for the second time, the request is refused and the agent is blocked until an operator rolls the fleet back. After the operator's rollback,
-the agent may request a rollback again. A rollback also undoes the turn that requested it, so the ledgers stay correct.
+the agent may request a rollback again. A rollback also undoes the turn that requested it, so the ledgers stay correct. Half of the agents
+consume tokens in durable turns. These turns run steps, and ask which rollbacks there have been before they request one.
 
 *Stepping* (`make_stepping`). Tokens walk as in the pattern `random`, among agents whose turns execute steps. While a turn waits for its
 step, the rest of the fleet continues. The pattern tests what happens if a checkpoint, freeze, recovery plan or stop request reaches an
@@ -290,9 +291,12 @@ def _teller(plan: Plan, work: list[int], index: int) -> Teller:
 ASKS = 0.02
 """Probability that an agent requests a rollback when it receives a token."""
 
+STEPS = 0.2
+"""Probability that a durable turn asks which rollbacks there have been."""
+
 UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
-"""Wall-clock time on a host after which agents no longer request rollbacks. Agents do not remember rollbacks, so this
-limit ensures that a run ends."""
+"""Wall-clock time on a host after which agents no longer request rollbacks. Agents that do not ask which rollbacks there have been do not
+remember them, so this limit ensures that a run ends."""
 
 
 class Returner(RandomWalker):
@@ -310,6 +314,26 @@ class Returner(RandomWalker):
             ctx.rollback("astray" if draw < ASKS / 2 else f"astray by {draw}")
 
 
+class InformedReturner(RandomWalker):
+    """Agent that takes another way after a rollback, because its durable turns ask which rollbacks there have been."""
+
+    on_error = "undo"
+    state: WalkerState
+
+    @snapline.handler(durable=True)
+    async def on_parcel(self, message: Parcel, ctx: snapline.Context) -> None:
+        self.take(ctx, message)
+        draw = ctx.random()
+        await ctx.step("look", len, self.state.peers)
+        if draw < STEPS:
+            past = [x.reason for x in await ctx.rolled_back() if x.agent == ctx.agent]
+            await ctx.step("consider", len, past)
+            reason, at_most = f"lost by {draw}", 1 + (draw < ASKS / 2)
+            if ctx.now() < UNTIL_NS and draw < ASKS and past.count(reason) < at_most:
+                ctx.rollback(reason, to="turn" if past else "last", at_most=at_most)
+        self.receive(ctx, message)
+
+
 def make_returning(part: FleetPart) -> LedgerWorkload:
     """Return a workload that passes tokens along a random graph and sometimes rolls the fleet back."""
     check_agents(part)
@@ -320,8 +344,9 @@ def make_returning(part: FleetPart) -> LedgerWorkload:
     return workload
 
 
-def _returner(plan: Plan, work: list[int], index: int) -> Returner:
-    return Returner(WalkerState(plan=plan, index=index, work=work[index], peers=random_peers(index, plan.agents)))
+def _returner(plan: Plan, work: list[int], index: int) -> RandomWalker:
+    kind = InformedReturner if index % 2 else Returner
+    return kind(WalkerState(plan=plan, index=index, work=work[index], peers=random_peers(index, plan.agents)))
 
 
 AT_ONCE_EVERY = 3

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import AgentType, agent_type
+from snapline.agent_runtime.durable import ROLLED_BACK
 from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.approvals import id_of
@@ -39,7 +40,7 @@ from snapline.sim.world.steps import DrivenTurn, SimOutside, Steps, check_handle
 from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 from snapline.storage.capture.image import StateImage
-from snapline.storage.packs.checkpoint import BootClock
+from snapline.storage.packs.checkpoint import BootClock, JournalEntry
 from snapline.storage.store.store import Store
 
 
@@ -235,6 +236,7 @@ class JudgeObserver(HostObserver):
             state = state_identity(known, self.turns.object_of(turn.agent))
             self._judge.ground_truth.effects.on_started(turn)
             self._check_approvals(turn)
+            self._check_rollbacks(turn, [turn.found] if turn.found is not None else [])
             for index, found in enumerate(turn.group or [found for found in (turn.found,) if found is not None]):
                 place = self._judge.ground_truth.steps.place_of(turn.agent, turn.incarnation)
                 self._judge.ground_truth.steps.waits.on_over(
@@ -263,6 +265,14 @@ class JudgeObserver(HostObserver):
                 approval = id_of(durable, place, entry)
                 truth.steps.approvals.on_decided(self._shared.kernel.now_ns, turn.agent, approval, entry)
 
+    def _check_rollbacks(self, turn: ev.StartTurn, entries: Sequence[JournalEntry]) -> None:
+        """Check what the turn learns of the fleet's rollbacks, from the core or, in vain, from a host log."""
+        for entry in entries:
+            if entry.kind == ROLLED_BACK:
+                self._judge.probes.hit("rollbacks learned")
+                rollbacks = self._judge.ground_truth.rollbacks
+                rollbacks.on_learned(self._shared.kernel.now_ns, turn.agent, self._plan_of(turn), entry)
+
     def turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
         turn, draws = self.sim.waiting.pop(event.agent)
         ended = self._shared.output_injector.with_outputs(turn, event, self._shared.kernel.now_ns)
@@ -273,6 +283,10 @@ class JudgeObserver(HostObserver):
     def _note(self, turn: ev.StartTurn, ended: ev.Event, draws: list[object]) -> None:
         now_ns = self._shared.kernel.now_ns
         self._add((now_ns, self.sim.name, turn.agent, turn.what, turn.sender, turn.payload))
+        if isinstance(ended, ev.TurnFailed):
+            self._check_rollbacks(turn, ended.entries)
+        elif isinstance(ended, ev.TurnEnded) and ended.pause is not None:
+            self._check_rollbacks(turn, ended.pause.entries)
         if type(ended) is ev.TurnEnded:
             self._judge.ground_truth.steps.on_ended(ended)
             if ended.pause is not None:

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from snapline.messages.answers import LocatedAgent
     from snapline.messages.approvals import OpenApproval
     from snapline.messages.client_requests import AgentState
+    from snapline.messages.host_messages import PastRollback
     from snapline.messages.status import FleetStatus
     from snapline.protocols.policy import Adaptive, Every, EveryMessages, Manual
     from snapline.storage.capture.history import History
@@ -134,6 +135,7 @@ _HOMES = {
     "TorchState": "snapline.storage.capture.torch_state",
     "Trace": "snapline.client.trace_analysis",
     "TransitMessage": "snapline.agent_runtime.snapshots.snapshot_cut",
+    "PastRollback": "snapline.messages.host_messages",
     "OutputsReverted": "snapline.agent_runtime.message_encoding",
     "handler": "snapline.agent_runtime.agent",
     "heartbeat": "snapline.agent_runtime.turn_environment",
@@ -196,6 +198,7 @@ __all__ = [
     "OpenApproval",
     "Output",
     "OutputsReverted",
+    "PastRollback",
     "PeerError",
     "PendingSpawn",
     "PendingTimer",

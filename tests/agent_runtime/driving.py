@@ -136,12 +136,15 @@ class Driver:
         self.core.validate()
         return commands
 
-    def receive_plan(self, plan: int, begun: int = 0, line: int = 0) -> list[ev.HostOutput]:
+    def receive_plan(
+        self, plan: int, begun: int = 0, line: int = 0, rollbacks: tuple[msg.PastRollback, ...] = ()
+    ) -> list[ev.HostOutput]:
         if plan > self.plan:
             self.plan, self.remote, self.is_connected = plan, Remote(plan, self.host), False
         placements = [ev.Placement(agent, "k", self.host, plan) for agent in self.here]
         placements += [ev.Placement(agent, "k", "h2", plan) for agent in self.there]
-        return self.feed(ev.PlanReceived(plan, line, "", begun, (self.host, "h2"), tuple(placements)))
+        received = ev.PlanReceived(plan, line, "", begun, (self.host, "h2"), tuple(placements), rollbacks=rollbacks)
+        return self.feed(received)
 
     def load(
         self,

@@ -6,17 +6,31 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from tests.agent_runtime.driving import Driver
+from tests.agent_runtime.test_durable import SEED
 from tests.agent_runtime.test_host_core_agents import Drive
 from tests.agent_runtime.test_host_core_turns import payloads
 
 import snapline
+from snapline.agent_runtime.durable import (
+    DONE,
+    ROLLED_BACK,
+    Pause,
+    TurnJournal,
+    encode_rollbacks,
+    read_rollbacks,
+    rolled,
+)
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.messages import host_messages as msg
+from snapline.storage.log.log_record import LoggedEntry
+from snapline.storage.packs.checkpoint import JournalEntry
 
 WISH = RollbackRequest("last", "astray", "f (a.py:1)")
+GO = b"\x02go"
+STEP = JournalEntry("step", "look")
 SAID = msg.WantRollback("a", 1, "last", "astray", "f (a.py:1)")
 
 
@@ -62,6 +76,74 @@ def test_a_plan_ends_it_and_a_late_refusal_says_nothing(drive: Drive) -> None:
     driver.load(2)
     assert SAID not in driver.feed(msg.Welcome(1, "c"))
     assert driver.feed(msg.RollbackRefused("a", 1, "no")) == []
+
+
+PAST = msg.PastRollback(1, 7, "b", "g (b.py:1)", "lost")
+ASKING = JournalEntry(ROLLED_BACK, "")
+
+
+def pause(*entries: JournalEntry, waits: JournalEntry = STEP) -> Pause:
+    return Pause(SEED, waits, None, list(entries))
+
+
+@pytest.mark.parametrize("has_waited", [False, True])
+def test_it_says_which_turn_asks_and_what_that_had_done(has_waited: bool) -> None:
+    driver = Driver()
+    driver.remote_sends("z", "a", GO)
+    if has_waited:
+        driver.end("a", pause=pause())
+        driver.feed(ev.StepEnded("a", 1, 0, DONE, b"r"))
+    adopted = JournalEntry("step", "logged", b"", DONE, b"r")
+    said = driver.fail("a", "asked", rollback=WISH, is_durable=True, entries=[adopted])
+    (want,) = [x for x in said if isinstance(x, msg.WantRollback)]
+    done = [("step", "look", DONE)] * has_waited + [("step", "logged", DONE)]
+    assert want.turn == 1 and want.done == msg.encode_requests(done)
+
+
+def test_a_turn_learns_of_the_returns_that_its_plan_names_and_waits_for_nothing() -> None:
+    driver = Driver()
+    driver.receive_plan(2, rollbacks=(PAST,))
+    driver.load(2)
+    driver.end_all()
+    driver.remote_sends("z", "a", GO)
+    driver.end("a", pause=pause(waits=ASKING))
+    found = driver.turns["a"].found
+    assert found is not None and (found.kind, found.outcome) == (ROLLED_BACK, DONE)
+    assert read_rollbacks(found) == (PAST,)
+
+
+def test_the_answer_is_never_taken_from_a_log_and_what_stands_behind_another_answer_is_not_either() -> None:
+    """An earlier run learned of nothing, and logged a step behind that. This run learns of a return: it has another past."""
+    empty = JournalEntry(ROLLED_BACK, "", b"", DONE, encode_rollbacks(()))
+    first = JournalEntry("step", "first", b"", DONE, b"r")
+    behind = JournalEntry("step", "second", b"", DONE, b"r")
+    logged = [
+        LoggedEntry("a", 1, SEED, 0, b"", first),
+        LoggedEntry("a", 1, SEED, 1, rolled(b"", [first]), empty),
+        LoggedEntry("a", 1, SEED, 2, rolled(b"", [first, empty]), behind),
+    ]
+
+    async def asked(answer: JournalEntry) -> list[str]:
+        journal, waited = TurnJournal(SEED, None, logged[:1] + logged[2:]), []
+
+        async def handler() -> None:
+            await journal.wait("step", "first", b"")
+            await journal.wait(ROLLED_BACK, "", b"")
+            await journal.wait("step", "second", b"")
+
+        coroutine = handler()
+        found = None
+        try:
+            while True:
+                segment: Any = coroutine.send(found)
+                waited.append(segment.waits.name or segment.waits.kind)
+                found = answer if segment.waits.kind == ROLLED_BACK else behind
+        except StopIteration:
+            return waited
+
+    assert asyncio.run(asked(empty)) == [ROLLED_BACK], "both steps are taken from the log"
+    news = JournalEntry(ROLLED_BACK, "", b"", DONE, encode_rollbacks((PAST,)))
+    assert asyncio.run(asked(news)) == [ROLLED_BACK, "second"], "the first step was before the question"
 
 
 # ---- handlers -------------------------------------------------------------------------------------------------------
@@ -155,11 +237,15 @@ async def test_a_durable_turn_asks_in_its_middle() -> None:
     assert found.rollback is not None and found.is_durable and state == Steps()
 
 
-@pytest.mark.parametrize(("reason", "to"), [("", "last"), ("x" * 1001, "last"), ("why", ""), (7, "last"), ("why", 7)])
-async def test_what_is_no_wish_is_an_error_of_the_turn(reason: Any, to: Any) -> None:
+@pytest.mark.parametrize(
+    ("reason", "to", "at_most"),
+    [("", "last", 1), ("x" * 1001, "last", 1), ("why", "", 1), (7, "last", 1), ("why", 7, 1)]
+    + [("why", "turn", bad) for bad in (0, 17, True, "1")],
+)
+async def test_what_is_no_wish_is_an_error_of_the_turn(reason: Any, to: Any, at_most: Any) -> None:
     class Wrong(Walker):
         def wander(self, how: str, ctx: snapline.Context) -> None:
-            ctx.rollback(reason, to=to)
+            ctx.rollback(reason, to=to, at_most=at_most)
 
     found, _ = await fate(Wrong(Steps()), "at once")
     assert found.rollback is None and "ctx.rollback" in found.error

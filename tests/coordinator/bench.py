@@ -46,7 +46,10 @@ class BenchStore:
 
     def resolve(self, command: ev.ResolveSnapshot) -> ev.SnapshotResolved:
         found = self.bench.tags.get(command.snapshot, 0)
-        return ev.SnapshotResolved(command.snapshot, found, "" if found else f"no snapshot {command.snapshot}")
+        if command.turn:
+            found = next((x for x in command.epochs if self.bench.begun_turns[x] < command.turn), 0)
+        error = "" if found else f"no snapshot {command.snapshot}"
+        return ev.SnapshotResolved(command.snapshot, found, error, command.agent)
 
     def materialise(self, command: ev.MaterialiseLine) -> ev.LineMaterialised:
         raise NotImplementedError
@@ -121,6 +124,8 @@ class Bench(LeaderObserver):
         self.notes: list[ev.Note] = []
         self.damaged: dict[int, str] = {}
         self.tags: dict[str, int] = {}
+        self.begun_turns: dict[int, int] = {}
+        """Durable turns of the asking agent that have begun, by epoch."""
         self.emitted: dict[int, dict[str, int]] = {}
         """Epoch → what its agents have emitted in it. Where none has, the store says so as it publishes."""
         self._store = store or BenchStore(self)

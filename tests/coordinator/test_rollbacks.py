@@ -1,10 +1,13 @@
 """The leader core: agents that ask the fleet to go back (`ctx.rollback`). Their word may come twice, late, or to a leader that dies."""
 
+from typing import Any
+
 import pytest
 from tests.coordinator.bench import Bench
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import ROLLBACKS_KEPT
 from snapline.messages import host_messages as msg
 
 
@@ -17,9 +20,11 @@ def bench() -> Bench:
     return made
 
 
-def ask(bench: Bench, *, to: str = "last", reason: str = "astray", place: str = "f (a.py:1)", life: int = 0) -> None:
+def ask(
+    bench: Bench, *, to: str = "last", reason: str = "astray", place: str = "f (a.py:1)", life: int = 0, **more: Any
+) -> None:
     incarnation = life or bench.state.image.agents["a0"].incarnation
-    bench.say("h1", msg.WantRollback("a0", incarnation, to, reason, place))
+    bench.say("h1", msg.WantRollback("a0", incarnation, to, reason, place, **more))
 
 
 def restores(bench: Bench) -> list[tuple[str, int, str]]:
@@ -33,7 +38,7 @@ def refusals(bench: Bench, host: str = "h1") -> list[msg.RollbackRefused]:
 def wanted_by(bench: Bench) -> str:
     """The agent whose wish the leader pursues."""
     wanted = bench.core.parts.restores.wanted
-    return wanted.agent if wanted is not None else ""
+    return wanted.said.agent if wanted is not None and wanted.said is not None else ""
 
 
 def concerns(bench: Bench) -> list[str]:
@@ -143,3 +148,62 @@ def test_without_a_snapshot_there_is_nothing_to_go_back_to() -> None:
     bench.start_fleet("h1", "h2")
     ask(bench)
     assert "no snapshot is complete" in refusals(bench)[0].reason
+
+
+def past(bench: Bench) -> list[msg.PastRollback]:
+    """What the newest plan tells the hosts of returns."""
+    return list([x for x in bench.directives("h1") if isinstance(x, msg.Plan)][-1].rollbacks)
+
+
+def test_plans_say_which_returns_there_have_been_why_and_what_the_turn_had_done(bench: Bench) -> None:
+    done = msg.encode_requests([("step", "look", "done"), ("call", "b", "late")])
+    ask(bench, done=done)
+    bench.apply_plan("h1", "h2")
+    assert past(bench) == [msg.PastRollback(1, 3, "a0", "f (a.py:1)", "astray", done)]
+    assert past(bench)[0].requests == (("step", "look", "done"), ("call", "b", "late"))
+    bench.feed(ev.RestoreRequested(1, "t", 1, "back to 1"))
+    bench.apply_plan("h1", "h2")
+    bench.say("h2", msg.Leave("gone"))
+    bench.apply_plan("h1")
+    assert [(x.number, x.epoch, x.agent, x.reason) for x in past(bench)] == [
+        (1, 3, "a0", "astray"),
+        (2, 1, "", "back to 1"),
+    ], "and the loss of a host is none"
+
+
+def test_only_the_newest_returns_are_kept_and_their_numbers_go_on(bench: Bench) -> None:
+    for number in range(ROLLBACKS_KEPT + 2):
+        ask(bench, reason=f"reason {number}")
+        bench.apply_plan("h1", "h2")
+    assert [x.number for x in past(bench)] == list(range(3, ROLLBACKS_KEPT + 3))
+
+
+def test_whoever_may_go_back_twice_is_refused_the_third_time(bench: Bench) -> None:
+    for _ in range(3):
+        ask(bench, at_most=2)
+        bench.apply_plan("h1", "h2") if not refusals(bench) else None
+    assert len(restores(bench)) == 2 and "it has gone back 2 times" in refusals(bench)[0].reason
+
+
+@pytest.mark.parametrize(("turn", "epoch"), [(4, 3), (3, 2), (2, 1)])
+def test_before_the_turn_is_the_newest_snapshot_in_which_it_has_not_begun(bench: Bench, turn: int, epoch: int) -> None:
+    bench.begun_turns = {1: 1, 2: 2, 3: 3}
+    ask(bench, to="turn", turn=turn)
+    assert [line for _, line, _ in restores(bench)] == [epoch]
+
+
+def test_a_turn_that_has_begun_in_all_of_them_is_refused(bench: Bench) -> None:
+    bench.begun_turns = {1: 7, 2: 7, 3: 7}
+    ask(bench, to="turn", turn=7)
+    assert restores(bench) == [] and len(refusals(bench)) == 1
+
+
+def test_a_plain_turn_has_begun_in_no_snapshot(bench: Bench) -> None:
+    ask(bench, to="turn")
+    assert [line for _, line, _ in restores(bench)] == [3]
+
+
+def test_what_a_turn_had_done_is_cut_at_its_beginning() -> None:
+    many = [("step", f"{number:0500d}", "done") for number in range(64)]
+    kept = msg.PastRollback(1, 1, "a", "f", "why", msg.encode_requests(many)).requests
+    assert len(msg.encode_requests(many)) <= msg.REQUESTS_BYTES_MAX and kept == tuple(many[-len(kept) :]) and kept

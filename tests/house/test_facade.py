@@ -48,6 +48,7 @@ NAMES = {
         "OpenApproval",
         "Output",
         "OutputsReverted",
+        "PastRollback",
         "Effect",
     ),
     *("FleetStatus", "LocatedAgent", "AgentState", "DeadLetterResult"),

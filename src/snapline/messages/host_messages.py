@@ -3,6 +3,8 @@
 The codec maps structs and fields by name, so their names are the same as in `coordinator.proto`.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from snapline.protocols.names import GLOBAL
@@ -26,6 +28,47 @@ contains."""
 CAPTURE, STOP_WHEN = "capture", "stop_when"
 """Names of two special turns. The first captures an agent's state. The second evaluates the fleet's `stop_when` predicate, and belongs to
 no agent."""
+
+
+REQUESTS_BYTES_MAX = 8 * 1024
+"""Largest encoded size of what a turn had requested before it asked for a rollback."""
+
+_requests_encoder = msgspec.msgpack.Encoder()
+_requests_decoder = msgspec.msgpack.Decoder(tuple[tuple[str, str, str], ...])
+
+
+def encode_requests(requests: Sequence[tuple[str, str, str]]) -> bytes:
+    """Encode kind, name and outcome of requests, oldest first. If they take more than 8 KiB, the oldest are left out."""
+    kept = list(requests)
+    while len(encoded := _requests_encoder.encode(kept)) > REQUESTS_BYTES_MAX:
+        del kept[: 1 + len(kept) // 8]
+    return encoded if kept else b""
+
+
+class PastRollback(msgspec.Struct, frozen=True, gc=False):
+    """A return of the whole fleet to an earlier snapshot (`Context.rolled_back`).
+
+    Attributes:
+        number: number of the return among the fleet's, starting at 1.
+        epoch: epoch of the snapshot.
+        agent, place: the agent that called `ctx.rollback`, and the function and line of the call. Both are "" if an operator restored the
+            fleet.
+        reason: the reason that the agent or the operator gave.
+        done: `requests` in encoded form.
+    """
+
+    number: int
+    epoch: int
+    agent: str
+    place: str
+    reason: str
+    done: bytes = b""
+
+    @property
+    def requests(self) -> tuple[tuple[str, str, str], ...]:
+        """Return what the agent's turn had requested before it asked for the rollback: kind, name and outcome, oldest first. Plain turns
+        have no requests. Of many requests, only the newest are kept."""
+        return _requests_decoder.decode(self.done) if self.done else ()
 
 
 class TurnDeath(msgspec.Struct, frozen=True, gc=False):
@@ -297,14 +340,24 @@ class AgentFailed(HostMessage, frozen=True, gc=False):
 
 
 class WantRollback(HostMessage, frozen=True, gc=False):
-    """Report that a turn has requested a rollback of the fleet to a snapshot: "last", a tag or an epoch number. The agent waits for the
-    rollback. `place` is the function and line in the agent's code that made the request."""
+    """Report that a turn has requested a rollback of the fleet to a snapshot: "last", "turn", a tag or an epoch number. The agent waits
+    for the rollback.
+
+    Attributes:
+        place: function and line in the agent's code that made the request.
+        done: what the turn had requested, encoded by `encode_requests`.
+        turn: number of the turn among the agent's durable turns, or 0 if it is a plain turn.
+        at_most: number of rollbacks for this reason from this place, above which an operator must decide.
+    """
 
     agent: str
     incarnation: int
     snapshot: str
     reason: str
     place: str
+    done: bytes = b""
+    turn: int = 0
+    at_most: int = 1
 
 
 class TurnSurvived(HostMessage, frozen=True, gc=False):
@@ -460,6 +513,8 @@ class Plan(Directive, frozen=True, gc=False):
 
     With local recovery, `sources` contains the hosts that had the agents which start again. Of the logs of the plan `sources_since` and later
     plans, only those of these hosts contain anything of these agents. If `sources_since` is 0, all logs may.
+
+    `rollbacks` are the newest returns of the fleet to earlier snapshots, oldest first.
     """
 
     number: int
@@ -474,6 +529,7 @@ class Plan(Directive, frozen=True, gc=False):
     era: int = 0
     sources: tuple[str, ...] = ()
     sources_since: int = 0
+    rollbacks: tuple[PastRollback, ...] = ()
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):

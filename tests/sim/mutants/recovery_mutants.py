@@ -6,17 +6,21 @@
 - The mutants of dead letters affect dead letters and operator commands.
 """
 
+from typing import Any
+
 import msgspec
 from msgspec.structs import replace
 from tests.sim.mutants.registry import Mutant, crash_at, template
 
-from snapline.agent_runtime.host import dead_letters
+from snapline.agent_runtime import durable
+from snapline.agent_runtime.host import dead_letters, host_log, turns
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.failures import HostRollbacks
 from snapline.agent_runtime.host.host_inputs import Inputs
 from snapline.agent_runtime.host.host_state import LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes.logged import LoggedMode
+from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.coordinator.leader.epochs.open_epochs import Collecting, Deciding, OpenEpoch, StoringManifest
 from snapline.coordinator.leader.events import ManifestWritten, PublishEpoch, ScanCheckpoints, StoredCheckpoint
@@ -188,8 +192,8 @@ def continues_after_rollback_request() -> list[Patch]:
     """Let an agent that has requested a rollback continue to run turns."""
     original = HostRollbacks.want
 
-    def want(self: HostRollbacks, agent: LocalAgent, request: RollbackRequest) -> None:
-        original(self, agent, request)
+    def want(self: HostRollbacks, agent: LocalAgent, request: RollbackRequest, *turn: Any) -> None:
+        original(self, agent, request, *turn)
         agent.retry_ns = None
 
     return [(HostRollbacks, "want", want)]
@@ -197,7 +201,7 @@ def continues_after_rollback_request() -> list[Patch]:
 
 def every_rollback_granted() -> list[Patch]:
     """Grant every rollback request, even if the same rollback was requested before for the same reason."""
-    return [(FleetView, "refusal_of_rollback", lambda self, agent, reason: "")]
+    return [(FleetView, "refusal_of_rollback", lambda self, agent, reason, at_most: "")]
 
 
 def rollback_request_not_repeated() -> list[Patch]:
@@ -207,6 +211,25 @@ def rollback_request_not_repeated() -> list[Patch]:
         """Do nothing, instead of repeating rollback requests."""
 
     return [(HostRollbacks, "welcomed", welcomed)]
+
+
+def rollbacks_adopted_from_log() -> list[Patch]:
+    """Log what turns have learned of rollbacks, and let turns that run again after a rollback take it from there."""
+    return [(host_log, "LOGGED_KINDS", (*durable.LOGGED_KINDS, durable.ROLLED_BACK))]
+
+
+def rollbacks_in_seeds() -> list[Patch]:
+    """Derive the seeds of turns from the number of rollbacks too, so that no turn finds its logged steps after a rollback."""
+    original_plan, original_seed, known = HostPlans.on_plan_received, durable.turn_seed, [0]
+
+    def on_plan_received(self: HostPlans, event: ev.PlanReceived) -> None:
+        known[0] = event.rollbacks[-1].number if event.rollbacks else 0
+        original_plan(self, event)
+
+    def seed(cluster: str, *rest: Any, **named: Any) -> bytes:
+        return original_seed(f"{cluster}{known[0] or ''}", *rest, **named)
+
+    return [(HostPlans, "on_plan_received", on_plan_received), (turns, "turn_seed", seed)]
 
 
 LEADERS_DIE = [
@@ -235,6 +258,20 @@ ROLLBACK_MUTANTS = {
         scenario=template(fleet=ASKING),
         oracle="rollback",
         seed=8,
+    ),
+    "rollbacks-from-the-log": Mutant(
+        text="after a rollback, a turn that asks again learns what its abandoned run had learned",
+        patches=rollbacks_adopted_from_log,
+        scenario=template(fleet=ASKING),
+        oracle="rollback",
+        seed=0,
+    ),
+    "rollbacks-in-seeds": Mutant(
+        text="after a rollback, turns run their logged steps again",
+        patches=rollbacks_in_seeds,
+        scenario=template(fleet=ASKING),
+        oracle="steps",
+        seed=0,
     ),
     "rollback-said-once": Mutant(
         text="a new leader does not hear which agents have asked that the fleet goes back",

@@ -454,18 +454,24 @@ class AgentFailed(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class WantRollback(_message.Message):
-    __slots__ = ("agent", "incarnation", "snapshot", "reason", "place")
+    __slots__ = ("agent", "incarnation", "snapshot", "reason", "place", "done", "turn", "at_most")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    AT_MOST_FIELD_NUMBER: _ClassVar[int]
     agent: str
     incarnation: int
     snapshot: str
     reason: str
     place: str
-    def __init__(self, agent: _Optional[str] = ..., incarnation: _Optional[int] = ..., snapshot: _Optional[str] = ..., reason: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
+    done: bytes
+    turn: int
+    at_most: int
+    def __init__(self, agent: _Optional[str] = ..., incarnation: _Optional[int] = ..., snapshot: _Optional[str] = ..., reason: _Optional[str] = ..., place: _Optional[str] = ..., done: _Optional[bytes] = ..., turn: _Optional[int] = ..., at_most: _Optional[int] = ...) -> None: ...
 
 class StopEvaluated(_message.Message):
     __slots__ = ("epoch", "reached", "error", "open_effects")
@@ -702,7 +708,7 @@ class PlacedAgent(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[int] = ..., incarnation: _Optional[int] = ..., is_unborn: bool = ..., ordinal: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents", "logs", "drop_before", "deaths", "era", "sources", "sources_since")
+    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents", "logs", "drop_before", "deaths", "era", "sources", "sources_since", "rollbacks")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LINE_ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -715,6 +721,7 @@ class Plan(_message.Message):
     ERA_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     SOURCES_SINCE_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     number: int
     line_epoch: int
     line_root: str
@@ -727,7 +734,24 @@ class Plan(_message.Message):
     era: int
     sources: _containers.RepeatedScalarFieldContainer[str]
     sources_since: int
-    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ..., drop_before: _Optional[int] = ..., deaths: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ..., era: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., sources_since: _Optional[int] = ...) -> None: ...
+    rollbacks: _containers.RepeatedCompositeFieldContainer[PastRollback]
+    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ..., drop_before: _Optional[int] = ..., deaths: _Optional[_Iterable[_Union[TurnDeath, _Mapping]]] = ..., era: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., sources_since: _Optional[int] = ..., rollbacks: _Optional[_Iterable[_Union[PastRollback, _Mapping]]] = ...) -> None: ...
+
+class PastRollback(_message.Message):
+    __slots__ = ("number", "epoch", "agent", "place", "reason", "done")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    epoch: int
+    agent: str
+    place: str
+    reason: str
+    done: bytes
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., agent: _Optional[str] = ..., place: _Optional[str] = ..., reason: _Optional[str] = ..., done: _Optional[bytes] = ...) -> None: ...
 
 class HostLog(_message.Message):
     __slots__ = ("plan", "host", "host_start", "newest")

@@ -243,7 +243,7 @@ class CommitPlan(_message.Message):
     def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., is_even: bool = ..., is_move: bool = ..., weights: _Optional[_Iterable[int]] = ..., restarted: _Optional[_Iterable[str]] = ..., placed: _Optional[_Mapping[str, str]] = ..., frozen: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Restore(_message.Message):
-    __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "request", "drop_inputs", "agent", "place")
+    __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost", "request", "drop_inputs", "agent", "place", "asked", "done", "at_most")
     EXPECTED_PLAN_FIELD_NUMBER: _ClassVar[int]
     LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +254,9 @@ class Restore(_message.Message):
     DROP_INPUTS_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    AT_MOST_FIELD_NUMBER: _ClassVar[int]
     expected_plan: int
     line_epoch: int
     hosts: _containers.RepeatedScalarFieldContainer[str]
@@ -264,7 +267,10 @@ class Restore(_message.Message):
     drop_inputs: bool
     agent: str
     place: str
-    def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., request: _Optional[str] = ..., drop_inputs: bool = ..., agent: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
+    asked: str
+    done: bytes
+    at_most: int
+    def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., request: _Optional[str] = ..., drop_inputs: bool = ..., agent: _Optional[str] = ..., place: _Optional[str] = ..., asked: _Optional[str] = ..., done: _Optional[bytes] = ..., at_most: _Optional[int] = ...) -> None: ...
 
 class ConfirmPlan(_message.Message):
     __slots__ = ("plan", "host", "host_start")
