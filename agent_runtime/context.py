@@ -481,7 +481,7 @@ class Context:
         coroutines = [cast(groups.Member, member) for member in members]
         entries: list[JournalEntry] = []
         try:
-            requests = groups.requested(journal, coroutines)
+            requests = groups.requested(journal, coroutines, ends_at)
             if requests:
                 entries = await journal.wait_for_group(requests, ends_at)
                 if journal.has_left:
@@ -560,9 +560,9 @@ class Context:
         also compensated, because they may have been performed nevertheless. The compensations run even if the host crashes at any point. If
         a compensation fails, a note with its name is added to the error.
         """
-        self._durable("ctx.saga")
+        journal = self._durable("ctx.saga")
         name = plain_name("a saga", name)
-        return Saga(name, self._sagas, functools.partial(self.undo_effect, saga=name))
+        return Saga(name, journal, self._sagas, functools.partial(self.undo_effect, saga=name))
 
     @awaited
     async def call(

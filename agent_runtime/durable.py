@@ -264,11 +264,11 @@ class EffectWork(msgspec.Struct, frozen=True):
 
 class MemberRequest(msgspec.Struct, frozen=True):
     """A request that a handler makes as a member of a group (`Context.gather`), and whose coroutine yields it to the group. `work` is the
-    step to run, or None if the request is of another kind."""
+    step or effect to run, or None if the request is of another kind."""
 
     request: JournalEntry
     timeout_ns: int | None
-    work: StepWork | None
+    work: StepWork | EffectWork | None
 
 
 GROUP_MAX = 64
@@ -287,7 +287,7 @@ class SegmentEnd(msgspec.Struct, frozen=True):
             on.
         members, timeouts_ns: requests of a group, some of which may have results already, and their `timeout_ns`. Both are empty if the
             handler waits for a single request.
-        works: the steps of the group that must run, by their places in the journal.
+        works: the steps and effects of the group that must run, by their places in the journal.
         ends_at: when the group ends.
     """
 
@@ -298,16 +298,16 @@ class SegmentEnd(msgspec.Struct, frozen=True):
     is_repeated: bool
     members: list[JournalEntry] = []
     timeouts_ns: list[int | None] = []
-    works: dict[int, StepWork] = {}
+    works: dict[int, StepWork | EffectWork] = {}
     ends_at: GroupEnd = "all"
 
-    def pause(self, seed: bytes) -> "Pause":
-        """Convert this segment end to a `Pause` for the core. `seed` is the turn's seed."""
-        if isinstance(self.work, EffectWork):
-            return Pause(seed, self.waits, self.timeout_ns, self.entries, True, self.work.intent)
-        is_logged = bool(self.members) or (self.work is not None and self.work.is_logged)
+    def pause(self, seed: bytes, place: int) -> "Pause":
+        """Convert this segment end to a `Pause` for the core. `seed` is the turn's seed, and `place` that of a single request."""
+        works = self.works or ({place: self.work} if self.work is not None else {})
+        intents = {each: work.intent for each, work in works.items() if isinstance(work, EffectWork)}
+        is_logged = bool(self.members or intents) or (isinstance(self.work, StepWork) and self.work.is_logged)
         return Pause(
-            *(seed, self.waits, self.timeout_ns, self.entries, is_logged, None),
+            *(seed, self.waits, self.timeout_ns, self.entries, is_logged, intents),
             *(self.members, self.timeouts_ns, self.ends_at),
         )
 
@@ -318,7 +318,7 @@ class Pause(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         waits, timeout_ns, entries, members, timeouts_ns, ends_at: same as in `SegmentEnd`.
         is_logged: whether the turn continues only when the host log contains the result.
-        intent: description of the effect that the turn waits for, or None if the turn waits for something else.
+        intents: descriptions of the effects that the turn waits for, by their places in the journal.
     """
 
     seed: bytes
@@ -326,7 +326,7 @@ class Pause(msgspec.Struct, frozen=True, gc=False):
     timeout_ns: int | None
     entries: list[JournalEntry]
     is_logged: bool = False
-    intent: EffectIntent | None = None
+    intents: dict[int, EffectIntent] = {}
     members: list[JournalEntry] = []
     timeouts_ns: list[int | None] = []
     ends_at: GroupEnd = "all"
@@ -414,7 +414,7 @@ class TurnJournal:
     def effect_id(self, digest: bytes) -> bytes:
         """Return the id for the next effect. `digest` covers the effect's name and arguments, because with a different history, the turn
         may request a different effect at this place."""
-        return call_id(self.seed, self._place, digest)
+        return call_id(self.seed, self._place + (self.grouped or 0), digest)
 
     async def wait(
         self,
@@ -430,8 +430,6 @@ class TurnJournal:
         end the segment and wait. `details` are those of an approval, which its open entry contains."""
         request = JournalEntry(kind, name, digest, "", details)
         if self.grouped is not None:
-            if isinstance(work, EffectWork):
-                raise UsageError("a group takes no effects: await them before or behind the group")
             member: JournalEntry = await _suspend(MemberRequest(request, timeout_ns, work))
             return member
         place = self._place
@@ -549,6 +547,11 @@ class TurnJournal:
             )
             self.divergence = self.divergence or DivergenceError(message)
             raise self.divergence from error
+
+    @property
+    def place(self) -> int:
+        """Place of the newest request in the journal."""
+        return self._place - 1
 
     @property
     def entries(self) -> list[JournalEntry]:

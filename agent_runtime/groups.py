@@ -8,11 +8,11 @@ has an entry in the journal continues with it.
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from snapline.agent_runtime.durable import GROUP_MAX, LOST, GroupEnd, MemberRequest, TurnJournal
+from snapline.agent_runtime.durable import GROUP_MAX, LOST, EffectWork, GroupEnd, MemberRequest, TurnJournal
 from snapline.errors import UsageError
 from snapline.storage.packs.checkpoint import JournalEntry
 
-GROUP_TAKES = "a group takes ctx.step(…), ctx.call(…), ctx.receive(…), ctx.approval(…) and ctx.sleep(…)"
+GROUP_TAKES = "a group takes ctx.step(…), ctx.effect(…), ctx.call(…), ctx.receive(…), ctx.approval(…) and ctx.sleep(…)"
 
 Member = Coroutine[Any, Any, Any]
 
@@ -90,11 +90,12 @@ def end_on_error(method: str, on_error: object) -> GroupEnd:
     return "all" if on_error == "wait" else "failure"
 
 
-def requested(journal: TurnJournal, members: Sequence[Member]) -> list[MemberRequest]:
+def requested(journal: TurnJournal, members: Sequence[Member], ends_at: GroupEnd) -> list[MemberRequest]:
     """Begin the members of a group, and return what they request.
 
     Raises:
-        UsageError: If a member is no request, or there are too many, or two receive messages of the same type.
+        UsageError: If a member is no request, or there are too many, or two receive messages of the same type or are effects with the same
+            key, or an effect is in a group that may end before it.
     """
     if journal.grouped is not None:
         raise UsageError(f"a group has no groups in it: {GROUP_TAKES}")
@@ -110,6 +111,14 @@ def requested(journal: TurnJournal, members: Sequence[Member]) -> list[MemberReq
     received = [each.request.name for each in requests if each.request.kind == "receive"]
     if len(received) > len(set(received)):
         raise UsageError("a group takes one ctx.receive of each type of message")
+    keys = [each.work.intent.key for each in requests if isinstance(each.work, EffectWork)]
+    if keys and ends_at != "all":
+        raise UsageError(
+            'effects cannot be cancelled, so ctx.race and on_error="cancel" take none: use ctx.gather, or await them alone'
+        )
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UsageError(f"two effects of a group have the key {key!r}: give each a key of its own, or ask once")
     return requests
 
 

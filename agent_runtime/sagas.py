@@ -296,8 +296,15 @@ class Saga:
     `undo` runs the compensation of one effect. If an outer block fails, the effects of its completed inner blocks are undone too.
     """
 
-    def __init__(self, name: str, open_sagas: "list[Saga]", undo: Callable[[MadeEffect], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        journal: TurnJournal,
+        open_sagas: "list[Saga]",
+        undo: Callable[[MadeEffect], Awaitable[None]],
+    ) -> None:
         self.name = name
+        self._journal = journal
         self._open = open_sagas
         self._undo = undo
         self._made: list[MadeEffect] = []
@@ -309,6 +316,8 @@ class Saga:
     async def __aenter__(self) -> Self:
         if self in self._open:
             raise UsageError(f"saga {self.name!r} is open already: make one for each block with ctx.saga")
+        if self._journal.grouped is not None:
+            raise UsageError("a member of a group has no saga in it: open the saga around the group")
         self._made = []  # an earlier use has completed, so its effects are not undone
         self._open.append(self)
         return self

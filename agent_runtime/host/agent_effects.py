@@ -4,6 +4,8 @@ An explicit key identifies an effect within its agent. If a request has the same
 outcome, and the effect is not performed again.
 """
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent
@@ -40,6 +42,40 @@ TIME_UNKNOWN = 0
 """End time of an effect whose end is known only from a host log. Such an effect is forgotten only when there is no room."""
 
 _NO_EFFECTS = SavedEffects()
+_NO_GROUP: Mapping[int, OpenEffect] = {}
+
+
+class AwaitedEffect:
+    """An effect that the agent's turn waits for.
+
+    Attributes:
+        opened: the effect as checkpoints contain it.
+        is_in_doubt: whether the effect may have been called before. The effect may come from a checkpoint, so that an earlier
+            incarnation may have called it (unless a mark in the log is required before a call). Alternatively, an earlier call with the
+            same key may have failed or may belong to a discarded history.
+        is_ready: whether the handler has reached the effect, so that it may be called as soon as its intent is released.
+        is_called: whether this incarnation is currently calling the effect, or is logging its mark.
+        needs_people: whether an operator must report the outcome of the effect. Until the operator has reported the outcome, the
+            effect is not called.
+    """
+
+    __slots__ = ("is_called", "is_in_doubt", "is_ready", "needs_people", "opened")
+
+    def __init__(self, opened: OpenEffect, *, is_in_doubt: bool) -> None:
+        self.opened = opened
+        self.is_in_doubt = is_in_doubt
+        self.is_ready = self.is_called = self.needs_people = False
+
+    def begun(self) -> None:
+        """Record that the effect may have been called, because the host log now contains its mark."""
+        self.opened = msgspec.structs.replace(self.opened, is_begun=True)
+
+    def not_done(self, number: int) -> None:
+        """Record that an operator has resolved the effect as not done. The effect may be called again when the agent's output `number`,
+        which contains the resolution, has been released. A later incarnation can therefore not use the resolution again without knowing of
+        the later call."""
+        self.opened = msgspec.structs.replace(self.opened, number=number, is_begun=False, is_repeated=False)
+        self.is_in_doubt, self.is_ready, self.needs_people = False, True, False
 
 
 class AgentEffects:
@@ -47,31 +83,43 @@ class AgentEffects:
 
     Attributes:
         keys: ended effects by key, oldest first.
-        made: effects of the agent's current turn, oldest first.
-        open: effect that the turn waits for, or None.
-        is_in_doubt: whether the open effect may have been called before. The effect may come from a checkpoint, so that an earlier
-            incarnation may have called it (unless a mark in the log is required before a call). Alternatively, an earlier call with the
-            same key may have failed or may belong to a discarded history.
-        is_ready: whether the handler has reached the open effect, so that it may be called as soon as its intent is released.
-        is_called: whether this incarnation is currently calling the open effect, or is logging its mark.
-        needs_people: whether an operator must report the outcome of the open effect. Until the operator has reported the outcome, the
-            effect is not called.
+        made: effects of the agent's current turn. Those of a group are in the order of their places, and all others in the order in which
+            they ended.
+        open: effects that the turn waits for, by their places in the turn's journal, in ascending order: one, or those of a group.
     """
 
-    __slots__ = ("is_called", "is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
+    __slots__ = ("keys", "made", "open")
 
-    def __init__(self, saved: SavedEffects = _NO_EFFECTS) -> None:
+    def __init__(
+        self, saved: SavedEffects = _NO_EFFECTS, place: int = 0, group: Mapping[int, OpenEffect] = _NO_GROUP
+    ) -> None:
+        """Load the effects that a checkpoint contains: `saved`, whose open effect has this `place`, or the open effects of a `group`."""
         self.keys = {known.key: known for known in saved.keys}
         self.made = list(saved.made)
-        self.open: OpenEffect | None = saved.open
-        self.is_in_doubt = saved.open is not None
-        self.is_ready = self.is_called = self.needs_people = False
+        opened = {place: saved.open} if saved.open is not None else group
+        self.open = {each: AwaitedEffect(opened[each], is_in_doubt=True) for each in sorted(opened)}
 
-    def saved(self) -> SavedEffects | None:
-        """Return the effects to be saved in a checkpoint, or None if there are none."""
-        if not self.keys and not self.made and self.open is None:
+    def saved(self, *, is_grouped: bool) -> SavedEffects | None:
+        """Return the effects to be saved in a checkpoint, or None if there are none. Open effects of a group are saved apart."""
+        single = next((each.opened for each in self.open.values()), None) if not is_grouped else None
+        if not self.keys and not self.made and single is None:
             return None
-        return SavedEffects(list(self.keys.values()), list(self.made), self.open)
+        return SavedEffects(list(self.keys.values()), list(self.made), single)
+
+    def find_open(self, key: str, generation: int) -> AwaitedEffect | None:
+        """Return the open effect with this key and generation, or None."""
+        found = (x for x in self.open.values() if (x.opened.key, x.opened.generation) == (key, generation))
+        return next(found, None)
+
+    def in_doubt(self) -> AwaitedEffect | None:
+        """Return an open effect that needs people, or else one that is in doubt, or None."""
+        doubtful = [each for each in self.open.values() if each.is_in_doubt]
+        return next((each for each in doubtful if each.needs_people), doubtful[0] if doubtful else None)
+
+    @property
+    def is_called(self) -> bool:
+        """Return whether this incarnation is calling an open effect, or is logging its mark."""
+        return any(each.is_called for each in self.open.values())
 
     # ---- keys -----------------------------------------------------------------------------------------------------
 
@@ -125,15 +173,15 @@ class AgentEffects:
         """Add an effect as the newest effect of the turn. Effects are undone in the reverse order of the turn's requests."""
         self.made = [*[other for other in self.made if other.key != made.key], made]
 
-    def begin(self, intent: EffectIntent, digest: bytes, number: int, name: str) -> OpenEffect:
+    def begin(self, place: int, intent: EffectIntent, digest: bytes, number: int, name: str) -> OpenEffect:
         """Open a new effect, which the turn then waits for. `number` is the number of the agent's output that contains the effect's
         intent."""
         key, generation = self.identity(intent)
         undoes, undone = (intent.key, self._undone_by(intent)) if intent.is_undo else ("", 0)
         knows_no_keys, known = intent.has_probe or not intent.is_repeatable, self.keys.get(key)
         was_called = known is not None and (known.generation, known.outcome) == (generation, FAILED)
-        self.is_in_doubt = knows_no_keys and was_called
-        self.open = OpenEffect(
+        is_in_doubt = knows_no_keys and was_called
+        opened = OpenEffect(
             key,
             generation,
             digest,
@@ -145,29 +193,22 @@ class AgentEffects:
             undoes,
             undone,
             is_marked=knows_no_keys,
-            is_repeated=self.is_in_doubt,
+            is_repeated=is_in_doubt,
             timeout_s=intent.timeout_s,
         )
-        return self.open
+        self.open[place] = AwaitedEffect(opened, is_in_doubt=is_in_doubt)
+        return opened
 
-    def begun(self) -> None:
-        """Record that the open effect may have been called, because the host log now contains its mark."""
-        assert self.open is not None
-        self.open = msgspec.structs.replace(self.open, is_begun=True)
-
-    def late_s(self) -> float:
-        """Return for how many seconds a failed call of the effect that the open compensation undoes may still run, or 0 if there is
-        none."""
-        assert self.open is not None
-        known = self.keys.get(self.open.undoes)
-        is_it = known is not None and known.generation == self.open.undoes_generation and known.outcome == FAILED
+    def late_s(self, undoing: OpenEffect) -> float:
+        """Return for how many seconds a failed call of the effect that this compensation undoes may still run, or 0 if there is none."""
+        known = self.keys.get(undoing.undoes)
+        is_it = known is not None and known.generation == undoing.undoes_generation and known.outcome == FAILED
         return known.late_s if known is not None and is_it else 0.0
 
-    def end(self, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:
-        """Record the end of the open effect. If the effect failed, `late_s` is the time in seconds for which its last call may still
+    def end(self, place: int, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:
+        """Record the end of an open effect. If the effect failed, `late_s` is the time in seconds for which its last call may still
         run."""
-        opened = self.open
-        assert opened is not None
+        opened = self.open.pop(place).opened
         outcome, kept = (DONE, result) if is_done else (FAILED, b"")
         known = KnownEffect(opened.key, opened.generation, opened.digest, outcome, kept, opened.arguments, ended_ns)
         if not is_done:
@@ -182,8 +223,14 @@ class AgentEffects:
             self._add_made(effect)
         elif is_done:
             self._undone(opened)
-        self.drop_open_effect()
         self._forget(ended_ns)
+
+    def group_ended(self, identities: Sequence[str]) -> None:
+        """Put the effects of a group that has ended into the order of their places, in which compensations run backwards. `identities` are
+        key and generation of each effect, in that order."""
+        of_group = {f"{effect.key}#{effect.generation}": effect for effect in self.made}
+        last = [of_group[identity] for identity in identities if identity in of_group]
+        self.made = [*[effect for effect in self.made if effect not in last], *last]
 
     def record(self, intent: EffectIntent, digest: bytes, result: bytes) -> None:
         """Remember an effect that another fleet has performed. A generated key belongs to its turn, and is not remembered."""
@@ -204,7 +251,7 @@ class AgentEffects:
         """Record a compensation that an earlier incarnation performed and that was found in a host log. Unless the open effect is this
         compensation, the fleet was rolled back to a time before the compensation. The effect no longer exists outside the fleet, so a new
         request with its key is a new effect."""
-        if self.open is not None and (self.open.undoes, self.open.undoes_generation) == (key, generation):
+        if any((x.opened.undoes, x.opened.undoes_generation) == (key, generation) for x in self.open.values()):
             return
         self.made = [effect for effect in self.made if (effect.key, effect.generation) != (key, generation)]
         known = self.keys.get(key)
@@ -221,7 +268,7 @@ class AgentEffects:
         if not key or key.endswith(UNDO):
             return
         generation, known = int(text), self.keys.get(key)
-        if self.open is not None and (self.open.key, self.open.generation) == (key, generation):
+        if self.find_open(key, generation) is not None:
             return
         is_done = entry.outcome == DONE
         if known is not None and known.generation >= generation:
@@ -239,28 +286,16 @@ class AgentEffects:
         known = self.keys.get(intent.key)
         return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
 
-    def resumes_undone_effect(self) -> bool:
+    def resumes_undone_effect(self, place: int) -> bool:
         """Return whether the open effect was done and then undone in a discarded history. If the result is True, the current history has
         not requested the effect again yet."""
-        known = self.keys.get(self.open.key) if self.open is not None else None
-        if self.open is None or known is None:
+        opened = self.open[place].opened
+        known = self.keys.get(opened.key)
+        if known is None:
             return False
-        is_it = known.generation == self.open.generation and known.outcome == COMPENSATED
+        is_it = known.generation == opened.generation and known.outcome == COMPENSATED
         # a later generation exists only if the earlier generation was undone
-        return is_it or known.generation > self.open.generation
-
-    def drop_open_effect(self) -> None:
-        """Forget the open effect, because it has ended or will not be called."""
-        self.open, self.is_in_doubt, self.is_ready, self.needs_people = None, False, False, False
-        self.is_called = False
-
-    def not_done(self, number: int) -> None:
-        """Record that an operator has resolved the open effect as not done. The effect may be called again when the agent's output
-        `number`, which contains the resolution, has been released. A later incarnation can therefore not use the resolution again without
-        knowing of the later call."""
-        assert self.open is not None
-        self.open = msgspec.structs.replace(self.open, number=number, is_begun=False, is_repeated=False)
-        self.is_in_doubt, self.is_ready, self.needs_people = False, True, False
+        return is_it or known.generation > opened.generation
 
     def _forget(self, newest_ns: int) -> None:
         """Forget the oldest effects above the limits. Effects are forgotten in their order and not by time, so that a replay forgets the

@@ -46,10 +46,11 @@ def _standing(agent: LocalAgent, turn: DurableTurn, now_ns: int) -> StandingAgen
     effects, elapsed_ns = agent.effects, max(0, now_ns - turn.since_ns)
     if turn.problem:
         return StandingAgent(agent.id, "turn", turn.problem[:REASON_CHARACTERS_MAX], elapsed_ns)
-    if effects is None or effects.open is None or not turn.is_live or not effects.is_in_doubt:
+    effect = effects.in_doubt() if effects is not None else None
+    if effect is None or not turn.is_live:
         return None
-    description = f"effect {effects.open.name!r}, key {effects.open.key!r}"[:REASON_CHARACTERS_MAX]
-    if effects.needs_people:
+    description = f"effect {effect.opened.name!r}, key {effect.opened.key!r}"[:REASON_CHARACTERS_MAX]
+    if effect.needs_people:
         reason = f"{description}: it may have been done, and only people can say"
         return StandingAgent(agent.id, "in_doubt", reason, elapsed_ns)
     if elapsed_ns >= CALLED_NS:

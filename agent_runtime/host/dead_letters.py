@@ -16,12 +16,10 @@ not repeated.
 later do not run a turn. The senders of late resolutions are informed that the resolutions came too late.
 """
 
-from itertools import islice
-
 from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.effect_ledger import undo_payload
 from snapline.agent_runtime.host.agent_effects import COMPENSATED
-from snapline.agent_runtime.host.entries import CommandEntry
+from snapline.agent_runtime.host.entries import CommandEntry, Entry
 from snapline.agent_runtime.host.host_events import TurnKind
 from snapline.agent_runtime.host.host_state import DEAD_LETTERS_KEPT, LocalAgent
 from snapline.messages import client_requests
@@ -54,8 +52,8 @@ _FINISHED = b""
 def refusal_of_effect_request(agent: LocalAgent, request: EffectRetry) -> str:
     """Return the reason why the command is refused, or "" if the command is accepted."""
     description = f"effect {_shown(request)} of agent {agent.id!r}"
-    known, opened = _known(agent, request), agent.effects.open if agent.effects is not None else None
-    if opened is not None and (opened.key, opened.generation) == (request.key, request.generation):
+    known = _known(agent, request)
+    if agent.effects is not None and agent.effects.find_open(request.key, request.generation) is not None:
         return f"{description} has not ended: see `snapline agent describe {agent.id}`"
     if known is None:
         return f"{description} is not known to it, or not any more: see `snapline effect list --agent {agent.id}`"
@@ -268,32 +266,28 @@ def _take_out(agent: LocalAgent, place: int) -> None:
     del agent.dead_letters[place], agent.dead_letter_numbers[place]
 
 
-def find_resolution(agent: LocalAgent, seen: int) -> int | None:
-    """Find an operator's resolution of the effect that the agent waits for. Return the index of the resolution in the mailbox, or None if
-    there is no resolution. The first `seen` entries of the mailbox have already been checked."""
-    effects = agent.effects
-    if effects is None or effects.open is None or not effects.needs_people:
-        return None
-    fresh = list(islice(reversed(agent.mailbox), len(agent.mailbox) - seen))
-    for place, entry in enumerate(reversed(fresh), seen):
-        is_resolution = isinstance(entry, CommandEntry) and is_effect_resolution(entry.payload)
-        if is_resolution and _is_about(read_effect_resolution(entry.payload), effects.open):
-            return place
-    return None
+def is_resolution_of(agent: LocalAgent, place: int, entry: Entry) -> bool:
+    """Return whether the mailbox entry is an operator's resolution of the effect that the agent's turn awaits at this place."""
+    effect = agent.effects.open.get(place) if agent.effects is not None else None
+    if effect is None or not effect.needs_people:
+        return False
+    is_resolution = isinstance(entry, CommandEntry) and is_effect_resolution(entry.payload)
+    return is_resolution and _is_about(read_effect_resolution(entry.payload), effect.opened)
 
 
 def refusal_of_resolution(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
     """Return the refusal of a resolution that the agent does not accept, or does not accept yet. Return None if the agent accepts the
     resolution."""
     command, effects, turn = read_effect_resolution(payload), agent.effects, agent.turn
-    if turn is None or effects is None or effects.open is None or not _is_about(command, effects.open):
+    effect = effects.find_open(command.key, command.generation) if effects is not None else None
+    if turn is None or effect is None or not _is_about(command, effect.opened):
         return InputOutcome(
             REFUSED,
             reason=f"agent {agent.id!r} does not stand at effect {command.key!r} any more: see `snapline agent describe {agent.id}`",
         )
-    if effects.needs_people:
+    if effect.needs_people:
         return None
-    if effects.is_in_doubt and not turn.is_live and not turn.problem:
+    if effect.is_in_doubt and not turn.is_live and not turn.problem:
         return InputOutcome(client_requests.RETRY, reason=f"agent {agent.id} runs again up to effect {command.key!r}")
     return InputOutcome(
         REFUSED,

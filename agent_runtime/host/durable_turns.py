@@ -20,7 +20,7 @@ The result of a step is added to the journal as soon as the step has ended. The 
 Guarantees: this module provides G3 for durable turns.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal
 
@@ -77,6 +77,7 @@ from snapline.agent_runtime.rollback_errors import RestartRequest
 from snapline.messages.agent_commands import read_effect_resolution
 from snapline.messages.approvals import read_approval_answer
 from snapline.messages.payloads import REPLY
+from snapline.storage.log.log_record import EFFECT
 from snapline.storage.packs.checkpoint import (
     TURN_TIMER,
     AbandonedTurn,
@@ -86,7 +87,7 @@ from snapline.storage.packs.checkpoint import (
     StashedMessage,
 )
 
-OUTSIDE = ("step", "effect")
+OUTSIDE = ("step", EFFECT)
 """Kinds of journal entries whose results do not come from a mailbox."""
 
 ABANDONED_ENTRIES_MAX = 64
@@ -142,9 +143,9 @@ class DurableTurns:
         elif turn.waits is None:
             turn.waits = pause.waits
         timeouts_ns, first = pause.timeouts_ns or [pause.timeout_ns], len(turn.journal)
-        answers = answers_to(self._shared, agent, turn, pause.ends_at) if pause.intent is None else {}
+        answers = answers_to(self._shared, agent, turn, pause.ends_at)
         for place, request in turn.open_requests():
-            if place not in answers:
+            if place not in answers:  # effects, which `intended` opens, and whatever loses a race
                 continue
             timeout_ns, answer = timeouts_ns[place - first], answers[place]
             if timeout_ns is not None and not is_again and request.kind not in OUTSIDE:
@@ -163,37 +164,49 @@ class DurableTurns:
                 if request.kind == "call" and request.name not in agent.outlets and turn.is_open(place):
                     self._unanswered(agent, turn, place, request)  # the callee proved missing during the replay
 
-    def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
-        """Handle a turn that waits for an effect. The caller has already emitted the segment's outputs."""
+    def intended(self, agent: LocalAgent, intents: Mapping[int, EffectIntent]) -> None:
+        """Handle a turn that waits for effects, by their places. The caller has already emitted the segment's outputs. All effects of a
+        group are opened before one of them is called, so that one snapshot releases all intents."""
         turn = agent.turn
-        assert turn is not None and turn.waits is not None
+        assert turn is not None
         agent.stage = Stage.BETWEEN_SEGMENTS  # so that a checkpoint contains the whole segment
-        recorded = find_answer(self._shared, agent, turn, len(turn.journal), turn.waits)
-        settled = self._effects.intended(agent, turn.waits, intent, recorded)
-        if settled is None:
-            logged = self._steps.logged_of(agent, turn, turn.waits, self._effects.identity(agent))
+        requests = [(place, request) for place, request in turn.open_requests() if place in intents]
+        settled: dict[int, tuple[str, bytes] | None] = {}
+        for place, request in requests:
+            recorded = find_answer(self._shared, agent, turn, place, request)
+            settled[place] = self._effects.intended(agent, place, request, intents[place], recorded)
+        for place, request in requests:
+            intent, outcome = intents[place], settled[place]
+            if outcome is not None:
+                identity = self._effects.identity_of(agent, intent) if outcome[0] == DONE else ""
+                self._finish(agent, turn, place, request, *outcome, identity)
+                continue
+            logged = self._steps.logged_of(agent, turn, place, request, self._effects.identity(agent, place))
             if logged is None:
-                self._effects.call(agent, turn, intent)
+                self._effects.call(agent, turn, place, intent)
             else:
                 late_s = 0.0 if logged.outcome == DONE else intent.timeout_s
-                self._effect_ended(agent, turn, logged.outcome, logged.result, intent.asked_ns, late_s)
-        else:
-            identity = self._effects.identity_of(agent, intent) if settled[0] == DONE else ""
-            self._finish(agent, turn, len(turn.journal), turn.waits, *settled, identity)
+                self._effect_ended(agent, turn, place, request, logged.outcome, logged.result, intent.asked_ns, late_s)
         agent.stage = IDLE
 
     def _effect_ended(
-        self, agent: LocalAgent, turn: DurableTurn, outcome: str, result: bytes, time_ns: int, late_s: float = 0.0
+        self,
+        agent: LocalAgent,
+        turn: DurableTurn,
+        place: int,
+        request: JournalEntry,
+        outcome: str,
+        result: bytes,
+        time_ns: int,
+        late_s: float = 0.0,
     ) -> None:
         """Record that an effect has ended. The window of keys, the outputs and the journal change together. Until all three have changed,
         the agent counts as busy, so that no checkpoint or segment can come in between."""
-        waits = turn.waits
-        assert waits is not None
         stage, agent.stage = agent.stage, Stage.BETWEEN_SEGMENTS
-        identity = self._effects.identity(agent)
-        self._effects.ended(agent, outcome, result, time_ns, late_s)
+        identity = self._effects.identity(agent, place)
+        self._effects.ended(agent, place, outcome, result, time_ns, late_s)
         agent.stage = stage
-        self._finish(agent, turn, len(turn.journal), waits, outcome, result, identity)
+        self._finish(agent, turn, place, request, outcome, result, identity)
 
     def _begin(self, agent: LocalAgent, entry: Entry, seed: bytes) -> DurableTurn:
         """Create the record of a durable turn after the turn's first segment, and consume the turn's message."""
@@ -273,8 +286,13 @@ class DurableTurns:
         if turn.group:
             members, turn.group = turn.journal[-turn.group :], 0
             del turn.journal[-len(members) :]
-            again = (FAILED, LOST) if any(member.outcome == FAILED for member in members) else ()
-            turn.members = [JournalEntry(x.kind, x.name, x.digest) if x.outcome in again else x for x in members]
+            has_failed_step = any((member.kind, member.outcome) == ("step", FAILED) for member in members)
+            turn.members = [
+                JournalEntry(x.kind, x.name, x.digest)
+                if has_failed_step and (x.outcome == LOST or (x.kind, x.outcome) == ("step", FAILED))
+                else x
+                for x in members
+            ]
         elif turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
             del turn.journal[-1]
         turn.logged = min(turn.logged, len(turn.journal))
@@ -340,8 +358,9 @@ class DurableTurns:
         request = dict(turn.open_requests()).get(event.place)
         if request is None or request.kind not in OUTSIDE:
             return
-        if request.kind == "effect":
-            self._effect_ended(agent, turn, event.outcome, event.result, event.time_ns, event.late_s)
+        if request.kind == EFFECT:
+            ended = event.outcome, event.result, event.time_ns, event.late_s
+            self._effect_ended(agent, turn, event.place, request, *ended)
         else:
             self._finish(agent, turn, event.place, request, event.outcome, event.result)
         if turn.is_logged and not turn.members and not turn.group:
@@ -363,7 +382,7 @@ class DurableTurns:
 
     def _unanswered(self, agent: LocalAgent, turn: DurableTurn, place: int, call: JournalEntry) -> bool:
         """End a call of the turn without a reply, unless the reply has already arrived. Return whether the call was ended."""
-        is_over = not any(_is_it(turn, place, call, entry) for entry in agent.mailbox)
+        is_over = not any(_is_it(agent, turn, place, call, entry) for entry in agent.mailbox)
         if is_over:
             self._finish(agent, turn, place, call, DONE, b"")
         return is_over
@@ -382,7 +401,7 @@ class DurableTurns:
         if request.kind not in OUTSIDE:
             _forget_time_out(agent, timer_of(turn, place))
         entry = JournalEntry(request.kind, request.name, request.digest, outcome, result, sender)
-        is_kept = self._shared.keeps_answers and request.kind in ("approval", "effect")
+        is_kept = self._shared.keeps_answers and request.kind in ("approval", EFFECT)
         if turn.waits is not None:
             turn.journal.append(entry)
             turn.waits = None
@@ -394,10 +413,11 @@ class DurableTurns:
         is_decided = ends_at == "first" or (ends_at == "failure" and has_failed(entry))
         if is_decided:
             self._lose_others(agent, turn)
-        if request.kind == "step" or is_kept:
+        if request.kind in OUTSIDE or is_kept:
             self._steps.put_member(agent, turn, index, decision_of(turn.members, ends_at) if is_decided else None)
         if all(member.outcome for member in turn.members):
             self._steps.group_ended(agent, turn)
+            self._effects.group_ended(agent)
             turn.journal.extend(turn.members)
             turn.group, turn.members = len(turn.members), []
 
@@ -425,17 +445,15 @@ class DurableTurns:
         Each mailbox entry is compared with the open requests only once. Comparing all entries again would require, on each arrival, a
         scan of a mailbox that may contain thousands of entries.
         """
-        if turn.waits is not None and turn.waits.kind in OUTSIDE:
-            return turn.waits.kind == "effect" and turn.is_live and self._take_resolution(agent, turn, turn.waits)
         look, mailbox = turn.look, agent.mailbox
-        awaited = [request for request in turn.open_requests() if request[1].kind not in OUTSIDE]
+        awaited = [request for request in turn.open_requests() if request[1].kind != "step"]
         count = len(awaited)
         if not look.has_seen_stash:
             awaited = [each for each in awaited if turn.is_open(each[0]) and not self._find_earlier(agent, turn, *each)]
             look.has_seen_stash = True  # later entries were compared in the mailbox
         while awaited and look.mailbox < len(mailbox):
             entry = mailbox[look.mailbox]
-            found = next((each for each in awaited if _is_it(turn, *each, entry)), None)
+            found = next((each for each in awaited if _is_it(agent, turn, *each, entry)), None)
             if found is not None:
                 self._take(agent, turn, *found, look.mailbox)
                 awaited = [each for each in awaited if turn.is_open(each[0])]
@@ -446,14 +464,11 @@ class DurableTurns:
             self._mode.moved(agent)
         return turn.waits is None and not turn.members
 
-    def _take_resolution(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Consume an operator's resolution of the awaited effect if it has arrived. Return whether the effect is done. If the resolution
-        says that it is not done, the turn continues to wait. All inputs before the resolution are stashed without limit, because the turn
-        can continue only with the resolution."""
-        place = dead_letters.find_resolution(agent, turn.look.mailbox)
-        if place is None:
-            turn.look.mailbox = len(agent.mailbox)
-            return False
+    def _take_resolution(
+        self, agent: LocalAgent, turn: DurableTurn, request_place: int, request: JournalEntry, place: int
+    ) -> None:
+        """Consume an operator's resolution of an awaited effect. If it says that the effect is not done, the turn continues to wait. All
+        inputs before the resolution are stashed without limit, because the turn can continue only with the resolution."""
         entry = agent.mailbox[place]
         assert isinstance(entry, InputEntry)
         earlier = list(_before(agent, place))
@@ -461,14 +476,13 @@ class DurableTurns:
         self._consume(agent, turn, [place - len(earlier)], is_stashed=False)
         command = read_effect_resolution(entry.payload)
         if command.is_done:
-            self._effect_ended(agent, turn, DONE, command.result, entry.input.admitted_ns)
+            self._effect_ended(agent, turn, request_place, request, DONE, command.result, entry.input.admitted_ns)
             self._mode.moved(agent)
-            return True
+            return
         agent.stage = Stage.BETWEEN_SEGMENTS
-        self._effects.not_done(agent, turn, entry.input.admitted_ns)
+        self._effects.not_done(agent, turn, request_place, entry.input.admitted_ns)
         agent.stage = IDLE
         self._mode.before_turn(agent)
-        return self._take_resolution(agent, turn, waits)  # the effect may be in doubt again
 
     def _find_earlier(self, agent: LocalAgent, turn: DurableTurn, request_place: int, request: JournalEntry) -> bool:
         """Find the message to receive in the stash, or an answer to an approval there or among the answers that the agent keeps. Remove it,
@@ -512,6 +526,9 @@ class DurableTurns:
             if request.kind == "approval":
                 approvals.decide(agent, ApprovalDecision(approvals.id_of(turn, request_place, request), False))
             self._finish(agent, turn, request_place, request, DONE if request.kind == "sleep" else LATE, b"")
+            return
+        if request.kind == EFFECT:
+            self._take_resolution(agent, turn, request_place, request, place)
             return
         earlier = list(_before(agent, place))
         if request.kind == "approval":
@@ -634,8 +651,10 @@ def _is_full(inlet: AgentInlet) -> bool:
     return inlet.arrived >= inlet.credit_sent
 
 
-def _is_it(turn: DurableTurn, place: int, request: JournalEntry, entry: Entry) -> bool:
-    """Return whether the mailbox entry ends the request at this place of the turn's journal."""
+def _is_it(agent: LocalAgent, turn: DurableTurn, place: int, request: JournalEntry, entry: Entry) -> bool:
+    """Return whether the mailbox entry ends the request at this place of the turn's journal, or resolves the effect there."""
+    if request.kind == EFFECT:
+        return turn.is_live and dead_letters.is_resolution_of(agent, place, entry)
     if isinstance(entry, TimerEntry):
         return entry.name == timer_of(turn, place)
     if request.kind == "receive":

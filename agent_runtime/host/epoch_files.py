@@ -568,7 +568,8 @@ def image_of(
         saved_outputs=control.outputs if control.outputs.number else UNSET,
         saved_turn=control.turn or UNSET, saved_journal=journal or UNSET, saved_stash=control.stash or UNSET,
         saved_numbers=control.dead_letter_numbers or UNSET, saved_turns=control.durable_turns or UNSET,
-        saved_effects=control.effects or UNSET, saved_approvals=control.approvals or UNSET,
+        saved_effects=control.effects or UNSET, saved_group=control.effect_group or UNSET,
+        saved_approvals=control.approvals or UNSET,
         saved_asked=control.asked or UNSET,
         saved_clock=(capture.clock or UNSET) if control.timers else UNSET,
     )  # fmt: skip

@@ -18,9 +18,9 @@ MISSING = "NoRecordedAnswer"
 def answers_to(
     shared: HostState, agent: LocalAgent, turn: DurableTurn, ends_at: GroupEnd
 ) -> dict[int, RecordedAnswer | None]:
-    """Return the recorded answers to the turn's open requests by place, as `find_answer` does. In a race, what has a recorded answer came
-    first, so the other requests are left out."""
-    requests = turn.open_requests()
+    """Return the recorded answers to the turn's open requests by place, as `find_answer` does, without effects. In a race, what has a
+    recorded answer came first, so the other requests are left out."""
+    requests = [(place, request) for place, request in turn.open_requests() if request.kind != EFFECT]
     if ends_at == "first":
         for place, request in requests:
             answer = find_answer(shared, agent, turn, place, request, is_required=False)

@@ -48,6 +48,7 @@ from snapline.messages import effect_records
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, outside_key
 from snapline.messages.host_messages import Quiesce, Quiesced
 from snapline.storage.log.answer_files import RecordedAnswer
+from snapline.storage.log.log_record import EFFECT
 from snapline.storage.packs.checkpoint import JournalEntry, OpenEffect
 
 _UNDONE = "it was done and undone in a history that the fleet has given up, and is done anew"
@@ -105,17 +106,22 @@ class Effects:
     # ---- calling --------------------------------------------------------------------------------------------------
 
     def intended(
-        self, agent: LocalAgent, waits: JournalEntry, intent: EffectIntent, recorded: RecordedAnswer | None = None
+        self,
+        agent: LocalAgent,
+        place: int,
+        waits: JournalEntry,
+        intent: EffectIntent,
+        recorded: RecordedAnswer | None = None,
     ) -> tuple[str, bytes] | None:
-        """Open the effect that a handler waits for, and return None. If the effect's outcome is already known or `recorded`, or the effect
-        is refused, return the outcome and the result for the journal instead."""
+        """Open the effect that a handler waits for at this place of its journal, and return None. If the effect's outcome is already known
+        or `recorded`, or the effect is refused, return the outcome and the result for the journal instead."""
         if agent.effects is None:
             agent.effects = AgentEffects()
         effects = agent.effects
-        if effects.open is not None and effects.resumes_undone_effect():
-            self._emit(agent, self._outcome(effect_records.FAILED, agent.id, effects.open, _UNDONE), intent.asked_ns)
-            effects.drop_open_effect()
-        if effects.open is None:
+        if place in effects.open and effects.resumes_undone_effect(place):
+            record = self._outcome(effect_records.FAILED, agent.id, effects.open.pop(place).opened, _UNDONE)
+            self._emit(agent, record, intent.asked_ns)
+        if place not in effects.open:
             is_news = effects.knows_unrecorded_effect(intent)
             settled = effects.settled(intent, waits.digest, waits.name)
             if settled is not None:
@@ -127,7 +133,7 @@ class Effects:
             if self.are_refused:
                 return REFUSED, f"effect {waits.name!r} (key {intent.key}) is refused: {_SHADOW}".encode()
             number = 1 + (agent.outputs.number if agent.outputs is not None else 0)
-            is_begun = effects.begin(intent, waits.digest, number, waits.name)
+            is_begun = effects.begin(place, intent, waits.digest, number, waits.name)
             self._emit(agent, self._intent(agent.id, is_begun, intent), intent.asked_ns)
         return None
 
@@ -144,10 +150,10 @@ class Effects:
         self._emit(agent, record, intent.asked_ns)
         return ADOPTED, recorded.result
 
-    def identity(self, agent: LocalAgent) -> str:
-        """Return the identity of the agent's open effect, as recorded in the journal and in the host log."""
-        assert agent.effects is not None and agent.effects.open is not None
-        opened = agent.effects.open
+    def identity(self, agent: LocalAgent, place: int) -> str:
+        """Return the identity of the agent's open effect at this place, as recorded in the journal and in the host log."""
+        assert agent.effects is not None
+        opened = agent.effects.open[place].opened
         return f"{opened.key}#{opened.generation}"
 
     def identity_of(self, agent: LocalAgent, intent: EffectIntent) -> str:
@@ -156,92 +162,96 @@ class Effects:
         key, generation = agent.effects.identity(intent)
         return f"{key}#{generation}"
 
-    def call(self, agent: LocalAgent, turn: DurableTurn, intent: EffectIntent) -> None:
+    def call(self, agent: LocalAgent, turn: DurableTurn, place: int, intent: EffectIntent) -> None:
         """Call the open effect as soon as its intent has been released, unless an operator must first decide whether to call it."""
-        effects = agent.effects
-        assert effects is not None and effects.open is not None
-        opened = effects.open
+        assert agent.effects is not None
+        effect = agent.effects.open[place]
+        opened = effect.opened
         if opened.is_marked and not opened.is_begun and not opened.is_repeated:
-            effects.is_in_doubt = False  # no incarnation has called it, since there is no mark
-        if effects.is_in_doubt and not (intent.is_repeatable or intent.has_probe):
-            effects.needs_people = True
+            effect.is_in_doubt = False  # no incarnation has called it, since there is no mark
+        if effect.is_in_doubt and not (intent.is_repeatable or intent.has_probe):
+            effect.needs_people = True
             self._shared.note("error", _needs_people(agent.id, opened))
         else:
-            effects.is_ready = True
-            self._call_if_released(agent, turn, effects, opened)
+            effect.is_ready = True
+            self._call_if_released(agent, turn, agent.effects, place)
 
     def released(self, agent: LocalAgent) -> None:
-        """Call the open effect if its intent has been released."""
+        """Call the open effects whose intents have been released."""
         effects, turn = agent.effects, agent.turn
-        if effects is not None and turn is not None and effects.is_ready and effects.open is not None:
-            self._call_if_released(agent, turn, effects, effects.open)
+        if effects is not None and turn is not None:
+            for place in [place for place, effect in effects.open.items() if effect.is_ready]:
+                self._call_if_released(agent, turn, effects, place)
 
-    def _call_if_released(
-        self, agent: LocalAgent, turn: DurableTurn, effects: AgentEffects, opened: OpenEffect
-    ) -> None:
+    def _call_if_released(self, agent: LocalAgent, turn: DurableTurn, effects: AgentEffects, place: int) -> None:
         """Call the effect if its intent has been released, so that no recovery can undo the request. Otherwise request an epoch."""
-        waits_for_commit = self._shared.commits.is_on and not self._shared.commits.is_ending
+        effect, waits_for_commit = (
+            effects.open[place],
+            self._shared.commits.is_on and not self._shared.commits.is_ending,
+        )
+        opened = effect.opened
         if waits_for_commit and opened.number > agent.committed_outputs:
-            effects.is_ready = True
+            effect.is_ready = True
             self._commits.say(agent)
             return
         if not waits_for_commit and agent.outputs is not None and agent.outputs.holds(opened.number):
-            effects.is_ready = True  # also if its mark was made while it waited for a commit
+            effect.is_ready = True  # also if its mark was made while it waited for a commit
             self._outputs.await_release(agent)
             return
-        if self.are_held and not effects.is_called:  # an effect with a mark counts as called already
-            effects.is_ready = True
+        if self.are_held and not effect.is_called:  # an effect with a mark counts as called already
+            effect.is_ready = True
             return
-        effects.is_ready, effects.is_called = False, True
+        effect.is_ready, effect.is_called = False, True
         if opened.is_marked and not opened.is_begun:
-            self._steps.mark(agent, turn, opened)
+            self._steps.mark(agent, turn, place, opened)
             return
         key = outside_key(self._shared.cluster, agent.id, opened.key, opened.generation)
         undoes, wait_s = "", 0.0
         if opened.undoes:
             undoes = outside_key(self._shared.cluster, agent.id, opened.undoes, opened.undoes_generation)
-            wait_s = effects.late_s()
-        run = ev.RunEffect(agent.id, agent.incarnation, len(turn.journal), opened.name, key, effects.is_in_doubt)
+            wait_s = effects.late_s(opened)
+        run = ev.RunEffect(agent.id, agent.incarnation, place, opened.name, key, effect.is_in_doubt)
         self._shared.out.append(msgspec.structs.replace(run, undoes=undoes, wait_s=wait_s))
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
         """Call an effect, because its mark is now durable in the log. From now on, no later incarnation can assume that the effect was not
         called."""
         effects = agent.effects
-        if effects is not None and effects.open is not None and mark == mark_of(effects.open):
-            effects.begun()
-            self._shared.note_change(agent.id)
-            self._call_if_released(agent, turn, effects, effects.open)
+        for place, effect in list(effects.open.items()) if effects is not None else ():
+            if effects is not None and mark == mark_of(effect.opened):
+                effect.begun()
+                self._shared.note_change(agent.id)
+                self._call_if_released(agent, turn, effects, place)
 
-    def not_done(self, agent: LocalAgent, turn: DurableTurn, time_ns: int) -> None:
+    def not_done(self, agent: LocalAgent, turn: DurableTurn, place: int, time_ns: int) -> None:
         """Record an operator's resolution that the effect was not done. The effect is called as soon as no recovery can undo the
         resolution.
 
         After a restore, the same resolution may be consumed again. If a host log contains the mark of a call after it, the effect is in
         doubt again, because the resolution says nothing of that call.
         """
-        effects = agent.effects
-        assert effects is not None and effects.open is not None and agent.outputs is not None
-        effects.not_done(1 + agent.outputs.number)
-        self._emit(agent, self._outcome(effect_records.NOT_DONE, agent.id, effects.open), time_ns)
-        if self._steps.has_mark(agent, effects.open):
-            effects.begun()
-            effects.is_in_doubt, effects.is_ready, effects.needs_people = True, False, True
-            self._shared.note("error", _needs_people(agent.id, effects.open))
+        assert agent.effects is not None and agent.outputs is not None
+        effect = agent.effects.open[place]
+        effect.not_done(1 + agent.outputs.number)
+        self._emit(agent, self._outcome(effect_records.NOT_DONE, agent.id, effect.opened), time_ns)
+        if self._steps.has_mark(agent, effect.opened):
+            effect.begun()
+            effect.is_in_doubt, effect.is_ready, effect.needs_people = True, False, True
+            self._shared.note("error", _needs_people(agent.id, effect.opened))
         else:
-            self._call_if_released(agent, turn, effects, effects.open)
+            self._call_if_released(agent, turn, agent.effects, place)
 
     # ---- endings --------------------------------------------------------------------------------------------------
 
-    def ended(self, agent: LocalAgent, outcome: str, result: bytes, time_ns: int, late_s: float) -> None:
+    def ended(self, agent: LocalAgent, place: int, outcome: str, result: bytes, time_ns: int, late_s: float) -> None:
         """Record the end of an effect that was called or that an operator has resolved. `late_s` is the time in seconds for which the
         effect's last call may still run."""
         effects = agent.effects
-        assert effects is not None and effects.open is not None
+        assert effects is not None
         is_done = outcome == DONE
         stage = effect_records.DONE if is_done else effect_records.FAILED
-        record = self._outcome(stage, agent.id, effects.open, describe_result(result, is_done=is_done))
-        effects.end(is_done=is_done, result=result, ended_ns=time_ns, late_s=late_s)
+        record = self._outcome(stage, agent.id, effects.open[place].opened, describe_result(result, is_done=is_done))
+        effects.end(place, is_done=is_done, result=result, ended_ns=time_ns, late_s=late_s)
         self._emit(agent, record, time_ns)
         self.report_quiesced()
 
@@ -254,16 +264,12 @@ class Effects:
         """Handle a turn that failed permanently, or that begins again. Return the message of the turn that undoes the turn's effects, newest
         first. If there are no effects to undo, return b"". `dead_letter` is the number of the turn's dead letter, or 0 if there is none.
 
-        If the turn failed while an effect was open, that effect is undone too, because it may have been called.
+        If the turn failed while effects were open, these are undone too, because they may have been called.
         """
         effects = agent.effects
         if effects is None:
             return b""
-        if effects.open is not None:
-            record = self._outcome(effect_records.FAILED, agent.id, effects.open, "its turn failed before it had ended")
-            effects.end(is_done=False, result=b"", ended_ns=time_ns, late_s=effects.open.timeout_s)
-            self._emit(agent, record, time_ns)
-            self.report_quiesced()
+        self._end_open_effects(agent, effects, time_ns)
         turn_effects = effects.turn_ended(dead_letter=dead_letter)
         for effect in turn_effects:
             if not effect.undo:
@@ -273,6 +279,34 @@ class Effects:
                 )
         to_undo = [effect for effect in reversed(turn_effects) if effect.undo]
         return undo_payload(to_undo) if to_undo else b""
+
+    def _end_open_effects(self, agent: LocalAgent, effects: AgentEffects, time_ns: int) -> None:
+        if not effects.open:
+            return
+        identities = self._identities_in_group(agent, effects)
+        for place, effect in list(effects.open.items()):
+            record = self._outcome(
+                effect_records.FAILED, agent.id, effect.opened, "its turn failed before it had ended"
+            )
+            effects.end(place, is_done=False, result=b"", ended_ns=time_ns, late_s=effect.opened.timeout_s)
+            self._emit(agent, record, time_ns)
+        effects.group_ended(identities)
+        self.report_quiesced()
+
+    def group_ended(self, agent: LocalAgent) -> None:
+        """Put the effects of the group that has just ended into the order of their places."""
+        if agent.effects is not None:
+            agent.effects.group_ended(self._identities_in_group(agent, agent.effects))
+
+    def _identities_in_group(self, agent: LocalAgent, effects: AgentEffects) -> list[str]:
+        """Return the identities of the effects in the group for which the turn waits, in the order of their places."""
+        turn = agent.turn
+        members = enumerate(turn.members, len(turn.journal)) if turn is not None else ()
+        return [
+            self.identity(agent, place) if place in effects.open else member.sender
+            for place, member in members
+            if member.kind == EFFECT
+        ]
 
     def _taken_over(self, agent: LocalAgent, name: str, intent: EffectIntent, result: bytes) -> EffectRecord:
         """Return a new ledger record of an effect that this turn has adopted from a discarded history. The records of the discarded history

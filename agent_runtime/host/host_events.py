@@ -103,8 +103,7 @@ class PlanReceived(Event, frozen=True, gc=False):
 
     Entries beyond the recovery line are dropped if they belong to a plan whose number is lower than `drop_before`. `deaths` contains the
     turns during which processes crashed. `newest` contains the newest batch number of each log that the coordinator knows. Commits in the
-    logs of plans below `era` are void, because the fleet was taken back on purpose. `sources` and `sources_since` have the same meaning as in
-    `Plan`. `rollbacks` are the newest returns of the fleet to earlier snapshots.
+    logs of plans below `era` are void, because the fleet was taken back on purpose. `sources`, `sources_since` and `rollbacks` are as in `Plan`.
     """
 
     number: int
@@ -388,6 +387,7 @@ class Control(msgspec.Struct, frozen=True):
     sealed: SealedRuns | None = None  # sealed part of the turn's journal; `turn` contains all other entries
     durable_turns: int = 0
     effects: SavedEffects | None = None
+    effect_group: list[tuple[int, OpenEffect]] = []
     approvals: SavedApprovals | None = None
     asked: list[AskedQuestion] = []
 

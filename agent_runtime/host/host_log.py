@@ -425,15 +425,14 @@ class StepLog:
         self._put(turn, self._take_fresh(agent, turn))
 
     def put_member(self, agent: LocalAgent, turn: DurableTurn, index: int, decision: JournalEntry | None) -> None:
-        """Log the entry of a step of a group, the entries before the group, and how the group ended if it ended early. After the last member
+        """Log the entry of a step or an effect of a group, the entries before the group, and how the group ended if it ended early. After the last member
         of the group has ended, the turn continues when the log contains all entries."""
         if self._log.why_none:
             self._tell(self._log.why_none)
             return
         place, member = len(turn.journal) + index, turn.members[index]
         fresh = self._take_fresh(agent, turn)
-        requests = [JournalEntry(each.kind, each.name, each.digest) for each in turn.members]
-        prefix = rolled(self._prefix_of(turn, len(turn.journal)), requests[:index])
+        requests, prefix = _requests_of(turn), self._prefix_of(turn, place)
         fresh.append(LoggedEntry(agent.id, turn.number, turn.seed, place, prefix, member))
         if decision is not None:
             behind = rolled(prefix, requests[index:])
@@ -441,8 +440,8 @@ class StepLog:
         self._put(turn, fresh)
 
     def group_ended(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Count the entries of a group as logged, which are about to enter the journal. Its steps were logged as they ended."""
-        if not self._log.why_none and any(member.kind == "step" for member in turn.members):
+        """Count the entries of a group as logged, which are about to enter the journal. Its steps and effects were logged as they ended."""
+        if not self._log.why_none and any(member.kind in ("step", EFFECT) for member in turn.members):
             self._put(turn, self._take_fresh(agent, turn))
             turn.logged += len(turn.members)
 
@@ -493,12 +492,11 @@ class StepLog:
         return places
 
     def logged_of(
-        self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, identity: str
+        self, agent: LocalAgent, turn: DurableTurn, place: int, waits: JournalEntry, identity: str
     ) -> JournalEntry | None:
-        """Return the logged entry of the effect that the turn waits for. If there is no entry for this history and this generation, return
-        None."""
+        """Return the logged entry of the effect that the turn waits for at this place. If there is no entry for this history and this
+        generation, return None."""
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
-        place = len(turn.journal)
         request = waits.kind, waits.name, waits.digest, identity
         for logged_entry in logged:
             entry = logged_entry.entry
@@ -506,22 +504,24 @@ class StepLog:
             if (
                 is_it
                 and (logged_entry.seed, logged_entry.place) == (turn.seed, place)
-                and logged_entry.prefix == rolled(b"", turn.journal)
+                and logged_entry.prefix
+                == rolled(rolled(b"", turn.journal), _requests_of(turn)[: place - len(turn.journal)])
             ):
                 return entry
         return None
 
     def _prefix_of(self, turn: DurableTurn, place: int) -> bytes:
-        """Return the digest of the journal entries before the given place. Normally, each entry is digested only once, because places are
-        requested in ascending order. For a place before the last one, the digest is computed again from the beginning."""
-        count, prefix = turn.rolled if turn.rolled[0] <= place else (0, b"")
-        turn.rolled = place, rolled(prefix, turn.journal[count:place])
-        return turn.rolled[1]
+        """Return the digest of what precedes the given place: journal entries, and for a member of a group, the requests of earlier
+        members. Normally, each entry is digested only once, because places are requested in ascending order. For a place before the last
+        one, the digest is computed again from the beginning."""
+        begun = min(place, len(turn.journal))
+        count, prefix = turn.rolled if turn.rolled[0] <= begun else (0, b"")
+        turn.rolled = begun, rolled(prefix, turn.journal[count:begun])
+        return rolled(turn.rolled[1], _requests_of(turn)[: place - begun]) if place > begun else turn.rolled[1]
 
-    def mark(self, agent: LocalAgent, turn: DurableTurn, opened: OpenEffect) -> None:
-        """Log that the effect that the turn waits for is about to be called. When this record is durable, `MarkHandler.marked` is
-        called."""
-        place = len(turn.journal)
+    def mark(self, agent: LocalAgent, turn: DurableTurn, place: int, opened: OpenEffect) -> None:
+        """Log that the effect that the turn waits for at this place is about to be called. When this record is durable,
+        `MarkHandler.marked` is called."""
         logged = LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), mark_of(opened))
         self._log.put(PendingEntry(logged, turn, is_mark=True))
         self._log.append()
@@ -546,6 +546,11 @@ class StepLog:
         pending.turn.unlogged -= 1
         if not pending.turn.unlogged:
             self._mailboxes.next_turn(agent)
+
+
+def _requests_of(turn: DurableTurn) -> list[JournalEntry]:
+    """Return the requests of the group for which the turn waits, without their outcomes."""
+    return [JournalEntry(each.kind, each.name, each.digest) for each in turn.members]
 
 
 def mark_of(opened: OpenEffect) -> JournalEntry:
@@ -585,9 +590,9 @@ def _note_earlier_compensation(agent: LocalAgent, entry: JournalEntry) -> None:
 def _note_earlier_call(agent: LocalAgent, entry: JournalEntry) -> None:
     """Record that an earlier incarnation was about to call the agent's open effect. From now on, checkpoints record the call, because the
     logs of discarded histories are eventually deleted."""
-    effects = agent.effects
-    if effects is not None and effects.open is not None and entry == mark_of(effects.open):
-        effects.begun()
+    for effect in agent.effects.open.values() if agent.effects is not None else ():
+        if entry == mark_of(effect.opened):
+            effect.begun()
 
 
 def _note_discarded_effect(agent: LocalAgent, entry: JournalEntry) -> None:

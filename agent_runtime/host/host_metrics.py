@@ -201,7 +201,9 @@ class HostMetrics:
             "commit_hold_seconds_total": counts.hold_ns / 1e9,
             "effects_total": {(outcome,): count for outcome, count in counts.effects.items()},
             "effects_needing_people": sum(
-                1 for agent in agents if agent.effects is not None and agent.effects.needs_people
+                sum(effect.needs_people for effect in agent.effects.open.values())
+                for agent in agents
+                if agent.effects is not None
             ),
             "unreached_hosts": len(now.unreached),
             "fenced_streams_total": self._fenced,

@@ -185,5 +185,7 @@ class Outputs:
 
 
 def _waits_for_intent(agent: LocalAgent) -> bool:
-    opened = agent.effects.open if agent.effects is not None else None
-    return opened is not None and agent.outputs is not None and agent.outputs.holds(opened.number)
+    effects, outputs = agent.effects, agent.outputs
+    if effects is None or outputs is None:
+        return False
+    return any(outputs.holds(effect.opened.number) for effect in effects.open.values())

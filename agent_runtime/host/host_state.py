@@ -28,6 +28,7 @@ from snapline.storage.packs.checkpoint import (
     DeadLetterNumbers,
     DeadLetterRecord,
     JournalEntry,
+    OpenEffect,
     ParkedMessage,
     SavedApprovals,
     SavedTimer,
@@ -434,6 +435,7 @@ class LocalAgent:
             if isinstance(entry, TimerEntry)
         )
         turn, sealed = self.turn.saved() if self.turn is not None else (None, None)
+        is_grouped = self.turn is not None and bool(self.turn.members)
         return ev.Control(
             incarnation=self.incarnation,
             number=self.checkpoints + 1 if number is None else number,
@@ -453,10 +455,15 @@ class LocalAgent:
             stash=list(self.stash),
             sealed=sealed,
             durable_turns=self.begun.count if self.begun is not None else 0,
-            effects=self.effects.saved() if self.effects is not None else None,
+            effects=self.effects.saved(is_grouped=is_grouped) if self.effects is not None else None,
+            effect_group=self._open_group() if is_grouped else [],
             approvals=self.approvals,
             asked=self.asked.saved() if self.asked is not None else [],
         )
+
+    def _open_group(self) -> list[tuple[int, OpenEffect]]:
+        effects = self.effects.open if self.effects is not None else {}
+        return [(place, effect.opened) for place, effect in effects.items()]
 
     def released(self) -> bytes:
         """Return, for a checkpoint in a fleet with commits, the numbers that `encode_released` encodes."""

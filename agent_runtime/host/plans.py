@@ -49,7 +49,7 @@ from snapline.messages import host_messages as msg
 from snapline.messages.host_messages import Quiesce
 from snapline.messages.payloads import CREATE, plain_name
 from snapline.storage.log.commits import COMMIT
-from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedEffects
 
 
 def _only_loaded(event: ev.AgentsLoaded, present: Container[str]) -> ev.AgentsLoaded:
@@ -589,7 +589,9 @@ class HostPlans:
         agent.stash = list(checkpoint.stash)
         agent.approvals = checkpoint.approvals
         agent.asked = AskedQuestions(checkpoint.asked) if checkpoint.asked else None
-        agent.effects = AgentEffects(checkpoint.effects) if checkpoint.effects is not None else None
+        if checkpoint.effects is not None or checkpoint.effect_group:
+            place = len(checkpoint.turn.journal) if checkpoint.turn is not None else 0
+            agent.effects = AgentEffects(checkpoint.effects or SavedEffects(), place, checkpoint.effect_group)
         agent.dead_letter_numbers = checkpoint.dead_letter_numbers.numbers[-DEAD_LETTERS_KEPT:]
         agent.last_dead_letter = checkpoint.dead_letter_numbers.last
         if agent.is_born and not agent.is_started:

@@ -120,13 +120,13 @@ class TurnEnds:
             self._outlets.leave(agent, event.sends)
         agent.current, agent.stage = None, IDLE
         self._mode.turn_ended(agent, entry, event)
-        intent = event.pause.intent if event.pause is not None else None
-        if intent is not None:
+        intents = event.pause.intents if event.pause is not None else None
+        if intents:
             agent.stage = Stage.BETWEEN_SEGMENTS  # so that a checkpoint for the outputs contains the intent too
         if event.outputs:
             self._outputs.emit(agent, event.outputs)
-        if intent is not None:
-            self._durable.intended(agent, intent)
+        if intents:
+            self._durable.intended(agent, intents)
         if agent.is_leaving:
             self._membership.retire_if_drained(agent)
         if self._views.waiting:

@@ -60,7 +60,7 @@ from snapline.storage.packs.checkpoint import JournalEntry, MadeEffect, SavedTur
 
 class WaitingTurn:
     """A durable turn whose handler is waiting for a journal entry. `work` is the step or effect that the handler waits for, if any. `works`
-    contains the steps of a group, by place in the journal."""
+    contains the steps and effects of a group, by place in the journal."""
 
     __slots__ = ("coroutine", "ctx", "work", "works")
 
@@ -68,7 +68,7 @@ class WaitingTurn:
         self.ctx = ctx
         self.coroutine = coroutine
         self.work: StepWork | EffectWork | None = None
-        self.works: dict[int, StepWork] = {}
+        self.works: dict[int, StepWork | EffectWork] = {}
 
     def close(self) -> None:
         """Close the handler of a turn that was undone. If the handler awaits again or raises an error while it is closed, ignore this."""
@@ -726,7 +726,7 @@ class Turns:
             return self._failed(turn, ctx, problem)
         running.flight, flight.work, flight.works = flight, segment.work, segment.works
         ctx.stand()
-        pause = segment.pause(journal.seed)
+        pause = segment.pause(journal.seed, journal.place)
         outcome = ctx.take_segment(pause)
         return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause) if segment.is_repeated else outcome
 

@@ -6,7 +6,7 @@ requests, and clients then send their requests to the agent's next host.
 
 import msgspec
 
-from snapline.agent_runtime.host.agent_effects import AgentEffects
+from snapline.agent_runtime.host.agent_effects import AgentEffects, AwaitedEffect
 from snapline.agent_runtime.host.approvals import open_approvals
 from snapline.agent_runtime.host.durable_turns import timer_of
 from snapline.agent_runtime.host.entries import Entry, MessageEntry, SegmentEntry, TimerEntry, sender_of
@@ -73,11 +73,11 @@ class Views:
             shared.out.append(AnswerView(event.request, _view_of(agent, shared.now)))
 
     def on_open_waits_requested(self, event: OpenWaitsRequested) -> None:
-        standing = (
-            agent for agent in self._shared.agents.values() if agent.turn is not None and agent.effects is not None
-        )
         effects = [
-            standing_of(agent) for agent in standing if agent.effects is not None and agent.effects.open is not None
+            standing_of(agent, effect)
+            for agent in self._shared.agents.values()
+            if agent.turn is not None and agent.effects is not None
+            for effect in agent.effects.open.values()
         ]
         open_questions = [
             _open_approval(agent, approval, place, request, self._shared)
@@ -192,6 +192,7 @@ def _shown_kind_of(entry: Entry) -> TurnKind:
 
 
 def _turn_of(turn: DurableTurn, effects: AgentEffects | None, put_off: int, now_ns: int) -> TurnView:
+    effect = None if effects is None else effects.in_doubt() or next(iter(effects.open.values()), None)
     return TurnView(
         turn.what,
         turn.sender,
@@ -202,31 +203,29 @@ def _turn_of(turn: DurableTurn, effects: AgentEffects | None, put_off: int, now_
         _waited_ns(turn, now_ns),
         put_off,
         turn.problem,
-        effects.open if effects is not None else None,
-        _effect_state_text(turn, effects) if effects is not None and effects.open is not None else "",
+        effect.opened if effect is not None else None,
+        _effect_state_text(turn, effect) if effect is not None else "",
     )
 
 
-def _effect_state_text(turn: DurableTurn, effects: AgentEffects) -> str:
+def _effect_state_text(turn: DurableTurn, effect: AwaitedEffect) -> str:
     if not turn.is_live:
         return "the turn runs again up to it"
-    if effects.needs_people:
+    if effect.needs_people:
         return NEEDS_PEOPLE
-    return "waits for a snapshot" if effects.is_ready else "is called"
+    return "waits for a snapshot" if effect.is_ready else "is called"
 
 
-def standing_of(agent: LocalAgent) -> UnfinishedEffect:
-    """Return a description of the effect that the agent's turn waits for."""
-    effects = agent.effects
-    assert effects is not None and effects.open is not None
-    opened, intent, asked_ns = effects.open, None, 0
+def standing_of(agent: LocalAgent, effect: AwaitedEffect) -> UnfinishedEffect:
+    """Return a description of an effect that the agent's turn waits for."""
+    opened, intent, asked_ns = effect.opened, None, 0
     pending = agent.outputs.pending if agent.outputs is not None and agent.outputs.holds(opened.number) else ()
     for output in pending:
         if output.number == opened.number:
             intent, asked_ns = read_record(output.payload), output.emitted_ns
     status: EffectState = "open" if intent is None else "waiting"
-    if effects.is_in_doubt:
-        status = NEEDS_PEOPLE if effects.needs_people else "in doubt"
+    if effect.is_in_doubt:
+        status = NEEDS_PEOPLE if effect.needs_people else "in doubt"
     return UnfinishedEffect(agent.id, opened.key, opened.generation, status, _in_short(intent), asked_ns)
 
 

@@ -150,10 +150,9 @@ def pending_turns(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Pendi
 
 
 def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
-    """Yield a line for the agent's open effect, if any, and a line if the agent is currently undoing effects."""
-    effects = checkpoint.effects
-    if effects is not None and effects.open is not None:
-        yield f"{checkpoint.agent}: {effects.open.name}"
+    """Yield a line for each open effect of the agent, and a line if the agent is currently undoing effects."""
+    for opened in checkpoint.open_effects:
+        yield f"{checkpoint.agent}: {opened.name}"
     undone = [stashed for stashed in checkpoint.stash if stashed.payload.startswith(UNDO)]
     if undone or (checkpoint.turn is not None and checkpoint.turn.payload.startswith(UNDO)):
         yield f"{checkpoint.agent}: undoing"

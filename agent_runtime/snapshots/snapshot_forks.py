@@ -58,37 +58,51 @@ from snapline.storage.disk.object_disk import open_disk
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers
 from snapline.storage.log.log_record import EFFECT, LoggedInput
-from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, SavedEffects, SavedTurn
+from snapline.storage.packs.checkpoint import (
+    AgentCheckpoint,
+    DeadLetterNumbers,
+    JournalEntry,
+    OpenEffect,
+    SavedEffects,
+)
 from snapline.storage.packs.manifest import Manifest
 from snapline.storage.store.protection import resolve_keys
 from snapline.storage.store.store import Holds, Store
 from snapline.storage.timestamps import instant
 from snapline.storage.transfer.forking import ForkOrder, first_gap, pending_inputs, write_fork
 
+_NOTHING_RECORDED: Mapping[int, RecordedAnswer | None] = {}
+
 REFUSAL = "effect {name} was open in the snapshot that this fork was made of: it is its parent's, whatever came of it, and not done here"
 
 
-def without_open_effects(checkpoint: AgentCheckpoint, recorded: RecordedAnswer | None = None) -> AgentCheckpoint:
+def without_open_effects(
+    checkpoint: AgentCheckpoint, recorded: Mapping[int, RecordedAnswer | None] = _NOTHING_RECORDED
+) -> AgentCheckpoint:
     """Return the checkpoint from which the fork starts, in which no effect is open. If the agent has no effects and undoes none, the
-    checkpoint is returned with equal content. `recorded` is the parent's outcome of the effect that is open."""
+    checkpoint is returned with equal content. `recorded` contains the parent's outcomes of open effects, by their places."""
     settled = _without_failed_compensations(_without_undoing(_without_window(checkpoint)))
-    return _without_turn(settled, checkpoint.effects, recorded)
+    return _without_turn(settled, checkpoint, recorded)
 
 
-def has_open_effect(checkpoint: AgentCheckpoint) -> bool:
-    """Return whether the agent is waiting for the result of an effect. The checkpoint may lack the effect's intent record, which is added
-    only after the segment that requests the effect."""
-    turn = checkpoint.turn
-    return turn is not None and turn.waits is not None and turn.waits.kind == EFFECT
+def requested_effects(checkpoint: AgentCheckpoint) -> dict[int, JournalEntry]:
+    """Return the effects for whose outcomes the agent waits, by their places in the journal: one, or those of a group. The checkpoint may
+    lack their intent records, which are added only after the segment that requests the effects."""
+    turn, place = checkpoint.turn, checkpoint.journal_entries
+    if turn is None:
+        return {}
+    requests = [turn.waits] if turn.waits is not None else turn.members
+    return {place + i: each for i, each in enumerate(requests) if each.kind == EFFECT and not each.outcome}
 
 
 def _without_window(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    effects = checkpoint.effects
-    if effects is None:
+    effects = checkpoint.effects or SavedEffects()
+    if not effects.keys and not checkpoint.effect_group and checkpoint.effects is None:
         return checkpoint
     nothing = {"is_orphan": False, "name": "", "undo": "", "undo_arguments": [], "dead_letter": 0}
     keys = [msgspec.structs.replace(known, **nothing) for known in effects.keys]
-    return msgspec.structs.replace(checkpoint, saved_effects=SavedEffects(keys) if keys else msgspec.UNSET)
+    kept = SavedEffects(keys) if keys else msgspec.UNSET
+    return msgspec.structs.replace(checkpoint, saved_effects=kept, saved_group=msgspec.UNSET)
 
 
 def _without_undoing(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
@@ -111,33 +125,42 @@ def _without_failed_compensations(checkpoint: AgentCheckpoint) -> AgentCheckpoin
 
 
 def _without_turn(
-    checkpoint: AgentCheckpoint, effects: SavedEffects | None, recorded: RecordedAnswer | None
+    checkpoint: AgentCheckpoint, before: AgentCheckpoint, recorded: Mapping[int, RecordedAnswer | None]
 ) -> AgentCheckpoint:
+    """Settle the open effects of the agent's turn, which the checkpoint `before` contains."""
     turn = checkpoint.turn
     if turn is not None and turn.payload.startswith(UNDO):
         return msgspec.structs.replace(
             checkpoint, saved_turn=msgspec.UNSET, saved_journal=msgspec.UNSET, timers=checkpoint.own_timers
         )
-    if turn is not None and has_open_effect(checkpoint):
-        settled = _refused(turn, effects) if recorded is None else _with_outcome(turn, recorded)
-        return msgspec.structs.replace(checkpoint, saved_turn=settled, timers=checkpoint.own_timers)
-    return checkpoint
+    requests = requested_effects(checkpoint)
+    if turn is None or not requests:
+        return checkpoint
+    opened = {0: before.effects.open} if before.effects is not None and before.effects.open is not None else {}
+    settled = [
+        _settled(request, opened.get(0) or before.effect_group.get(place), recorded.get(place))
+        for place, request in requests.items()
+    ]
+    if turn.waits is not None:
+        turn = msgspec.structs.replace(turn, journal=[*turn.journal, *settled], waits=None)
+        return msgspec.structs.replace(checkpoint, saved_turn=turn, timers=checkpoint.own_timers)
+    by_place = dict(zip(requests, settled, strict=True))
+    members = [by_place.get(place, x) for place, x in enumerate(turn.members, checkpoint.journal_entries)]
+    if all(member.outcome for member in members):
+        journal = [*turn.journal, *members]
+        turn = msgspec.structs.replace(turn, journal=journal, members=[], group=len(members))
+    else:
+        turn = msgspec.structs.replace(turn, members=members)
+    return msgspec.structs.replace(checkpoint, saved_turn=turn)
 
 
-def _with_outcome(turn: SavedTurn, recorded: RecordedAnswer) -> SavedTurn:
-    assert turn.waits is not None
-    outcome = ADOPTED if recorded.outcome == DONE else recorded.outcome
-    entry = msgspec.structs.replace(turn.waits, outcome=outcome, result=recorded.result)
-    return msgspec.structs.replace(turn, journal=[*turn.journal, entry], waits=None)
-
-
-def _refused(turn: SavedTurn, effects: SavedEffects | None) -> SavedTurn:
-    waits = turn.waits
-    assert waits is not None
-    opened = effects.open if effects is not None else None
-    reason = REFUSAL.format(name=repr(waits.name) if opened is None else f"{waits.name!r} (key {opened.key})")
-    entry = msgspec.structs.replace(waits, outcome=REFUSED, result=reason.encode())
-    return msgspec.structs.replace(turn, journal=[*turn.journal, entry], waits=None)
+def _settled(request: JournalEntry, opened: OpenEffect | None, recorded: RecordedAnswer | None) -> JournalEntry:
+    """Return the journal entry of an effect that was open in the snapshot: with its recorded outcome, or refused."""
+    if recorded is not None:
+        outcome = ADOPTED if recorded.outcome == DONE else recorded.outcome
+        return msgspec.structs.replace(request, outcome=outcome, result=recorded.result)
+    reason = REFUSAL.format(name=repr(request.name) if opened is None else f"{request.name!r} (key {opened.key})")
+    return msgspec.structs.replace(request, outcome=REFUSED, result=reason.encode())
 
 
 class FieldSetting(msgspec.Struct, frozen=True):
@@ -513,25 +536,30 @@ class _CheckedFork:
             others = (checkpoint.sent, checkpoint.received, checkpoint.in_transit)
             self._gone |= {name: None for names in others for name in names if name not in agents}
             self._consumed[agent] = checkpoint.inputs.number
-            recorded = self._open_outcome(checkpoint)
+            recorded = self._open_outcomes(checkpoint)
             begins = without_open_effects(checkpoint, recorded)
             begins = msgspec.structs.replace(begins, saved_clock=msgspec.UNSET, saved_asked=msgspec.UNSET)
-            self._effects_refused += has_open_effect(checkpoint) and recorded is None
+            self._effects_refused += sum(recorded.get(place) is None for place in requested_effects(checkpoint))
             if agent in self._settings:
                 kept[agent] = begins
             elif begins != checkpoint:
                 self._settled[agent] = begins
             yield begins
 
-    def _open_outcome(self, checkpoint: AgentCheckpoint) -> RecordedAnswer | None:
-        """Return the parent's outcome of the effect for which the agent waits, or None if it waits for none or the outcome is unknown."""
-        if self._request.answers == "none" or not has_open_effect(checkpoint):
-            return None
+    def _open_outcomes(self, checkpoint: AgentCheckpoint) -> dict[int, RecordedAnswer | None]:
+        """Return the parent's outcomes of the effects for which the agent waits, by their places, as far as they are known."""
+        requests = requested_effects(checkpoint)
+        if self._request.answers == "none" or not requests:
+            return {}
         (whole,) = whole_checkpoints(self._source, self._manifest, [checkpoint.agent])
         turn = whole.turn
-        assert turn is not None and turn.waits is not None
-        question = question_of(turn.waits)
-        return self._book.find(whole.agent, question, AskedQuestions().occurrence(question, turn.journal))
+        assert turn is not None
+        found: dict[int, RecordedAnswer | None] = {}
+        for place, request in requests.items():
+            question, earlier = question_of(request), turn.members[: place - len(turn.journal)]
+            occurrence = AskedQuestions().occurrence(question, turn.journal, earlier)
+            found[place] = self._book.find(whole.agent, question, occurrence)
+        return found
 
     def _checked_turns(self, read: Iterable[AgentCheckpoint], fleet: Fleet) -> Iterator[AgentCheckpoint]:
         """Yield the checkpoints, and check that the fork has a durable handler for each unfinished durable turn."""

@@ -124,10 +124,10 @@ class SimOperator:
         found."""
         for run in self._hosts.alive():
             for agent in run.driver.core.agents.values():
-                effects = agent.effects
-                if effects is None or effects.open is None or not effects.needs_people:
+                waiting = [x.opened for x in agent.effects.open.values() if x.needs_people] if agent.effects else []
+                if not waiting:
                     continue
-                opened = effects.open
+                opened = waiting[self._pick("effects", len(waiting))] if len(waiting) > 1 else waiting[0]
                 key = outside_key(self._shared.stores.id, agent.id, opened.key, opened.generation)
                 if self._stubs.is_in_transit(key):
                     continue

@@ -129,7 +129,7 @@ def test_a_store_that_takes_no_outputs_takes_no_effects() -> None:
 async def test_the_function_gets_the_outside_key() -> None:
     seat = Seat()
     paused = seat.start(Go("pay"))
-    asked = paused.pause.intent
+    asked = paused.pause.intents[0]
     assert (asked.key, asked.arguments, asked.undo) == ("k", "[1]", f"{__name__}:take_back")
     seat.turns.run_step(ev.RunEffect("a", 1, 0, "pay", "fleet/a/k", is_in_doubt=False))
     await seat.tasks[0]
@@ -194,8 +194,8 @@ async def test_the_turn_that_undoes_goes_on_over_failures_and_names_them_and_is_
     made = [MadeEffect("one", 1, "pay", f"{__name__}:gone"), MadeEffect("two", 1, "pay", f"{__name__}:pay")]
     paused = seat.turns.run(ev.StartTurn("a", 1, "stashed", "a", undo_payload(made)))
     for place, key in enumerate(["one", "two"]):
-        assert isinstance(paused, ev.TurnEnded) and paused.pause is not None and paused.pause.intent is not None
-        assert paused.pause.intent.key == key
+        assert isinstance(paused, ev.TurnEnded) and paused.pause is not None
+        assert paused.pause.intents[place].key == key
         outcome, result = ("failed", b"\x92\xa1E\xa3why") if key == "one" else ("done", b"\xc0")
         found = msgspec.structs.replace(paused.pause.waits, outcome=outcome, result=result)
         paused = seat.turns.run(ev.StartTurn("a", 1, "segment", "a", b"", found))

@@ -25,7 +25,7 @@ from tests.agent_runtime.test_inputs import asked as answers
 from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent, Pause, encode_result, rolled
 from snapline.agent_runtime.effect_ledger import UNDO, read_undo
 from snapline.agent_runtime.host import host_events as ev
-from snapline.agent_runtime.host.agent_effects import AgentEffects
+from snapline.agent_runtime.host.agent_effects import AgentEffects, AwaitedEffect
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.host_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.host.host_state import LocalAgent
@@ -389,12 +389,12 @@ def test_the_log_has_the_right_past_of_each_step_although_a_mark_came_first() ->
     """What a checkpoint holds of the turn, and no log any more, is logged after the mark of its effect: at lower places (swarm, seed 1641)."""
     step, effect = JournalEntry("step", "look", DIGEST, DONE, TOLD), JournalEntry("effect", "pay", DIGEST)
     first = begun(here=("a",))
-    first.end("a", pause=Pause(SEED, effect, None, [step, step], True, OURS))
+    first.end("a", pause=Pause(SEED, effect, None, [step, step], True, {2: OURS}))
     driver = Driver(checkpoints={"a": saved(first)}, begun=1, starts=False, here=("a",))
     driver.receive_plan(2)
     driver.turns.clear()
     driver.load(2)
-    driver.end("a", pause=Pause(SEED, effect, None, [], True, OURS))
+    driver.end("a", pause=Pause(SEED, effect, None, [], True, {2: OURS}))
     assert runs(begin(driver))
     driver.feed(ev.StepEnded("a", 2, 2, DONE, TOLD, 9))
     logged = [each for batch in driver.said if isinstance(batch, ev.AppendBatch) for each in batch.entries]
@@ -490,7 +490,9 @@ def test_a_word_that_cannot_be_read_is_none() -> None:
 
 def marks_nothing(patch: pytest.MonkeyPatch) -> None:
     """It is called at once."""
-    patch.setattr(StepLog, "mark", lambda log, agent, turn, opened: log._effects.marked(agent, turn, mark_of(opened)))
+    patch.setattr(
+        StepLog, "mark", lambda log, agent, turn, place, opened: log._effects.marked(agent, turn, mark_of(opened))
+    )
 
 
 def finds_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -502,8 +504,8 @@ def keeps_nothing(patch: pytest.MonkeyPatch) -> None:
     """Checkpoints do not know what a log said."""
     saved_now = AgentEffects.saved
 
-    def mutant(effects):  # type: ignore[no-untyped-def]  # as the method
-        found = saved_now(effects)
+    def mutant(effects, *, is_grouped):  # type: ignore[no-untyped-def]  # as the method
+        found = saved_now(effects, is_grouped=is_grouped)
         if found is None or found.open is None:
             return found
         return msgspec.structs.replace(found, open=msgspec.structs.replace(found.open, is_begun=False))
@@ -515,7 +517,7 @@ def takes_any(patch: pytest.MonkeyPatch) -> None:
     """Whatever the log says of that effect counts."""
     patch.setattr(
         "snapline.agent_runtime.host.host_log._note_earlier_call",
-        lambda agent, entry: agent.effects.begun() if is_mark(entry) else None,
+        lambda agent, entry: agent.effects.open[0].begun() if is_mark(entry) else None,
     )
 
 
@@ -529,10 +531,10 @@ def test_marks_that_are_not_what_they_should_be_are_found(mutant: Any, monkeypat
 
 def test_a_call_right_after_the_word_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without another output to wait for, a recovery to before the word would call a second time."""
-    monkeypatch.setattr(AgentEffects, "not_done", _at_once)
+    monkeypatch.setattr(AwaitedEffect, "not_done", _at_once)
     with pytest.raises(AssertionError):
         test_what_was_not_done_is_called_when_that_is_released()
 
 
-def _at_once(effects: AgentEffects, number: int) -> None:
-    effects.is_in_doubt, effects.is_ready, effects.needs_people = False, True, False
+def _at_once(effect: AwaitedEffect, number: int) -> None:
+    effect.is_in_doubt, effect.is_ready, effect.needs_people = False, True, False

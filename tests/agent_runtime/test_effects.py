@@ -47,7 +47,9 @@ def intent(key: str = "k", **options: object) -> EffectIntent:
 
 def ask(driver: Driver, asked: EffectIntent, name: str = "pay", digest: bytes = DIGEST) -> list[ev.HostOutput]:
     """The running segment of `a` ends at an effect."""
-    return driver.end("a", pause=Pause(SEED, JournalEntry("effect", name, digest), None, [], False, asked))
+    turn = driver.core.agents["a"].turn
+    place = len(turn.journal) if turn is not None else 0
+    return driver.end("a", pause=Pause(SEED, JournalEntry("effect", name, digest), None, [], False, {place: asked}))
 
 
 def begun(**options: object) -> Driver:
@@ -102,6 +104,7 @@ def checkpoint(driver: Driver) -> AgentCheckpoint:
         saved_turn=control.turn or msgspec.UNSET,
         saved_stash=control.stash or msgspec.UNSET,
         saved_effects=control.effects or msgspec.UNSET,
+        saved_group=control.effect_group or msgspec.UNSET,
     )
     return decode_checkpoint(encode_checkpoint(made))
 
@@ -151,7 +154,7 @@ def test_each_checkpoint_of_an_agent_that_stands_at_an_effect_holds_its_intent(p
     """Also where the turn has said something before, for which somebody waits: that brings a checkpoint of its own."""
     driver = begun(protocol=protocol)
     driver.feed(msg.OutputsWatched(is_watched))
-    pause = Pause(SEED, JournalEntry("effect", "pay", DIGEST), None, [], False, intent())
+    pause = Pause(SEED, JournalEntry("effect", "pay", DIGEST), None, [], False, {0: intent()})
     driver.end("a", pause=pause, outputs=[("topic", b"before", 1)])
     taken = [x.control for x in driver.all_of(ev.TakeCheckpoint) if x.agent == "a" and x.control.outputs.number]
     assert taken and [x.outputs.number for x in taken] == [2] * len(taken), "a freeze would have kept the first one"
@@ -304,8 +307,8 @@ def test_the_window_is_bounded_and_forgets_the_oldest(monkeypatch: pytest.Monkey
         for key in made:
             now += chance.randrange(30)
             size = chance.randrange(40)
-            effects.begin(intent(key), DIGEST, 1, "pay")
-            effects.end(is_done=True, result=b"r" * size, ended_ns=now)
+            effects.begin(0, intent(key), DIGEST, 1, "pay")
+            effects.end(0, is_done=True, result=b"r" * size, ended_ns=now)
             ended[key] = now, size
             assert set(made[: made.index(key) + 1]) <= set(effects.keys), "what the turn has made"
         effects.turn_ended()
@@ -318,8 +321,8 @@ def test_the_window_is_bounded_and_forgets_the_oldest(monkeypatch: pytest.Monkey
 def test_a_clock_that_jumps_makes_no_effect_old() -> None:
     effects = AgentEffects()
     for number, ended_ns in enumerate((1, 10**18, 2 * 10**18, 10**18, 3 * 10**18)):
-        effects.begin(intent(f"k{number}"), DIGEST, 1, "pay")
-        effects.end(is_done=True, result=b"", ended_ns=ended_ns)
+        effects.begin(0, intent(f"k{number}"), DIGEST, 1, "pay")
+        effects.end(0, is_done=True, result=b"", ended_ns=ended_ns)
         effects.turn_ended()
     assert list(effects.keys) == ["k0", "k1", "k2", "k3", "k4"]
 

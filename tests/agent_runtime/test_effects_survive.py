@@ -8,7 +8,7 @@ from tests.agent_runtime.effect_world import World, find, lose, pay, pay_in_time
 
 import snapline
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.host.agent_effects import AgentEffects
+from snapline.agent_runtime.host.agent_effects import AgentEffects, AwaitedEffect
 from snapline.agent_runtime.host.host_effects import Effects
 from snapline.agent_runtime.host.host_log import StepLog, mark_of
 from snapline.agent_runtime.sagas import Saga
@@ -144,7 +144,7 @@ def careful(seed: int) -> tuple[World, bool]:
     does = [what for _, what in found.service.does]
     assert not found.problems and len(set(does)) == len(does), "nothing is done twice"
     effects = found.core.agents["a"].effects
-    stands = effects is not None and effects.needs_people
+    stands = effects is not None and any(each.needs_people for each in effects.open.values())
     assert stands or found.turns.object_of("a").state.trips == [f"receipt of {number} it" for number in range(6)]
     return found, stands
 
@@ -159,7 +159,7 @@ def test_what_may_not_be_repeated_is_never_called_twice_and_often_goes_on_by_its
 
 def test_calls_that_no_mark_comes_before_are_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
-        StepLog, "mark", lambda log, agent, turn, opened: log._effects.marked(agent, turn, mark_of(opened))
+        StepLog, "mark", lambda log, agent, turn, place, opened: log._effects.marked(agent, turn, mark_of(opened))
     )
     with pytest.raises(AssertionError, match="twice"):
         for seed in range(40):
@@ -202,7 +202,7 @@ def test_with_a_probe_a_service_that_ignores_keys_is_asked_first(seed: int) -> N
 
 
 def test_the_world_finds_calls_without_a_probe(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(AgentEffects, "is_in_doubt", property(lambda self: False, lambda self, value: None))
+    monkeypatch.setattr(AwaitedEffect, "is_in_doubt", property(lambda self: False, lambda self, value: None))
     with pytest.raises(AssertionError):
         for seed in range(30):
             check_asked(asked(seed, failures=0.0))
@@ -232,8 +232,8 @@ def window_lost(patch: Patch) -> None:
     """The window of keys is not in the checkpoint."""
     saved = AgentEffects.saved
 
-    def mutant(self):  # type: ignore[no-untyped-def]  # as the method
-        found = saved(self)
+    def mutant(self, *, is_grouped):  # type: ignore[no-untyped-def]  # as the method
+        found = saved(self, is_grouped=is_grouped)
         return None if found is None else msgspec.structs.replace(found, keys=[])
 
     patch.setattr(AgentEffects, "saved", mutant)
@@ -243,8 +243,8 @@ def made_lost(patch: Patch) -> None:
     """What the turn has made is not in the checkpoint."""
     saved = AgentEffects.saved
 
-    def mutant(self):  # type: ignore[no-untyped-def]  # as the method
-        found = saved(self)
+    def mutant(self, *, is_grouped):  # type: ignore[no-untyped-def]  # as the method
+        found = saved(self, is_grouped=is_grouped)
         return None if found is None else msgspec.structs.replace(found, made=[])
 
     patch.setattr(AgentEffects, "saved", mutant)
@@ -254,8 +254,8 @@ def open_lost(patch: Patch) -> None:
     """The open effect is not in the checkpoint: it is said again."""
     saved = AgentEffects.saved
 
-    def mutant(self):  # type: ignore[no-untyped-def]  # as the method
-        found = saved(self)
+    def mutant(self, *, is_grouped):  # type: ignore[no-untyped-def]  # as the method
+        found = saved(self, is_grouped=is_grouped)
         return None if found is None else msgspec.structs.replace(found, open=None)
 
     patch.setattr(AgentEffects, "saved", mutant)

@@ -74,7 +74,7 @@ def test_effect_without_its_mark_is_not_in_doubt_after_the_plan() -> None:
     later = Driver(checkpoints={"a": checkpoint(driver)}, begun=1, starts=False)
     ask(later, intent(is_repeatable=False))
     effects = later.core.agents["a"].effects
-    assert effects is not None and not effects.needs_people
+    assert effects is not None and not effects.open[0].needs_people
 
 
 @pytest.mark.parametrize("event", [msg.Welcome(1, "c"), GO_ON])

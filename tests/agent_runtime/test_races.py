@@ -49,7 +49,7 @@ def begun(
     timeouts_ns = [
         None if each.kind == "step" or not timed else (place + 1) * 100 * MS for place, each in enumerate(members)
     ]
-    pause = Pause(SEED, members[0], None, [], True, None, list(members), timeouts_ns, ends_at)
+    pause = Pause(SEED, members[0], None, [], True, {}, list(members), timeouts_ns, ends_at)
     driver.end("a", ("b", GO), ("z", GO), pause=pause)
     driver.feed(msg.LogOpened(1))
     return driver
@@ -334,7 +334,8 @@ def test_a_block_that_raises_requests_nothing() -> None:
         (lambda ctx: ctx.race(), r"ctx\.race has no members"),
         (lambda ctx: ctx.gather(on_error="stop"), r"on_error='stop': use \"wait\" or \"cancel\""),
         (lambda ctx: ctx.race(ctx.receive(Told), ctx.receive(Told)), "one ctx.receive of each type"),
-        (lambda ctx: ctx.race(ctx.effect("pay", int, 1)), "takes no effects"),
+        (lambda ctx: ctx.race(ctx.effect("pay", int, 1)), "effects cannot be cancelled"),
+        (lambda ctx: ctx.gather(ctx.effect("pay", int, 1), on_error="cancel"), "effects cannot be cancelled"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(call: Any, text: str) -> None:

@@ -470,8 +470,8 @@ def keys_not_saved() -> list[Patch]:
     """Save the open effect and the completed effects in checkpoints, but no keys."""
     original = AgentEffects.saved
 
-    def saved(self: AgentEffects) -> SavedEffects | None:
-        effects = original(self)
+    def saved(self: AgentEffects, *, is_grouped: bool) -> SavedEffects | None:
+        effects = original(self, is_grouped=is_grouped)
         return effects if effects is None else SavedEffects([], effects.made, effects.open)
 
     return [(AgentEffects, "saved", saved)]
@@ -554,10 +554,10 @@ def undone_without_the_failed() -> list[Patch]:
     """Treat an effect that has raised an exception as not done, and do not undo the effect."""
     original = AgentEffects.end
 
-    def end(self: AgentEffects, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:
-        opened = self.open
-        original(self, is_done=is_done, result=result, ended_ns=ended_ns, late_s=late_s)
-        if not is_done and opened is not None:
+    def end(self: AgentEffects, place: int, *, is_done: bool, **ended: Any) -> None:
+        opened = self.open[place].opened
+        original(self, place, is_done=is_done, **ended)
+        if not is_done:
             self.made = [made for made in self.made if made.key != opened.key]
 
     return [(AgentEffects, "end", end)]

@@ -98,7 +98,8 @@ class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class SavedEffects(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """External effects of an agent: the latest finished effects and the current turn's effects, both oldest first, and the open effect."""
+    """External effects of an agent: the latest finished effects and the current turn's effects, both oldest first, and the open effect, if
+    the turn waits for a single one."""
 
     keys: list[KnownEffect] = []
     made: list[MadeEffect] = []
@@ -455,8 +456,8 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         saved_numbers: `dead_letter_numbers` in the form stored in the file.
         recorded_ns: wall-clock time in nanoseconds since 1970, used only in diagrams and never for decisions.
         inputs: consumed external inputs. The host log redelivers later inputs.
-        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects, saved_approvals, saved_asked: `outputs`, `turn`, `stash`,
-            `durable_turns`, `effects`, `approvals` and `asked` in the form stored in the file.
+        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects, saved_group, saved_approvals, saved_asked: `outputs`, `turn`,
+            `stash`, `durable_turns`, `effects`, `effect_group`, `approvals` and `asked` in the form stored in the file.
         saved_clock: reading of the machine's clock when the checkpoint was taken. Time that elapses after the checkpoint counts towards the
             timers.
         saved_journal: `journal_part`, stored in the file as `journal`.
@@ -497,6 +498,9 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     saved_numbers: DeadLetterNumbers | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="letter_numbers")
     saved_turns: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="durable_turns")
     saved_effects: SavedEffects | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="effects")
+    saved_group: list[tuple[int, OpenEffect]] | msgspec.UnsetType = msgspec.field(
+        default=msgspec.UNSET, name="effect_group"
+    )
     saved_approvals: SavedApprovals | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="approvals")
     saved_asked: list[AskedQuestion] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="asked")
     saved_clock: BootClock | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="clock")
@@ -568,6 +572,17 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def effects(self) -> SavedEffects | None:
         """External effects that the agent remembers, or None if there are none."""
         return self.saved_effects or None
+
+    @property
+    def effect_group(self) -> dict[int, OpenEffect]:
+        """Open effects of the group for which the turn waits, by their places in the journal."""
+        return dict(self.saved_group or ())
+
+    @property
+    def open_effects(self) -> list[OpenEffect]:
+        """Effects for whose outcomes the turn waits."""
+        single = self.effects.open if self.effects is not None else None
+        return list(self.effect_group.values()) if single is None else [single]
 
     @property
     def state_bytes(self) -> int:
