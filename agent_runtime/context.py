@@ -424,9 +424,9 @@ class Context:
     async def gather(self, *members: Awaitable[Any], on_error: str = "wait") -> list[Any]:  # the members' own results
         """Wait for several things at the same time: `a, b = await ctx.gather(ctx.step(…), ctx.call(…))`. Only durable turns can.
 
-        Members are steps, calls, messages to receive, approvals and sleeps. Each has its own time limits and retries. The results of steps are always
-        in the log before the turn continues. A recovery does not run completed steps again, even if others were still running. The order
-        in which the members end has no effect on the turn.
+        Members are steps, effects, calls, messages to receive, approvals and sleeps. Each has its own time limits and retries. The results of
+        steps and effects are always in the log before the turn continues. A recovery does not run completed ones again, even if others were
+        still running. The order in which the members end has no effect on the turn.
 
         Args:
             on_error: "wait" waits until all members have ended. "cancel" ends with the first failure. Steps that still run are then
@@ -437,9 +437,11 @@ class Context:
             The results, in the order of the members.
 
         Raises:
-            StepFailedError, WaitTimeoutError, UnansweredCallError: If a member failed. The error is that of the first failed member in their
-                order, and is raised when the group has ended. If the turn is retried, only failed and cancelled steps run again.
-            UsageError: If a member is something else, if there are more than 64 members, or if two receive messages of the same type.
+            StepFailedError, EffectFailedError, WaitTimeoutError, UnansweredCallError: If a member failed. The error is that of the first
+                failed member in their order, and is raised when the group has ended. If the turn is retried, only failed and cancelled
+                steps run again.
+            UsageError: If a member is something else, if there are more than 64 members, if two receive messages of the same type or are
+                effects with the same key, or if a group that may be cancelled has effects.
             DivergenceError: If the rerun turn asks for another group. The turn is then suspended.
         """
         ends_at = groups.end_on_error("ctx.gather", on_error)

@@ -58,7 +58,7 @@ lost, the fleet may repeat effects, so the oracle then reports nothing.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 import msgspec
@@ -343,25 +343,26 @@ class EffectOracle:
     def __init__(self, report: Report, inputs: InputOracle) -> None:
         self._report = report
         self._inputs = inputs
-        self._called: dict[tuple[str, int], str] = {}
+        self._called: dict[tuple[str, int], dict[int, str]] = {}
+        """For each agent and incarnation, keys of the effects called since its turn last went on, by their places in the journal."""
         self._ended: dict[str, None] = {}
 
-    def on_called(self, t_ns: int, agent: str, incarnation: int, key: str, *, is_present: bool) -> None:
+    def on_called(self, t_ns: int, agent: str, incarnation: int, place: int, key: str, *, is_present: bool) -> None:
         """Check that an agent may call an effect under this key, which the outside service receives. `is_present` means that the call was
         made under the newest plan."""
-        self._called[agent, incarnation] = key
+        self._called.setdefault((agent, incarnation), {})[place] = key
         if is_present and key + UNDO in self._ended and not self._inputs.has_lost_bytes:
             self._report("effects", "G12", t_ns, f"{agent} calls an effect under a key that was undone: {key}")
         if is_present and key in self._ended and not self._inputs.has_lost_bytes:
             text = f"{agent} calls an effect again from whose outcome its turn had gone on: {key}"
             self._report("effects", "G12", t_ns, text)
 
-    def on_started(self, turn: StartTurn) -> None:
-        """Record that the effect has ended if a turn's next segment starts with an effect's outcome."""
-        entry = turn.found
-        key = self._called.pop((turn.agent, turn.incarnation), "") if entry is not None else ""
-        if entry is not None and key and (entry.kind, entry.outcome) == ("effect", DONE):
-            self._ended[key] = None
+    def on_went_on(self, agent: str, incarnation: int, entries: Mapping[int, JournalEntry]) -> None:
+        """Record that the effects among these entries have ended, because their turn goes on. The keys are places in the journal."""
+        called = self._called.pop((agent, incarnation), {}) if entries else {}
+        for place, entry in entries.items():
+            if place in called and (entry.kind, entry.outcome) == ("effect", DONE):
+                self._ended[called[place]] = None
 
 
 class GroundTruth:

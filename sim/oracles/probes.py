@@ -101,6 +101,7 @@ CATALOGUE: dict[str, Probe] = {
     "input found in a log": Probe("a plan gave an agent an input that the log of an earlier plan held"),
     "effect resolved as done": Probe("a person said of an effect in doubt that it was done"),
     "effect resolved as not done": Probe("a person said of an effect in doubt that it was not done"),
+    "effects called together": Probe("several effects of a group were called at the same time"),
     "effect in doubt": Probe("an effect that came from a checkpoint was called, or asked after"),
     "step found in a log": Probe("a plan gave an agent what the log of an earlier plan held of a durable turn"),
     # failures and recoveries

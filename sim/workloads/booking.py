@@ -6,15 +6,16 @@ endings make the turn fail, roll the fleet back or stop the agent. Every agent a
 clients has work, too.
 
 The external service is a stub (`Fleet(simulate=…)`) whose state survives host crashes. The service's ledger, the receipts in the agents'
-states and the answers to clients must agree. For each kind of effect, the service asserts:
+states and the answers to clients must agree. Every second request gathers consecutive effects and steps. For each kind of effect, the
+service asserts:
 
 - *keyed*: the service accepts explicit keys, and a booking is never paid under a second key while the first payment is valid.
 - *unkeyed*: an effect is undone under the key of its payment. If a turn is repeated in a different history, it pays under a different key.
 - *probed*: an effect may be called again under the same key only after a probe.
 - *once*: the service ignores keys, so a call under a key that has a valid payment charges the customer twice.
 
-For all kinds, the service asserts that compensations are executed newest first. Valid payments without an explicit key are exempt from this
-check, because the service cannot know whether a recovery discarded their history.
+For all kinds, the service asserts that compensations are executed in the reverse order of the request's tasks. Valid payments without an
+explicit key are exempt from this check, because the service cannot know whether a recovery discarded their history.
 """
 
 import asyncio
@@ -188,7 +189,7 @@ class Service:
         if sale.is_undone:
             return
         later = [other.task for other in self.sales.values() if _is_after(other, sale)]
-        assert not later, f"{task} is undone before {later[0]}, paid after it"
+        assert not later, f"{task} is undone before {later[0]}, which stands behind it"
         sale.is_undone = True
 
     def find(self, task: str, *, key: str) -> str | None:
@@ -217,7 +218,7 @@ class Service:
 
 
 def _is_after(other: _Sale, sale: _Sale) -> bool:
-    """Return whether `other` is a valid sale for the same request and was first paid after the last request for `sale`.
+    """Return whether `other` is a valid sale for a later task of the same request.
 
     The result can be true only if both sales were last requested under the same recovery plan. A turn may take over an effect from a
     discarded history without calling the service. An effect that a turn has taken over is the turn's newest effect. Unkeyed sales are
@@ -225,8 +226,14 @@ def _is_after(other: _Sale, sale: _Sale) -> bool:
     """
     if other.task.endswith("/unkeyed") or other.plan != sale.plan:
         return False
-    is_same = other.task.rpartition("/")[0].rpartition("/")[0] == sale.task.rpartition("/")[0].rpartition("/")[0]
-    return is_same and other.is_done and not other.is_undone and other.first > sale.last
+    request, place = _place_of(sale.task)
+    other_request, other_place = _place_of(other.task)
+    return other_request == request and other_place > place and other.is_done and not other.is_undone
+
+
+def _place_of(task: str) -> tuple[str, int]:
+    request, place, _ = task.rsplit("/", 2)
+    return request, int(place)
 
 
 def never(*args: object, key: str) -> str | None:
@@ -281,12 +288,20 @@ class Booker(snapline.Agent):
         return "done"
 
     async def _all(self, message: Book, keys: dict[str, str], ctx: snapline.Context) -> None:
-        for place, kind in enumerate(message.tasks):
-            if kind in EFFECTS:
-                task = f"{ctx.agent}/{message.name}/{place}/{kind}"
-                keys[task] = await self._pay(task, kind, ctx)
+        for places in _groups(message):
+            kinds = [message.tasks[place] for place in places]
+            tasks = [f"{ctx.agent}/{message.name}/{place}/{kind}" for place, kind in zip(places, kinds, strict=True)]
+            if len(places) > 1:
+                members = [
+                    self._pay(task, kind, ctx) if kind in EFFECTS else ctx.step("look", int, str(place))
+                    for place, kind, task in zip(places, kinds, tasks, strict=True)
+                ]
+                found = await ctx.gather(*members)
+                keys |= {task: key for task, kind, key in zip(tasks, kinds, found, strict=True) if kind in EFFECTS}
+            elif kinds[0] in EFFECTS:
+                keys[tasks[0]] = await self._pay(tasks[0], kinds[0], ctx)
             else:
-                await self._do(message, place, kind, ctx)
+                await self._do(message, places[0], kinds[0], ctx)
 
     async def _pay(self, task: str, kind: str, ctx: snapline.Context) -> str:
         receipt: str = await ctx.effect(
@@ -333,6 +348,18 @@ class Booker(snapline.Agent):
     async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
         self.state.asked += 1
         ctx.reply(Answer(message.name))
+
+
+def _groups(message: Book) -> list[list[int]]:
+    """Return the places of the request's tasks, grouped by what is gathered."""
+    groups: list[list[int]] = []
+    for place, kind in enumerate(message.tasks):
+        is_member = message.serial % 2 == 1 and kind in (*EFFECTS, "step")
+        if is_member and groups and message.tasks[place - 1] in (*EFFECTS, "step"):
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
 
 
 def own_request(agent: str, index: int, serial: int) -> Book:

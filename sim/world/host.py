@@ -40,6 +40,7 @@ from snapline.sim.world.steps import DrivenTurn, SimOutside, Steps, check_handle
 from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 from snapline.storage.capture.image import StateImage
+from snapline.storage.log.log_record import EFFECT
 from snapline.storage.packs.checkpoint import BootClock, JournalEntry
 from snapline.storage.store.store import Store
 
@@ -194,7 +195,11 @@ class JudgeObserver(HostObserver):
         is_committed = self._is_local and self.sim.notes.store.is_committed(command.key.encode())
         ground_truth.outputs.on_called(now_ns, command.agent, command.key, is_committed=is_committed)
         is_present = self.core.plan >= ground_truth.newest_plan
-        ground_truth.effects.on_called(now_ns, command.agent, command.incarnation, command.key, is_present=is_present)
+        called = command.agent, command.incarnation, command.place, command.key
+        ground_truth.effects.on_called(now_ns, *called, is_present=is_present)
+        turn = self.core.agents[command.agent].turn
+        is_grouped = turn is not None and sum(x.kind == EFFECT and not x.outcome for x in turn.members) > 1
+        self._judge.probes.sometimes(is_grouped, "effects called together")
         self._judge.probes.sometimes(command.is_in_doubt, "effect in doubt")
         execute(command)
 
@@ -234,8 +239,7 @@ class JudgeObserver(HostObserver):
             self._judge.replays.on_turn(turn.agent, known, self.turns.object_of(turn.agent))
         if may_wait(known):
             state = state_identity(known, self.turns.object_of(turn.agent))
-            self._judge.ground_truth.effects.on_started(turn)
-            self._check_approvals(turn)
+            self._went_on(turn)
             self._check_rollbacks(turn, [turn.found] if turn.found is not None else [])
             for index, found in enumerate(turn.group or [found for found in (turn.found,) if found is not None]):
                 place = self._judge.ground_truth.steps.place_of(turn.agent, turn.incarnation)
@@ -252,15 +256,17 @@ class JudgeObserver(HostObserver):
         self._note(turn, ended, draws)
         return ended
 
-    def _check_approvals(self, turn: ev.StartTurn) -> None:
-        """Check the approvals with whose outcome the turn goes on, unless people's answers are recorded."""
-        if self._shared.scenario.fleet.answers:
-            return
+    def _went_on(self, turn: ev.StartTurn) -> None:
+        """Check the effects and approvals with whose outcomes the turn goes on. Approvals are not checked if answers are recorded."""
         entries = turn.group or [found for found in (turn.found,) if found is not None]
         durable, truth = self.core.agents[turn.agent].turn, self._judge.ground_truth
-        if durable is None or self.core.plan < truth.newest_plan or truth.inputs.has_lost_bytes:
+        if durable is None:
             return
-        for place, entry in enumerate(entries, len(durable.journal) - len(entries)):
+        places = dict(enumerate(entries, len(durable.journal) - len(entries)))
+        truth.effects.on_went_on(turn.agent, turn.incarnation, places)
+        if self._shared.scenario.fleet.answers or self.core.plan < truth.newest_plan or truth.inputs.has_lost_bytes:
+            return
+        for place, entry in places.items():
             if entry.kind == "approval":
                 approval = id_of(durable, place, entry)
                 truth.steps.approvals.on_decided(self._shared.kernel.now_ns, turn.agent, approval, entry)

@@ -62,3 +62,26 @@ async def test_what_came_first_stays_first_when_the_host_is_killed(data_dir: Pat
     assert isinstance(state, groups.Seen) and state.results == [1, 7, groups.WAITING]
     ran = sorted(lines_of(notes))
     assert ran == sorted(["begin beat", "begin 7", "end 7", "cancelled", *["begin 1"] * 2, "end 1"])
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("recovery", ["global", "local"])
+async def test_effects_of_a_group_are_called_together_and_undone_backwards_also_when_the_host_is_killed(
+    data_dir: Path, recovery: str
+) -> None:
+    notes = data_dir.with_name("notes")
+    notes.touch()
+    arguments = {"notes": str(notes), "recovery": recovery}
+    async with running(data_dir, "groups:bookings", arguments, hosts=1) as fleet:
+        await fleet.until(lambda _: len(lines_of(notes)) >= len(groups.PAID))
+        await fleet.until_more_epochs()
+        fleet.local.kill("h1")
+        await fleet.until_recovered()
+        await fleet.until(lambda _: sum(line.startswith("call hotel") for line in lines_of(notes)) == 2)
+        Path(f"{notes}.go").touch()
+        await fleet.end()
+    lines = [line.split() for line in lines_of(notes)]
+    assert sorted(what for verb, what, _ in lines if verb == "call") == ["car", "hotel", "hotel", "seat"]
+    assert [what for verb, what, _ in lines if verb == "undo"] == ["car", "hotel", "seat"], "the hotel ended last"
+    keys = {key for verb, what, key in lines if what == "hotel" and verb == "call"}
+    assert len(keys) == 1, "it was called again under its key"

@@ -121,6 +121,57 @@ def races(notes: str, recovery: str = "global") -> snapline.Fleet:
     )
 
 
+PAID = ("seat", "hotel", "car")
+
+
+async def pay(notes: str, what: str, *, key: str) -> str:
+    """A payment that its service repeats under the same key without harm. The hotel's answer comes when the test says so."""
+    note(notes, f"call {what} {key}")
+    while what == "hotel" and not Path(f"{notes}.go").exists():
+        await asyncio.sleep(0.01)
+    return f"{what} paid"
+
+
+def refund(notes: str, what: str, *, key: str) -> None:
+    note(notes, f"undo {what} {key}")
+
+
+class Booker(snapline.Agent):
+    """An agent that pays three times at once, and gives up one trip of two behind that."""
+
+    state: Seen
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.send(ctx.agent, Ask())
+
+    @snapline.handler(durable=True)
+    async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
+        notes = self.state.notes
+        try:
+            async with ctx.saga("trip"):
+                paid = await ctx.gather(
+                    *[ctx.effect(x, pay, notes, x, key=f"k-{x}", compensate=(refund, notes, x)) for x in PAID]
+                )
+                raise LookupError(", ".join(paid))
+        except LookupError as error:
+            self.state.results = [1] * (str(error) == "seat paid, hotel paid, car paid")
+
+
+def has_booked(cut: snapline.Cut) -> bool:
+    state = cut.states["booker"]
+    return isinstance(state, Seen) and bool(state.results)
+
+
+def bookings(notes: str, recovery: str = "global") -> snapline.Fleet:
+    return snapline.Fleet(
+        "bookings",
+        agents={"booker": lambda: Booker(Seen(notes))},
+        triggers=[snapline.Every(seconds=0.2)],
+        stop_when=has_booked,
+        recovery=recovery,
+    )
+
+
 def is_over(cut: snapline.Cut) -> bool:
     state = cut.states["reader"]
     assert isinstance(state, Seen)

@@ -550,6 +550,11 @@ def saga_not_undone() -> list[Patch]:
     return [(asked.Saga, "add", lambda self, made: None)]
 
 
+def undone_by_ends() -> list[Patch]:
+    """Undo the effects of a group in the reverse order of their ends, and not of their places."""
+    return [(AgentEffects, "group_ended", lambda self, identities: None)]
+
+
 def undone_without_the_failed() -> list[Patch]:
     """Treat an effect that has raised an exception as not done, and do not undo the effect."""
     original = AgentEffects.end
@@ -610,6 +615,15 @@ EFFECT_MUTANTS: dict[str, Mutant] = {
     "failed-turn-not-undone": _of("what a failed turn has done is not undone", failed_turn_not_undone, "workload"),
     "saga-undone-oldest-first": _of("a saga undoes what it has done oldest first", saga_oldest_first, "stub"),
     "saga-not-undone": _of("a saga that fails undoes nothing", saga_not_undone, "workload"),
+    "group-undone-by-ends": Mutant(
+        text="effects of a group are undone in the reverse order in which they ended",
+        patches=undone_by_ends,
+        scenario=template(
+            patterns=("booking",), clients=ClientsPart(count=3, inputs=30, pause="20ms", is_settling=True)
+        ),
+        oracle="stub",
+        seed=0,
+    ),
     "failed-effect-not-undone": _of(
         "an effect that has raised counts as not done, and is not undone", undone_without_the_failed, "stub", 28
     ),
