@@ -15,6 +15,7 @@ from collections.abc import Callable
 from snapline.agent_runtime.host.core import HostCore
 from snapline.messages.host_messages import BeginEpoch, Directive, EndEpoch, EpochReport, Heartbeat, HostMessage
 from snapline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, Distribution, Family, Readings
+from snapline.telemetry.model_requests import MODEL_TOKENS, TOKENS
 
 FAMILIES = (
     Family("turns_total", COUNTER, "turns that ended well", "numRecordsIn"),
@@ -73,6 +74,7 @@ FAMILIES = (
     Family("commit_hold_seconds_total", COUNTER, "time from each commit's first change until it was durable"),
     Family("effects_total", COUNTER, "effects by what came of them", "", ("outcome",)),
     Family("effects_needing_people", GAUGE, "effects in doubt, which wait for people to decide"),
+    MODEL_TOKENS,
     Family("unreached_hosts", GAUGE, "hosts of the fleet that no link reaches"),
     Family(
         "fenced_streams_total",
@@ -205,6 +207,7 @@ class HostMetrics:
                 for agent in agents
                 if agent.effects is not None
             ),
+            **TOKENS.read(),
             "unreached_hosts": len(now.unreached),
             "fenced_streams_total": self._fenced,
             "plan": now.plan,

@@ -185,7 +185,7 @@ class TurnSpans:
     def _end(self, agent: str, opened: FollowedTurn) -> None:
         del self.open[agent]
         if opened.is_durable:
-            self._last_spans[agent] = opened.span.get_span_context().span_id
+            self._last_spans[agent] = opened.span.ids.span
             if len(self._last_spans) > AGENTS_REMEMBERED_MAX:
                 del self._last_spans[next(iter(self._last_spans))]
         self._tell(opened.span)
@@ -202,12 +202,13 @@ class TurnSpans:
 
     def _tell(self, span: QuickSpan) -> None:
         span.end()
-        self._export.queue.put(span)
+        for each in (*span.children, span):
+            if each.end_ns:
+                self._export.queue.put(each)
 
 
 def _traceparent(span: QuickSpan, hops: int = HOPS_MAX) -> Traceparent:
-    span_context = span.get_span_context()
-    return Traceparent(span_context.trace_id, span_context.span_id, hops)
+    return Traceparent(span.ids.trace, span.ids.span, hops)
 
 
 def current_trace() -> dict[str, object]:
@@ -242,14 +243,20 @@ class TracedTurnEnvironment(TurnEnvironment):
     """A turn environment that creates a span for each attempt of a step or an effect, as a child of the turn's span."""
 
     def __init__(self, export: SpanExport) -> None:
-        self._tracer = export.tracer
+        self._queue = export.queue
 
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        if not trace.get_current_span().is_recording():
+        outer = trace.get_current_span()
+        if not outer.is_recording():
             return await super().step(name, function)
-        kind = "effect" if contexts.get_value(EFFECT) else "step"
-        with self._tracer.start_as_current_span(f"{kind} {name}", kind=trace.SpanKind.CLIENT):
-            return await super().step(name, function)
+        kind, above = "effect" if contexts.get_value(EFFECT) else "step", outer.get_span_context()
+        span = QuickSpan(f"{kind} {name}", trace.SpanKind.CLIENT, SpanIds(above.trace_id, above.span_id), {})
+        try:
+            with trace.use_span(span):
+                return await super().step(name, function)
+        finally:
+            span.end()
+            self._queue.put(span)
 
 
 EPOCHS_KEPT = 64

@@ -9,16 +9,19 @@ from snapline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY
 FAMILIES = [family for families in TABLES.values() for family in families]
 
 WORDS = {
+    "agent": "of an SDK, as code names it: with models at most 128 pairs",
     "id": "of the process itself: one for each",
     "kind": "of concerns",
+    "model": "as agents of SDKs request it",
     "outcome": "of epochs, of effects",
     "phase": "of the fleet, of a recovery",
     "protocol": "one for a fleet",
     "role": "two",
     "state": "of hosts",
+    "type": "of tokens: input, output",
     "version": "of snapline",
 }
-"""Labels, and why there are few values: none names an agent or a channel."""
+"""Labels, and why there are few values: none names an agent of the fleet or a channel."""
 
 
 def test_the_page_shows_the_tables_as_they_are() -> None:

@@ -15,7 +15,7 @@ SDK's code again and finds their results in the turn's journal. Tools of one res
 """
 
 import dataclasses
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
 from agents import Agent, AgentOutputSchemaBase, FunctionTool, Handoff, ModelSettings, RunConfig, Runner, RunResult
@@ -27,6 +27,7 @@ from snapline.adapters.rounds import Rounds, current_rounds
 from snapline.adapters.sdk_requests import StepOptions, digest_of_request, effect_key, make_request
 from snapline.agent_runtime.context import Context
 from snapline.errors import UsageError
+from snapline.telemetry.model_requests import CHAT, EXECUTE_TOOL, Response, SdkRequest, following_run
 
 __all__ = ["StepOptions", "current_rounds", "effect_key", "run"]
 
@@ -65,12 +66,16 @@ async def run(
         )
     wrapping = _Wrapping(effects, in_turn, model or {}, tool or {})
     config = run_config or RunConfig()
-    config = dataclasses.replace(config, model_provider=_StepModels(config.model_provider, model or {}))
+    config = dataclasses.replace(config, model_provider=_StepModels(config.model_provider, wrapping))
     if isinstance(config.model, Model):
-        config = dataclasses.replace(config, model=_StepModel(config.model, "model", model or {}))
-    result: RunResult = await Rounds(ctx).run(
-        lambda: Runner.run(wrapping.agent(agent), given, run_config=config, **options)
-    )
+        config = dataclasses.replace(config, model=_StepModel(config.model, "model", wrapping))
+    rounds = Rounds(ctx)
+
+    async def main() -> RunResult:
+        with following_run(agent.name, rounds.now_ns):
+            return await Runner.run(wrapping.agent(agent), given, run_config=config, **options)
+
+    result: RunResult = await rounds.run(main)
     return result
 
 
@@ -87,14 +92,20 @@ def _team_of(agent: Agent[Any]) -> list[Agent[Any]]:
 
 
 class _Wrapping:
-    """Copies agents so that their requests are steps. Each agent has one copy, as agents may hand off to each other in circles."""
+    """Copies agents so that their requests are steps. Each agent has one copy, as agents may hand off to each other in circles.
+
+    Attributes:
+        model_options: options of the steps that run requests to models.
+        asking: name of the agent that makes the next request to a model.
+    """
 
     def __init__(
         self, effects: Collection[str], in_turn: Collection[str], model: StepOptions, tool: StepOptions
     ) -> None:
         self._effects = effects
         self._in_turn = in_turn
-        self._model_options = model
+        self.model_options = model
+        self.asking = ""
         self._tool_options = tool
         self._copies: dict[int, Agent[Any]] = {}
 
@@ -107,10 +118,20 @@ class _Wrapping:
             )
         copy = self._copies[id(agent)] = agent.clone()
         if isinstance(agent.model, Model):
-            copy.model = _StepModel(agent.model, agent.name, self._model_options)
+            copy.model = _StepModel(agent.model, agent.name, self)
+        copy.get_system_prompt = self._announced(agent.name, copy.get_system_prompt)
         copy.tools = [self._tool(tool, agent.name) for tool in agent.tools]
         copy.handoffs = [self._handoff(each) for each in agent.handoffs]
         return copy
+
+    def _announced(self, agent: str, get_system_prompt: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """Wrap the method that the SDK calls before each request of an agent to a model. The model is not told which agent asks."""
+
+        async def announced(*arguments: Any) -> Any:
+            self.asking = agent
+            return await get_system_prompt(*arguments)
+
+        return announced
 
     def _handoff(self, each: Any) -> Any:
         if isinstance(each, Agent):
@@ -137,8 +158,10 @@ class _Wrapping:
             async def body() -> object:
                 return _plain(await invoke(context, arguments))
 
-            asked = arguments, getattr(context, "tool_call_id", "")
-            return await make_request(rounds, name, body, options, arguments=asked)
+            call = getattr(context, "tool_call_id", "")
+            details = {"gen_ai.tool.type": "function", "gen_ai.tool.call.id": call}
+            request = SdkRequest(EXECUTE_TOOL, tool.name, owner, details)
+            return await make_request(rounds, name, body, options, arguments=(arguments, call), request=request)
 
         return dataclasses.replace(tool, on_invoke_tool=invoked)
 
@@ -150,6 +173,12 @@ def _plain(result: Any) -> object:
     if isinstance(result, BaseModel):
         return result.model_dump(mode="json")
     return result if isinstance(result, str | dict) else str(result)
+
+
+def _response_of(result: Any) -> Response:
+    usage = result["usage"]
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    return Response(usage["input_tokens"], usage["output_tokens"], cached, id=result["response_id"] or "")
 
 
 def _asked(value: Any) -> object:
@@ -168,21 +197,21 @@ def _asked(value: Any) -> object:
 class _StepModels(ModelProvider):
     """Provider whose models make their requests as steps."""
 
-    def __init__(self, inner: ModelProvider, options: StepOptions) -> None:
+    def __init__(self, inner: ModelProvider, wrapping: _Wrapping) -> None:
         self._inner = inner
-        self._options = options
+        self._wrapping = wrapping
 
     def get_model(self, model_name: str | None) -> Model:
-        return _StepModel(self._inner.get_model(model_name), model_name or "model", self._options)
+        return _StepModel(self._inner.get_model(model_name), model_name or "model", self._wrapping)
 
 
 class _StepModel(Model):
     """Model whose requests are steps of the turn that runs the agent."""
 
-    def __init__(self, inner: Model, name: str, options: StepOptions) -> None:
+    def __init__(self, inner: Model, name: str, wrapping: _Wrapping) -> None:
         self._inner = inner
         self._name = name
-        self._options = options
+        self._wrapping = wrapping
 
     async def get_response(self, *arguments: Any, **options: Any) -> ModelResponse:
         rounds = current_rounds()
@@ -194,8 +223,15 @@ class _StepModel(Model):
             return _responses.dump_python(response, mode="json")
 
         asked = (digest_of_request([_asked(each) for each in (*arguments, *options.values())]),)
-        made = make_request(rounds, f"{self._name}/model", body, self._options, arguments=asked)
+        options_of_step, request = self._wrapping.model_options, self._request()
+        made = make_request(rounds, f"{self._name}/model", body, options_of_step, arguments=asked, request=request)
         return _responses.validate_python(await made)
+
+    def _request(self) -> SdkRequest:
+        model, kind = getattr(self._inner, "model", None), type(self._inner)
+        provider = "openai" if kind.__module__.startswith("agents.models.openai") else kind.__qualname__
+        name = model if isinstance(model, str) else self._name
+        return SdkRequest(CHAT, name, self._wrapping.asking, {"gen_ai.provider.name": provider}, _response_of)
 
     def stream_response(self, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
         raise UsageError("a streamed run cannot be repeated: run the agent in a durable turn without streaming")

@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from pydantic_ai import _utils
 from pydantic_ai.agent import AbstractAgent, EventStreamHandler
+from pydantic_ai.capabilities import WrapRunHandler
 from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,
@@ -34,7 +35,9 @@ from pydantic_ai.durable_exec import (
     DurableOperationBackend,
     DurableOperationId,
     JournalCallableOperationBackend,
+    ModelRequestId,
     RoleBasedOperationConfig,
+    ToolsetCallToolId,
     conversation_id_from_run_id,
 )
 from pydantic_ai.models import Model, ModelRequestParameters
@@ -45,6 +48,7 @@ from snapline.adapters.rounds import Rounds, current_rounds, outside
 from snapline.adapters.sdk_requests import StepOptions, digest_of_request, effect_key, make_request
 from snapline.agent_runtime.context import Context
 from snapline.errors import EncodingError
+from snapline.telemetry.model_requests import CHAT, EXECUTE_TOOL, Response, SdkRequest, following_run
 
 __all__ = ["SnaplineDurability", "StepOptions", "current_rounds", "effect_key", "run"]
 
@@ -118,6 +122,13 @@ class SnaplineDurability(BaseDurabilityCapability[AgentDepsT]):
         rounds = current_rounds()
         return None if rounds is None else rounds.now()
 
+    async def wrap_run(self, ctx: RunContext[AgentDepsT], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
+        rounds = current_rounds()
+        if rounds is None:
+            return await handler()
+        with following_run(_name_of(ctx), rounds.now_ns):
+            return await handler()
+
     def get_durable_operation_backend(self) -> DurableOperationBackend[StepOptions]:
         def tool_options(operation_id: DurableOperationId, tool: Any, tool_name: str) -> StepOptions | Literal[False]:
             found: StepOptions | Literal[False] = self._build_resolve_tool_config(self._tool_options)(tool, tool_name)
@@ -153,7 +164,8 @@ class _StepBackend(JournalCallableOperationBackend[StepOptions]):
             return await body()
         context = outside()
         context.run(_utils._disable_threads.set, False)  # it was set for the run, and tools may use threads
-        return await make_request(rounds, name, body, config, arguments=_arguments(cache_key), context=context)
+        arguments, request = _arguments(cache_key), _request_of(operation_id, cache_key)
+        return await make_request(rounds, name, body, config, arguments=arguments, request=request, context=context)
 
 
 def _arguments(asked: tuple[object, ...]) -> tuple[object, ...]:
@@ -164,6 +176,34 @@ def _arguments(asked: tuple[object, ...]) -> tuple[object, ...]:
     conversation = [(each.tool_call_id, [] if has_messages else each.messages) for each in contexts]
     tools = [each for each in parts if isinstance(each, dict) and not has_messages]
     return *tools, digest_of_request([parts, conversation])
+
+
+def _request_of(operation: DurableOperationId, asked: tuple[object, ...]) -> SdkRequest | None:
+    """Return what to tell of an operation, or None if it goes neither to a model nor to a tool."""
+    context = next((each for each in asked if isinstance(each, RunContext)), None)
+    if context is None or not isinstance(operation, ModelRequestId | ToolsetCallToolId):
+        return None
+    if isinstance(operation, ModelRequestId):
+        details = {"gen_ai.provider.name": context.model.system}
+        return SdkRequest(CHAT, operation.model_name, _name_of(context), details, _response_of)
+    details = {"gen_ai.tool.type": "function", "gen_ai.tool.call.id": context.tool_call_id or ""}
+    return SdkRequest(EXECUTE_TOOL, str(asked[0]), _name_of(context), details)
+
+
+def _name_of(context: RunContext[Any]) -> str:
+    return (context.agent.name if context.agent is not None else None) or "agent"
+
+
+def _response_of(result: Any) -> Response:
+    usage, finish_reason = result["usage"], result["finish_reason"]
+    return Response(
+        usage["input_tokens"],
+        usage["output_tokens"],
+        usage["cache_read_tokens"],
+        result["model_name"] or "",
+        result["provider_response_id"] or "",
+        finish_reason or "",
+    )
 
 
 def _replace_clock() -> None:

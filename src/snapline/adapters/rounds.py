@@ -47,6 +47,7 @@ class Rounds:
 
     Attributes:
         ctx: the turn's context. Its methods that need no `await` may be called directly, and all others through `wait`.
+        now_ns: the turn's time in nanoseconds since 1970: that of its begin or of the end of the last round.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -54,11 +55,11 @@ class Rounds:
         self._thread = SteppedThread(lambda: None)
         self._pending: list[_Request] = []
         self._slept_s = 0.0
-        self._now_ns = 0
+        self.now_ns = 0
 
     async def run(self, main: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
         """Run `main` in the turn, and return its result. The handler awaits this method."""
-        self._now_ns = self.ctx.now()
+        self.now_ns = self.ctx.now()
         self._thread = SteppedThread(lambda: self._run(main))
         result: _Result = await self._thread.run()
         return result
@@ -76,8 +77,8 @@ class Rounds:
         return result
 
     def now(self) -> datetime:
-        """Return the turn's time: that of its begin or of the end of the last round."""
-        return datetime.fromtimestamp(self._now_ns / 1e9, UTC)
+        """Return the turn's time (`now_ns`)."""
+        return datetime.fromtimestamp(self.now_ns / 1e9, UTC)
 
     def elapsed_s(self) -> float:
         """Return the time in seconds for which the run has slept."""
@@ -94,7 +95,7 @@ class Rounds:
         elif timeout_s is not None:
             self._thread.wait(self.ctx.sleep(timeout_s))
             self._slept_s += timeout_s
-            self._now_ns = self.ctx.now()
+            self.now_ns = self.ctx.now()
         else:
             raise UsageError(
                 f"code that agent {self.ctx.agent!r} runs in a durable turn waits for a thread or the network: do that in a tool, or "
@@ -109,7 +110,7 @@ class Rounds:
         members = [_outcome_of(request.make()) for request in batch]
         alone = count == 1  # effects cannot be in groups
         outcomes = [self._thread.wait(members[0])] if alone else self._thread.wait(self.ctx.gather(*members))
-        self._now_ns = self.ctx.now()
+        self.now_ns = self.ctx.now()
         for request, (found, error) in zip(batch, outcomes, strict=True):
             if request.future.cancelled():
                 continue

@@ -13,6 +13,7 @@ from pydantic_core import to_jsonable_python
 
 from snapline.adapters.rounds import Rounds, outside
 from snapline.agent_runtime.message_encoding import encode_ordered
+from snapline.telemetry.model_requests import SdkRequest, following
 
 Body = Callable[[], Awaitable[object]]
 """Function that makes a request and returns its result as plain values."""
@@ -41,16 +42,18 @@ async def make_request(
     options: StepOptions,
     *,
     arguments: Sequence[object],
+    request: SdkRequest | None,
     context: contextvars.Context | None = None,
 ) -> Any:  # the result as plain values
     """Make a request as a step of the turn, or as an effect.
 
     Args:
         arguments: what is asked, as plain values. A recorded answer is taken only for equal arguments.
+        request: what to tell of the request in spans and metrics, or None if it goes neither to a model nor to a tool.
         context: the context in which `body` runs; by default, a copy of the caller's context in which no turn runs it.
     """
     more: dict[str, Any] = {**options}
-    work = functools.partial(_work, context or outside(), body)
+    work = functools.partial(_work, context or outside(), body, request)
     if more.pop("effect", False):
         return await rounds.wait(lambda: rounds.ctx.effect(name, work, *arguments, **more), is_single=True)
     return await rounds.wait(lambda: rounds.ctx.step(name, work, *arguments, **more))
@@ -78,17 +81,22 @@ def _content(value: Any) -> Any:
     return [_content(each) for each in value] if isinstance(value, list) else value
 
 
-async def _work(context: contextvars.Context, body: Body, *_: object, key: str = "") -> object:
+async def _work(
+    context: contextvars.Context, body: Body, request: SdkRequest | None, *_: object, key: str = ""
+) -> object:
     """Make one request in the loop of this process's requests, whose connections it may use again."""
 
     async def made() -> object:
         return await body()
 
     context.run(_key.set, key)
-    future = context.run(asyncio.run_coroutine_threadsafe, made(), _request_loop())
-    if asyncio._get_running_loop() is None:  # the simulator's time stands still meanwhile
-        return future.result()
-    return await asyncio.wrap_future(future)
+    with following(request, context) as answered:
+        future = context.run(asyncio.run_coroutine_threadsafe, made(), _request_loop())
+        # The simulator has no running loop, and its time stands still meanwhile.
+        is_simulated = asyncio._get_running_loop() is None
+        result = future.result() if is_simulated else await asyncio.wrap_future(future)
+        answered(result)
+    return result
 
 
 _loop_lock = threading.Lock()

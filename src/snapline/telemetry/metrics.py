@@ -6,7 +6,8 @@ kind of process declares its metric families in a table (`coordinator/service/co
 `agent_runtime/host/host_metrics.py`). docs/metrics.md shows these tables, and a test compares the document with them.
 
 No metric family has a label for an agent or a channel. A fleet may have 20,000 agents or channels, and a monitoring system would keep a
-time series for each of them for weeks. Each label of a metric family has only a few fixed values.
+time series for each of them for weeks. Each label of a metric family has only a few values: fixed ones, or a bounded number of names that
+code gives, such as those of models.
 """
 
 from bisect import bisect_left
