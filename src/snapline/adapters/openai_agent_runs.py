@@ -8,7 +8,7 @@
             result = await run(ctx, clerk, message.text, effects=("refund",))
             ctx.reply(Answer(result.final_output))
 
-Requests to models and function tools become steps of the turn, also those of agents to which the run is handed off. A recovery runs the
+Requests to models, function tools and MCP servers become steps of the turn, also those of agents to which the run is handed off. A recovery runs the
 SDK's code again and finds their results in the turn's journal. Tools of one response run at the same time (`rounds.py`). Tools named in
 `effects` are effects, which act under the key that `effect_key` returns. Tools named in `in_turn` run in the turn itself and may use it
 (`current_rounds`). An agent that is used as a tool runs as one step.
@@ -18,11 +18,22 @@ import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
-from agents import Agent, AgentOutputSchemaBase, FunctionTool, Handoff, ModelSettings, RunConfig, Runner, RunResult
+from agents import (
+    Agent,
+    AgentOutputSchemaBase,
+    FunctionTool,
+    Handoff,
+    ModelSettings,
+    RunConfig,
+    RunContextWrapper,
+    Runner,
+    RunResult,
+)
 from agents.items import ModelResponse
 from agents.models.interface import Model, ModelProvider
 from pydantic import BaseModel, TypeAdapter
 
+from snapline.adapters.openai_mcp_servers import StepServer
 from snapline.adapters.rounds import Rounds, current_rounds
 from snapline.adapters.sdk_requests import StepOptions, digest_of_request, effect_key, make_request
 from snapline.agent_runtime.context import Context
@@ -50,20 +61,19 @@ async def run(
 
     Args:
         given: input of the run, as for the SDK's `Runner.run`, which also takes `run_config` and the other options.
-        effects: names of tools that are effects.
-        in_turn: names of tools that run in the turn itself.
+        effects: names of tools that are effects, also of tools of MCP servers.
+        in_turn: names of function tools that run in the turn itself.
         model, tool: options of the steps that run requests to models and to tools.
 
     Raises:
         StepFailedError: A request to a model failed.
-        UsageError: The turn is not durable, the agent uses MCP servers, or it waits for something outside of its tools and models.
+        UsageError: The turn is not durable, a name is that of no tool, or the agent waits for something outside of its tools and models.
     """
-    names = {tool.name for each in _team_of(agent) for tool in each.tools}
-    unknown = [name for name in (*effects, *in_turn) if name not in names]
-    if unknown:
-        raise UsageError(
-            f"agent {agent.name!r} has no tool {unknown[0]!r}; its tools: {', '.join(sorted(names)) or 'none'}"
-        )
+    team = _team_of(agent)
+    names = {tool.name for each in team for tool in each.tools}
+    _check(agent, names, in_turn)
+    if not any(each.mcp_servers for each in team):
+        _check(agent, names, effects)
     wrapping = _Wrapping(effects, in_turn, model or {}, tool or {})
     config = run_config or RunConfig()
     config = dataclasses.replace(config, model_provider=_StepModels(config.model_provider, wrapping))
@@ -73,10 +83,21 @@ async def run(
 
     async def main() -> RunResult:
         with following_run(agent.name, rounds.now_ns):
+            if not names.issuperset(effects):
+                _check(agent, names | await wrapping.list_tools(team, options.get("context")), effects)
             return await Runner.run(wrapping.agent(agent), given, run_config=config, **options)
 
     result: RunResult = await rounds.run(main)
     return result
+
+
+def _check(agent: Agent[Any], names: Collection[str], given: Collection[str]) -> None:
+    """Raise UsageError if a name is that of no tool."""
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise UsageError(
+            f"agent {agent.name!r} has no tool {unknown[0]!r}; its tools: {', '.join(sorted(names)) or 'none'}"
+        )
 
 
 def _team_of(agent: Agent[Any]) -> list[Agent[Any]]:
@@ -112,17 +133,25 @@ class _Wrapping:
     def agent(self, agent: Agent[Any]) -> Agent[Any]:
         if id(agent) in self._copies:
             return self._copies[id(agent)]
-        if agent.mcp_servers:
-            raise UsageError(
-                f"agent {agent.name!r} uses MCP servers, which cannot run in a durable turn: give it function tools"
-            )
         copy = self._copies[id(agent)] = agent.clone()
         if isinstance(agent.model, Model):
             copy.model = _StepModel(agent.model, agent.name, self)
         copy.get_system_prompt = self._announced(agent.name, copy.get_system_prompt)
         copy.tools = [self._tool(tool, agent.name) for tool in agent.tools]
+        copy.mcp_servers = [
+            StepServer(each, agent.name, effects=self._effects, options=self._tool_options)
+            for each in agent.mcp_servers
+        ]
         copy.handoffs = [self._handoff(each) for each in agent.handoffs]
         return copy
+
+    async def list_tools(self, team: Collection[Agent[Any]], context: Any) -> set[str]:
+        """Return the names of all tools of the team's MCP servers. `context` is the run's, for the servers' filters."""
+        copies = [self.agent(each) for each in team]
+        listed = [
+            await server.list_tools(RunContextWrapper(context), each) for each in copies for server in each.mcp_servers
+        ]
+        return {tool.name for tools in listed for tool in tools}
 
     def _announced(self, agent: str, get_system_prompt: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         """Wrap the method that the SDK calls before each request of an agent to a model. The model is not told which agent asks."""

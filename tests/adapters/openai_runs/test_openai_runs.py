@@ -79,13 +79,10 @@ def test_a_model_that_fails_fails_the_turn_with_its_error(notes: Path) -> None:
         Turn(lambda ctx: run(ctx, agent, "hello", run_config=desk.CONFIG)).end()
 
 
-def test_unknown_tools_and_servers_are_refused_in_a_sentence(notes: Path) -> None:
+def test_unknown_tools_are_refused_in_a_sentence(notes: Path) -> None:
     front = desk.front_of(str(notes))
     with pytest.raises(UsageError, match="agent 'front' has no tool 'refnd'; its tools: ask_boss, look_up, refund"):
         Turn(lambda ctx: run(ctx, front, "hello", effects=("refnd",))).end()
-    front.mcp_servers = [object()]
-    with pytest.raises(UsageError, match="agent 'front' uses MCP servers"):
-        Turn(lambda ctx: run(ctx, front, "hello", run_config=desk.CONFIG)).end()
 
 
 @pytest.mark.parametrize("recovery", ["global", "local"])

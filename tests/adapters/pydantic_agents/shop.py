@@ -1,11 +1,10 @@
-"""A buyer, an agent of Pydantic AI, and a shop, an MCP server with two tools: `python -m tests.adapters.pydantic_agents.shop NOTES`."""
+"""A buyer, an agent of Pydantic AI, that uses the tools of a shop, an MCP server."""
 
 import sys
 from pathlib import Path
 
 import msgspec
 from fastmcp.client.transports import StdioTransport
-from mcp.server.mcpserver import MCPServer
 from pydantic_ai import Agent
 from pydantic_ai.mcp import MCPToolset
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
@@ -42,7 +41,7 @@ def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
 
 
 def buyer_of(notes: str) -> Agent[None, str]:
-    server = StdioTransport(sys.executable, ["-m", __name__, notes], cwd=str(ROOT))
+    server = StdioTransport(sys.executable, ["-m", "tests.adapters.mcp_shop", notes], cwd=str(ROOT))
     shop: MCPToolset[None] = MCPToolset(server, id="shop")
     return Agent(FunctionModel(answer), name="buyer", toolsets=[shop], capabilities=[SnaplineDurability()])
 
@@ -68,29 +67,3 @@ def has_bought(cut: snapline.Cut) -> bool:
 def fleet(notes: str) -> snapline.Fleet:
     agents = {"buyer": lambda: Buyer(Memory(notes))}
     return snapline.Fleet("shop", agents=agents, triggers=[snapline.Every(seconds=0.2)], stop_when=has_bought)
-
-
-def serve(notes: str) -> None:
-    server = MCPServer("shop")
-
-    @server.tool()
-    def stock(item: str) -> int:
-        """Return how many there are."""
-        note(f"stock {item}")
-        return len(item)
-
-    @server.tool()
-    def order(item: str) -> str:
-        """Order one."""
-        note(f"order {item}")
-        return f"ordered {item}"
-
-    def note(text: str) -> None:
-        with Path(notes).open("a") as file:
-            file.write(f"{text}\n")
-
-    server.run()
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])
