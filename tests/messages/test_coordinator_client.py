@@ -2,16 +2,17 @@
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, KeysView
 
 import grpc.aio
 import pytest
 
-from snapline.errors import CoordinatorUnavailableError
+from snapline.errors import CoordinatorUnavailableError, UsageError
 from snapline.messages import coordinator_client
-from snapline.messages.coordinator_client import LEADER_KEY, RETRY_TIME_LEFT_MIN_S, CoordinatorClient
+from snapline.messages.coordinator_client import LEADER_KEY, RETRY_TIME_LEFT_MIN_S, CoordinatorClient, named_error
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
+from snapline.security.rpc_authorization import ERROR_KEY
 
 
 class Follower(coordinator_pb2_grpc.CoordinatorServicer):
@@ -180,3 +181,17 @@ async def test_a_call_that_an_overrun_replica_has_dropped_is_made_again() -> Non
         client = CoordinatorClient(address)
         assert (await client.status(timeout_s=8.0)).fleet == "bank"
         await client.close()
+
+
+class PairsAsKeys(grpc.aio.Metadata):
+    """Metadata of gRPC 1.75: a view of its keys iterates over pairs."""
+
+    def keys(self) -> KeysView[str]:
+        return KeysView(self)  # type: ignore[arg-type]  # as it is there
+
+
+def test_a_named_error_is_read_from_metadata_of_the_oldest_grpc() -> None:
+    trailing = PairsAsKeys((ERROR_KEY, "UsageError"))
+    error = grpc.aio.AioRpcError(grpc.StatusCode.INVALID_ARGUMENT, grpc.aio.Metadata(), trailing, "no such host")
+    found = named_error(error)
+    assert isinstance(found, UsageError) and str(found) == "no such host"
