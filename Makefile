@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 COMPILED  = $(VENV)/compiled
 CORE_TESTS := tests/channels tests/protocols tests/agent_runtime
-PYTHONS ?= python3.12 python3.13
+PYTHONS ?= python3.11 python3.12 python3.13
 PROTOS := $(wildcard protos/snapline/protos/v1/*.proto)
 MINUTES ?= 10
 COMMIT ?= HEAD
@@ -27,7 +27,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-pydantic-ai test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled release test-wheel test-pins changelog test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-pydantic-ai test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,19 @@ compiled: $(COMPILED)/.installed  ## a wheel whose cores are machine code, in .v
 test-compiled: compiled  ## the cores' tests on machine code, and the same seeds as without it
 	@PYTHONPATH=$(abspath $(COMPILED))/site $(BIN)/python -m pytest -q -rs -p tests.kit.compiled \
 	  $(or $(ARGS),$(CORE_TESTS) tests/integration/test_compiled.py)
+
+release: $(STAMP)  ## sdist, wheels, list of components, licences and checksums, in dist/: some minutes a Python, needs gcc; PYTHONS="python3.11 …", ARGS=--pure
+	@$(BIN)/python -m release.build --pythons $(PYTHONS) $(ARGS)
+
+test-wheel: $(STAMP)  ## the wheels of dist/ in new environments, with the lowest and the newest dependencies: two minutes a Python; PYTHONS="python3.11 …"
+	@$(BIN)/python -m release.check_wheel --pythons $(PYTHONS) $(ARGS)
+
+test-pins: $(STAMP)  ## may an exact version in pyproject.toml move? asks the package index
+	@$(BIN)/python -m release.check_pins
+
+changelog: $(STAMP)  ## move the changes/*.md into CHANGELOG.md, under the version of pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep ^towncrier release/requirements.txt)
+	@$(BIN)/towncrier build --yes
 
 test-pythons: $(STAMP)  ## the cores' tests in other interpreters, each with an environment of its own: PYTHONS="python3.12 python3.13"
 	@for python in $(PYTHONS); do venv=$(VENV)/$$(basename $$python); \

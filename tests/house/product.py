@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-NOT_PRODUCT = ("tests", "benchmarks", "docs")
+NOT_PRODUCT = ("tests", "benchmarks", "docs", "release")
 PACKAGE = "src/snapline/"
 GENERATED = PACKAGE + "protos/"
 BODIES = ("body", "handlers", "orelse", "finalbody", "cases")

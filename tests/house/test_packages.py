@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-NOT_PACKED = ("tests", "benchmarks", "docs")
+NOT_PACKED = ("tests", "benchmarks", "docs", "release")
 NOT_INSTALLED = tuple(f"src/snapline/deploy/{folder}/" for folder in ("helm", "grafana", "prometheus"))
 """What other programs read is taken from the repository."""
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.house.product import in_package
+from tests.house.product import NOT_PRODUCT, in_package
 
 INSIDE = {
     "security/dial_back.py",
@@ -22,7 +22,7 @@ INSIDE = {
 
 
 def test_no_protobuf_type_leaves_the_codecs(root: Path, handwritten: list[Path]) -> None:
-    product = [path for path in handwritten if path.relative_to(root).parts[0] not in ("tests", "docs", "benchmarks")]
+    product = [path for path in handwritten if path.relative_to(root).parts[0] not in NOT_PRODUCT]
     found = {
         in_package(root, path)
         for path in product
