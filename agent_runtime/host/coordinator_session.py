@@ -23,7 +23,7 @@ import grpc
 import grpc.aio
 
 from snapline.errors import AuthenticationError, CoordinatorUnavailableError, ProtocolError, UsageError
-from snapline.messages.coordinator_client import LEADER_KEY, CoordinatorClient, ReplicaChoice
+from snapline.messages.coordinator_client import LEADER_KEY, CoordinatorClient, ReplicaChoice, trailing_metadata
 from snapline.messages.host_messages import (
     SAME_SIGNAL_S,
     Directive,
@@ -135,7 +135,7 @@ class Session:
     def _turn_to_next(self, error: Exception) -> bool:
         """Choose the replica to dial next: either the leader that a replica has named, or the next replica in the list. Return True if a
         replica answered."""
-        metadata = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
+        metadata = trailing_metadata(error)
         if LEADER_KEY in metadata:
             self._turns.on_not_leader(self._turns.current, str(metadata[LEADER_KEY]))
             self._distrust.answered()

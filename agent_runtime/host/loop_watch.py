@@ -32,7 +32,7 @@ import snapline
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host.host_events import RunStep, StartTurn
 from snapline.agent_runtime.host.turns import Turns
-from snapline.messages.coordinator_client import LEADER_KEY, ReplicaChoice
+from snapline.messages.coordinator_client import LEADER_KEY, ReplicaChoice, trailing_metadata
 from snapline.messages.wire import encode_request, path_of
 from snapline.security.transport import Security
 
@@ -102,7 +102,7 @@ class BusyReports:
                 ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._open().unary_unary(path_of(call))
                 ask(request, timeout=ANSWER_S)
             except grpc.RpcError as error:
-                metadata = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
+                metadata = trailing_metadata(error)
                 if LEADER_KEY not in metadata:
                     self._turns.is_silent(self._turns.current)
                     return

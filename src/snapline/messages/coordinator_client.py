@@ -457,7 +457,7 @@ class CoordinatorClient:
         """Return the error for a failed call, and choose the replica to call next. Add an unreachable replica to `silent`."""
         if error.code() != grpc.StatusCode.UNAVAILABLE:
             return _error_of(error, self.address)
-        metadata = _trailing(error)
+        metadata = trailing_metadata(error)
         if LEADER_KEY in metadata:
             silent.pop(address, None)
             self._turns.on_not_leader(address, str(metadata[LEADER_KEY]))
@@ -524,14 +524,17 @@ async def retry_until_available(call: Callable[[], Awaitable[_Reply]]) -> _Reply
         await asyncio.sleep(PAUSE_S)
 
 
-def _trailing(error: grpc.aio.AioRpcError) -> dict[str, str | bytes]:
-    """Return the trailing metadata of a failed call. `dict(metadata)` fails with gRPC 1.75, whose `Metadata.keys` yields pairs."""
-    return dict(iter(error.trailing_metadata() or ()))
+def trailing_metadata(error: Exception) -> dict[str, str | bytes]:
+    """Return the trailing metadata of a failed call, which other errors do not have.
+
+    `dict(metadata)` fails with gRPC 1.75, whose `Metadata.keys` yields pairs.
+    """
+    return dict(iter(getattr(error, "trailing_metadata", lambda: None)() or ()))
 
 
 def named_error(error: grpc.aio.AioRpcError) -> SnaplineError | None:
     """Return the snapline error that the server has raised, or None if the reply does not contain one."""
-    name = _trailing(error).get(ERROR_KEY)
+    name = trailing_metadata(error).get(ERROR_KEY)
     error_class = getattr(errors, name, None) if isinstance(name, str) else None
     return (
         error_class(error.details() or "")
