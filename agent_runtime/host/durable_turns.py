@@ -280,9 +280,13 @@ class DurableTurns:
             self._shared.note("error", f"agent {agent.id} stands in the middle of a turn: {turn.problem}")
         return not event.is_divergent
 
-    def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Prepare the retry of a turn that failed because of a step. If the last journal entry is the failed step, remove the entry, so
-        that the step runs again. If the last entries are a group, its failed steps run again."""
+    def retried(self, agent: LocalAgent) -> None:
+        """Prepare the retry of a turn that failed because of a step. If the last journal entry is the failed step, the turn waits for it
+        again. If the last entries are a group, its failed steps run again."""
+        turn = agent.turn
+        if turn is None:  # the log had the failure, so the turn has not waited yet
+            self._steps.retried(agent, place=0)
+            return
         if turn.group:
             members, turn.group = turn.journal[-turn.group :], 0
             del turn.journal[-len(members) :]
@@ -294,9 +298,10 @@ class DurableTurns:
                 for x in members
             ]
         elif turn.journal and (turn.journal[-1].kind, turn.journal[-1].outcome) == ("step", FAILED):
-            del turn.journal[-1]
+            step = turn.journal.pop()
+            turn.waits = JournalEntry(step.kind, step.name, step.digest)  # so what was sent before it stays sent
         turn.logged = min(turn.logged, len(turn.journal))
-        self._steps.retried(agent, turn)
+        self._steps.retried(agent, place=len(turn.journal))
 
     def dead_letter(self, agent: LocalAgent, event: ev.TurnFailed) -> None:
         """End a turn that failed permanently, and make its message a dead letter."""

@@ -405,15 +405,15 @@ class StepLog:
         if agent.begun is not None:
             agent.begun.logged.pop(agent.begun.count, None)
 
-    def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Discard logged failures of steps that are not in the retried turn's journal, so that these steps run again."""
-        if agent.begun is not None and turn.number in agent.begun.logged:
-            agent.begun.logged[turn.number] = tuple(
+    def retried(self, agent: LocalAgent, *, place: int) -> None:
+        """Discard logged failures of the retried turn's steps at this place of its journal and behind it, so that these steps run again."""
+        begun = agent.begun
+        number = 0 if begun is None else begun.count + (agent.turn is None)
+        if begun is not None and number in begun.logged:
+            begun.logged[number] = tuple(
                 entry
-                for entry in agent.begun.logged[turn.number]
-                if entry.place < len(turn.journal)
-                or entry.entry.kind not in ("step", DECISION)
-                or entry.entry.outcome != FAILED
+                for entry in begun.logged[number]
+                if entry.place < place or entry.entry.kind not in ("step", DECISION) or entry.entry.outcome != FAILED
             )
 
     def put(self, agent: LocalAgent, turn: DurableTurn) -> None:

@@ -188,8 +188,8 @@ class TurnEnds:
             self._give_up(agent, entry, event)
 
     def _try_again(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
-        if agent.turn is not None and event.is_of_step:
-            self._durable.retried(agent, agent.turn)
+        if event.is_of_step:
+            self._durable.retried(agent)
         wait_ns = event.waits_ns[agent.attempts - 1] if event.waits_ns else 0
         if not wait_ns:
             self._mailboxes.start(agent, entry)

@@ -217,7 +217,7 @@ def test_a_step_whose_failure_fails_its_turn_is_run_again() -> None:
     driver.feed(ev.StepEnded("a", 1, 1, FAILED, b"no"))
     _, again = driver.fail("a", retries=1, is_of_step=True)
     assert isinstance(again, ev.StartTurn)
-    assert again.turn == SavedTurn("message", "z", GO, SEED, "", [done(STEP, b"r")])
+    assert again.turn == SavedTurn("message", "z", GO, SEED, "", [done(STEP, b"r")], STEP), "it waits there again"
     said = pause(driver, STEP)
     assert ev.RunStep("a", 1, 1, "look") in said
     driver.feed(ev.StepEnded("a", 1, 1, FAILED, b"no"))

@@ -3,6 +3,7 @@
 Each mend has a mutant, which one of the tests finds.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from snapline.agent_runtime.message_encoding import encode_message
 from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.errors import FleetDefinitionError
 from snapline.messages import host_messages as msg
+from snapline.sim.pytest_plugin import Simulation
 
 WAITS: dict[str, Any] = {"retries": 2, "waits_ns": (SECOND, 2 * SECOND)}
 
@@ -315,3 +317,63 @@ def test_the_mutant_is_found(mutant: Callable[[Patch], None], found_by: Callable
     mutant(monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError)):
         found_by()
+
+
+# -- durable turns ----------------------------------------------------------------------------------------------------
+
+
+class Begin(snapline.Message):
+    pass
+
+
+class Said(snapline.Message):
+    pass
+
+
+class Heard(msgspec.Struct):
+    times: int = 0
+
+
+def attempt() -> None:
+    raise AssertionError("the simulator calls the stub")
+
+
+class Trier(snapline.Agent):
+    state: Heard
+    retries = 3
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        if ctx.agent == "trier":
+            ctx.send(ctx.agent, Begin())
+
+    @snapline.handler(durable=True)
+    async def on_begin(self, message: Begin, ctx: snapline.Context) -> None:
+        ctx.send("hearer", Said())
+        await ctx.step("attempt", attempt)
+
+    @snapline.handler
+    async def on_said(self, message: Said, ctx: snapline.Context) -> None:
+        self.state.times += 1
+
+
+def triers() -> snapline.Fleet:
+    attempts = itertools.count(1)
+
+    def succeed_at_third() -> None:
+        if next(attempts) % 3:
+            raise ConnectionError
+
+    agents = {name: Trier(Heard()) for name in ("trier", "hearer")}
+    return snapline.Fleet(
+        "triers", agents=agents, triggers=[snapline.Every(seconds=0.1)], simulate={"attempt": succeed_at_third}
+    )
+
+
+@pytest.mark.parametrize("faults", ["quiet", "crashes"])
+def test_what_a_turn_sent_before_a_failed_step_is_sent_once_however_often_the_step_is_tried(
+    faults: str, snapline_sim: Simulation
+) -> None:
+    def at_end(states: Any) -> None:
+        assert states["hearer"].times == 1
+
+    snapline_sim.check(triers, seeds=6, at_end=at_end, faults=faults)
