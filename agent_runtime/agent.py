@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar, overload
 
 import msgspec
 
+from snapline.agent_runtime.guards import HandlerGuard, OnViolation, TurnOutput, handler_guard
 from snapline.agent_runtime.message_encoding import (
     NAME_BYTES_MAX,
     field_names,
@@ -48,11 +49,25 @@ def handler(function: _Function, /) -> _Function: ...
 
 @overload
 def handler(
-    *, durable: bool = False, thread: bool = False, public: bool = False
+    *,
+    durable: bool = False,
+    thread: bool = False,
+    public: bool = False,
+    guard: Callable[[Any, TurnOutput], str | None] | None = None,
+    on_violation: OnViolation = "retry",
 ) -> Callable[[_Function], _Function]: ...
 
 
-def handler(function: Any = None, /, *, durable: bool = False, thread: bool = False, public: bool = False) -> Any:
+def handler(
+    function: Any = None,
+    /,
+    *,
+    durable: bool = False,
+    thread: bool = False,
+    public: bool = False,
+    guard: Callable[[Any, TurnOutput], str | None] | None = None,
+    on_violation: OnViolation = "retry",
+) -> Any:
     """Mark a method as the handler for the message type with which its `message` parameter is annotated.
 
     If the annotation is a union (`message: Deposit | Withdrawal`), the method handles each type in the union. With `durable=True`, a turn
@@ -69,21 +84,30 @@ def handler(function: Any = None, /, *, durable: bool = False, thread: bool = Fa
     With `public=True`, the handler can also be called through the HTTP gateway (docs/gateway.md). Agents and `snapline.Client` can call
     every handler, whether public or not.
 
+    With `guard=check`, `check(self, output)` returns why the turn must not pass on its `TurnOutput`, or None. A durable turn passes on
+    messages at each wait, so its guard checks at each wait what has come since the wait before, and the rest at the end. The guard must be
+    pure, and must not wait. A violation drops what was checked, and raises GuardViolationError at the wait or at the end of the handler. If
+    the handler does not catch it, `on_violation` decides: "retry" is another attempt, up to `Agent.retries` (a plain turn is retried, a
+    durable one begins again as with `ctx.restart_turn`), "escalate" makes the message a dead letter at once, and another handler
+    `fallback(self, message, ctx)` takes over, with the state from before the turn. The guard checks the fallback too.
+
     Raises:
-        FleetDefinitionError: If `durable` and `thread` are both set. A durable turn makes its blocking calls with `ctx.step` instead.
+        FleetDefinitionError: If `durable` and `thread` are both set, because a durable turn makes its blocking calls with `ctx.step`; or if
+            `guard` or `on_violation` is invalid.
     """
     if durable and thread:
         raise FleetDefinitionError(
             "a handler is durable or runs in a thread, not both: what blocks in a durable turn belongs in ctx.step"
         )
     kind = "durable" if durable else "thread" if thread else "plain"
+    checked = handler_guard(guard, on_violation, is_durable=durable)
     if function is None:
-        return functools.partial(_mark, kind=kind, is_public=public)
-    return _mark(function, kind=kind, is_public=public)
+        return functools.partial(_mark, kind=kind, is_public=public, guard=checked)
+    return _mark(function, kind=kind, is_public=public, guard=checked)
 
 
-def _mark(function: _Function, *, kind: str, is_public: bool) -> _Function:
-    function.__snapline_handler__ = kind, is_public  # type: ignore[attr-defined]  # read back by _find_handlers
+def _mark(function: _Function, *, kind: str, is_public: bool, guard: HandlerGuard | None) -> _Function:
+    function.__snapline_handler__ = kind, is_public, guard  # type: ignore[attr-defined]  # read back by _find_handlers
     return function
 
 
@@ -98,6 +122,7 @@ class Handler(msgspec.Struct, frozen=True):
     is_durable: bool = False
     is_threaded: bool = False
     is_public: bool = False
+    guard: HandlerGuard | None = None
 
 
 class AgentType(msgspec.Struct, frozen=True):
@@ -269,12 +294,17 @@ def _type_text(declared: Any) -> str:
 def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
     handlers: dict[str, Handler] = {}
     for name, function in inspect.getmembers(agent_class, inspect.isfunction):
-        kind, is_public = getattr(function, "__snapline_handler__", ("", False))
+        kind, is_public, guard = getattr(function, "__snapline_handler__", ("", False, None))
         if not kind:
             continue
         is_durable, is_threaded = kind == "durable", kind == "thread"
         if is_durable:
             _check_durable(agent_class, name, function)
+        if guard is not None and agent_class.on_error not in (None, "undo"):
+            raise FleetDefinitionError(
+                f"{agent_class.__qualname__}.{name} has a guard, and {agent_class.__qualname__}.on_error is {agent_class.on_error!r}: "
+                "a violation undoes the turn, so leave on_error at 'undo'"
+            )
         for message_type in _message_types(agent_class, name, function):
             other = handlers.get(message_name(message_type))
             if other is not None:
@@ -283,9 +313,10 @@ def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
                     f"in {other.name} and {name}: keep one"
                 )
             decoder = _decoder_of(agent_class, name, message_type)
-            awaits = is_durable or is_threaded or _suspends(function)
+            functions = [function, *([guard.fallback] if guard is not None and guard.fallback is not None else [])]
+            awaits = is_durable or is_threaded or any(_suspends(each) for each in functions)
             handlers[message_name(message_type)] = Handler(
-                name, function, message_type, decoder, awaits, is_durable, is_threaded, is_public
+                name, function, message_type, decoder, awaits, is_durable, is_threaded, is_public, guard
             )
     return handlers
 

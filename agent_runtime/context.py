@@ -7,6 +7,7 @@ turn.
 Most turns only send messages and reply. To save time, a context creates the record for all other requests only when one of them is made.
 """
 
+import contextlib
 import functools
 import random
 import uuid
@@ -32,6 +33,7 @@ from snapline.agent_runtime.durable import (
 )
 from snapline.agent_runtime.fleet import check_state_image, encode_unchecked
 from snapline.agent_runtime.groups import Group
+from snapline.agent_runtime.guards import OutputGuard
 from snapline.agent_runtime.host.host_events import Emission, Spawn, TurnEnded
 from snapline.agent_runtime.message_encoding import encode_message, message_name
 from snapline.agent_runtime.sagas import (
@@ -53,7 +55,7 @@ from snapline.agent_runtime.turn_environment import (
     waits_of,
 )
 from snapline.agent_runtime.unawaited import UnawaitedCoroutines, awaited
-from snapline.errors import UnansweredCallError, UsageError, WaitTimeoutError
+from snapline.errors import GuardViolationError, UnansweredCallError, UsageError, WaitTimeoutError
 from snapline.ids import check_id, check_receiver
 from snapline.messages.host_messages import PastRollback
 from snapline.storage.packs.checkpoint import AbandonedTurn, JournalEntry, MadeEffect
@@ -71,6 +73,13 @@ class RareRequests:
         self.spawns: dict[str, Spawn] = {}
         self.outputs: list[Emission] = []
         self.wants_checkpoint = False
+
+    def copy(self) -> "RareRequests":
+        """Return a copy to which later requests are not added."""
+        copied = RareRequests()
+        copied.timers, copied.cancelled, copied.outputs = self.timers[:], self.cancelled[:], self.outputs[:]
+        copied.spawns, copied.wants_checkpoint = self.spawns.copy(), self.wants_checkpoint
+        return copied
 
 
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -96,6 +105,7 @@ class Context:
         "_asked",
         "_call",
         "_closed",
+        "_guard",
         "_journal",
         "_reply",
         "_sagas",
@@ -121,6 +131,7 @@ class Context:
         self._reply: bytes | None = None
         self._call = b""
         self._journal: TurnJournal | None = None
+        self._guard: OutputGuard | None = None
         self._closed = ""
         self.unawaited: UnawaitedCoroutines | None = None
 
@@ -146,7 +157,10 @@ class Context:
             self._check_open()
         if not isinstance(to, str) or not to.isascii():
             check_receiver(to)
-        self._sends.append((to, encode_message(message)))
+        payload = encode_message(message)
+        self._sends.append((to, payload))
+        if self._guard is not None:
+            self._guard.add_sent(to, message, payload)
 
     def send_encoded(self, to: str, payload: bytes) -> None:
         """Send an already encoded message. Only the runtime calls this method."""
@@ -172,6 +186,8 @@ class Context:
                 f"ctx.reply answers inputs from outside and calls, and this turn is for a message of {self.sender!r}: use ctx.send"
             )
         self._reply = encode_message(message)
+        if self._guard is not None:
+            self._guard.add_reply(message, self._reply)
         if self._call:
             self._sends.append((self.sender, durable.reply_payload(self._call, self._reply)))
 
@@ -194,7 +210,10 @@ class Context:
         rare = self._more()
         if not isinstance(topic, str):
             raise UsageError(f"a topic is text, this one is a {type(topic).__qualname__}")
-        rare.outputs.append((check_id(topic, "topic"), encode_message(message), self._world.now_ns()))
+        payload = encode_message(message)
+        rare.outputs.append((check_id(topic, "topic"), payload, self._world.now_ns()))
+        if self._guard is not None:
+            self._guard.add_emitted(topic, message, payload)
 
     def set_timer(self, name: str, delay_s: float, message: object) -> None:
         """Send `message` to this agent itself after `delay_s` seconds. A new timer replaces an existing timer with the same name.
@@ -485,6 +504,7 @@ class Context:
         try:
             requests = groups.requested(journal, coroutines, ends_at)
             if requests:
+                self.check_output()
                 entries = await journal.wait_for_group(requests, ends_at)
                 if journal.has_left:
                     self.take_segment()
@@ -584,6 +604,8 @@ class Context:
             raise UsageError(f"agent {agent!r} calls itself: its turn for that would have to wait for this one")
         payload = encode_message(message)
         self.send_encoded(agent, durable.call_payload(journal.call_id(), payload))
+        if self._guard is not None:
+            self._guard.add_sent(agent, message, payload)
         entry = await self._wait(
             "call", agent, argument_digest("call", (message_name(type(message)), message)), timeout_s=timeout_s
         )
@@ -687,6 +709,8 @@ class Context:
     ) -> JournalEntry:
         assert self._journal is not None
         timeout_ns = None if timeout_s is None else nanoseconds(f"ctx.{kind}", timeout_s)
+        if self._journal.grouped is None:
+            self.check_output()
         entry = await self._journal.wait(kind, name, digest, timeout_ns=timeout_ns, work=work, details=details)
         if self._journal.has_left:
             self.take_segment()  # necessary only if the turn runs again, since otherwise the segment is empty
@@ -711,6 +735,33 @@ class Context:
 
     # ---- for the runtime ------------------------------------------------------------------------------------------
 
+    def guard_with(self, guard: OutputGuard) -> None:
+        """Let this guard check what the turn requests."""
+        self._guard = guard
+
+    def is_final(self, error: BaseException) -> bool:
+        """Return whether a turn that fails with this error must not be retried, because its guard has rejected its output."""
+        return self._guard is not None and self._guard.is_final and error is self._guard.violation
+
+    def check_output(self, *, is_over: bool = False) -> None:
+        """Let the handler's guard check what the turn has requested since the last check, and drop it if the guard rejects it. If the
+        handler is over, the guard is called even if there is nothing to check, since it may look at the state.
+
+        Raises:
+            GuardViolationError: If the guard rejects the output.
+        """
+        guard = self._guard
+        if guard is None or (guard.is_empty and not is_over):
+            return
+        reason = guard.rejects() if self._journal is None else self._journal.violation(guard.rejects)
+        guard.clear()
+        if reason:
+            count, self._asked, self._reply, self._stops = guard.checked
+            del self._sends[count:]
+            guard.raise_violation(reason)
+        rare = self._asked.copy() if self._asked is not None else None
+        guard.checked = len(self._sends), rare, self._reply, self._stops
+
     def begin(self, *, call: bytes = b"", journal: TurnJournal | None = None) -> None:
         """Begin the turn. `call` is the id of the call that the turn handles, and `journal` is the journal of a durable turn."""
         self._call, self._journal, self._sagas = call, journal, []
@@ -729,6 +780,10 @@ class Context:
         name = f"{made.name}/undo"
         function = load_undo(made.name, made.undo, made.undo_arguments, self._durable("undo_effect").own_modules)
         work = undo_work(made, function, self._world.now_ns(), saga)
+        with contextlib.suppress(
+            GuardViolationError
+        ):  # what is rejected is dropped, and the error of the saga's block goes on
+            self.check_output()
         entry = await self._wait("effect", name, work.digest, work=work)
         read_outcome(name, made.key, entry, lambda: None)
 
@@ -756,6 +811,8 @@ class Context:
             pause=pause,
         )
         self._sends, self._asked = [], None
+        if self._guard is not None:
+            self._guard.checked = 0, None, self._reply, self._stops
         return outcome
 
     def outcome(self, *, is_durable: bool = False) -> TurnEnded:

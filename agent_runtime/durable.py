@@ -60,6 +60,9 @@ LOGGED_KINDS = ("step", EFFECT, "now")
 checkpoints, since a logged reply or message could belong to a discarded history. The digests of later entries cover replies and received
 messages."""
 
+GUARD = "guard"
+"""Kind of the journal entry that contains why a handler's guard has rejected the turn's output. The reason is the entry's name."""
+
 GroupEnd = Literal["all", "first", "failure"]
 """When a group ends: with its last member, with its first one, or with the first one that fails."""
 
@@ -505,6 +508,25 @@ class TurnJournal:
                 for x, y in zip(found, requests, strict=True)
             ]
         return found
+
+    def violation(self, rejects: Callable[[], str]) -> str:
+        """Return why the handler's guard rejects what the turn would pass on at the next wait, or "". Call `rejects` only if no earlier run
+        of the turn has passed this point. Violations are entries of the journal, so that a rerun turn goes the same way."""
+        place = self._place
+        if place < len(self._known) and self._known[place].kind != GUARD:
+            return ""  # it has been passed on
+        if place < len(self._known):
+            entry = self._known[place]
+        else:
+            reason = rejects()
+            if not reason:
+                return ""
+            self._check_room(place)
+            entry = JournalEntry(GUARD, reason, b"", DONE)
+            self._fresh.append(entry)
+        self._place += 1
+        self._passed(place, entry)
+        return entry.name
 
     def _passed(self, place: int, found: JournalEntry) -> None:
         self._size_bytes += len(found.result)

@@ -22,6 +22,7 @@ TOPICS = {
         "Agent",
         "Message",
         "handler",
+        "TurnOutput",
         "Context",
         "Approval",
         "AbandonedTurn",

@@ -44,6 +44,7 @@ from snapline.agent_runtime.fleet import (
     restore_agent,
     unsavable,
 )
+from snapline.agent_runtime.guarded_handlers import guarded
 from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.message_encoding import encode_ordered, has_one_order, message_name, without_tail
 from snapline.agent_runtime.rollback_errors import CAUGHT, FAILURES, RestartRequestedError, request_in
@@ -783,7 +784,9 @@ class Turns:
         running.authors[handler.name] = None
         if self._commits and handler.awaits and running.on_error != "undo":
             self._take_image(turn.agent, running)  # a commit during the turn contains the state from before it
-        return self._world.function_of(handler), message, handler.awaits
+        function_of = self._world.function_of
+        function = guarded(handler, running.agent, running.known, ctx, lambda: running.image, function_of=function_of)
+        return function, message, handler.awaits
 
     def _journal(self, turn: ev.StartTurn, running: _Running, begun: SavedTurn | None) -> TurnJournal:
         modules = own_modules(type(running.agent), self._fleet.compensation_modules)
@@ -855,7 +858,10 @@ class Turns:
             running.is_turning = False
         request, error = request_in(error, on_error)
         text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
-        retries, waits_ns = (running.known.retries, running.known.waits_ns) if running is not None else (0, ())
+        may_retry = running is not None and not ctx.is_final(error)
+        retries, waits_ns = (
+            (running.known.retries, running.known.waits_ns) if running is not None and may_retry else (0, ())
+        )
         if running is not None and on_error == "undo" and not is_final:
             try:
                 running.before = running.known.state_decoder.decode(running.image)

@@ -9,6 +9,7 @@ with independent checkpoints the messages that senders keep.
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Iterable, Iterator
 from types import FunctionType
 from typing import Any, cast
@@ -19,7 +20,8 @@ from snapline.agent_runtime.agent import Agent, AgentType, agent_type
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.dependency_report import dependency_report
 from snapline.agent_runtime.durable import SegmentEnd, TurnJournal, read_call
-from snapline.agent_runtime.fleet import Fleet, find_class, own_modules, restore_agent, revive
+from snapline.agent_runtime.fleet import Fleet, encode_state, find_class, own_modules, restore_agent, revive
+from snapline.agent_runtime.guarded_handlers import guarded
 from snapline.agent_runtime.migrations import plan_migration
 from snapline.agent_runtime.rollback_errors import FAILURES, RestartRequestedError, RollbackRequestedError
 from snapline.agent_runtime.sagas import undo_error
@@ -181,7 +183,8 @@ def _check_turn(
     ctx.begin(call=call, journal=journal)
     try:
         message = handler.decoder.decode(body)
-        coroutine: Any = handler.function(agent, message, ctx)
+        image_of = functools.partial(encode_state, checkpoint.agent, agent, known)
+        coroutine: Any = guarded(handler, agent, known, ctx, image_of)(agent, message, ctx)
         reason = contextvars.copy_context().run(_divergence, coroutine, journal)
     except Exception as error:  # the user's classes and migrations may raise anything
         reason = _text(error)

@@ -42,6 +42,7 @@ Constants, caches with reproducible values and counters that are never read caus
 import contextlib
 import copy
 import dis
+import functools
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -53,8 +54,9 @@ import msgspec
 
 from snapline.agent_runtime.agent import Agent, AgentType, Handler, agent_type
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import LATE_REPLY, SegmentEnd, TurnJournal, read_call
+from snapline.agent_runtime.durable import GUARD, LATE_REPLY, SegmentEnd, TurnJournal, read_call
 from snapline.agent_runtime.fleet import Fleet, encode_state, find_class, own_modules, restore_agent
+from snapline.agent_runtime.guarded_handlers import guarded
 from snapline.agent_runtime.host.host_events import StartTurn, TurnEnded, TurnFailed
 from snapline.agent_runtime.message_encoding import encode_body, encode_ordered
 from snapline.agent_runtime.turn_environment import Heartbeats, TurnEnvironment
@@ -538,11 +540,13 @@ def _call(agent: Agent, turn: Turn, ctx: Context) -> Any:  # a user's handler re
     name, body = split_message(payload)
     if name == LATE_REPLY:
         return None
-    handler = agent_type(type(agent)).handlers[name]
+    known = agent_type(type(agent))
+    handler = known.handlers[name]
     if handler.is_durable:
         raise _NotPossibleError
     ctx.begin(call=call)
-    return handler.function(agent, handler.decoder.decode(body), ctx)
+    image_of = functools.partial(encode_state, ctx.agent, agent, known)
+    return guarded(handler, agent, known, ctx, image_of)(agent, handler.decoder.decode(body), ctx)
 
 
 def _compare(history: AgentHistory, agent: Agent, state: bytes) -> str:
@@ -575,6 +579,10 @@ class _Clock(TurnEnvironment):
     def now_ns(self) -> int:
         assert self.journal is not None
         return self._left.pop(0) if self.journal.is_beyond and self._left else 0
+
+
+NOT_AWAITED = ("now", GUARD)
+"""Kinds of journal entries for which a turn does not wait."""
 
 
 class DurableRun(msgspec.Struct):
@@ -683,12 +691,16 @@ def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, d
         decoded = handler.decoder.decode(split_message(message)[1])
     except Exception:  # the capture checks report a state that cannot be restored
         return ""
-    difference = _asks(handler.function(replayed, decoded, ctx), journal)
+    function = guarded(handler, replayed, known, ctx, lambda: run.state)
+    difference = _asks(function(replayed, decoded, ctx), journal)
     if difference or (draws and any(entry.kind == "effect" for entry in run.entries) and run.is_repeated):
         return difference  # effects read the clock too, and their reads cannot be distinguished
     outcome = ctx.outcome(is_durable=True)
-    if [to for to, _ in outcome.sends] != [to for to, _ in ended.sends]:
-        return f"it sends {len(outcome.sends)} messages at its end, not {len(ended.sends)}"
+    receivers, sent = ([to for to, _ in sends] for sends in (outcome.sends, ended.sends))
+    if any(entry.kind not in NOT_AWAITED for entry in ended.entries):
+        sent = sent[len(sent) - len(receivers) :]  # what was sent before adopted results has left at the end too
+    if receivers != sent:
+        return f"it sends {len(receivers)} messages at its end, not {len(sent)}"
     return "it leaves another state than it did" if _differ(known, replayed, made) else ""
 
 

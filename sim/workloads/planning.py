@@ -92,7 +92,7 @@ class Refuse(snapline.Message):
 
 
 class Never(snapline.Message):
-    """Message type that no agent ever sends."""
+    """Message type that no agent ever sends, because the guard of plans rejects it."""
 
 
 class PlannerState(msgspec.Struct):
@@ -138,6 +138,10 @@ def _check_same(found: int, wanted: int) -> None:
         raise AssertionError(f"a step gave {found}, and its turn has seen {wanted}")
 
 
+def _sends_never(_agent: snapline.Agent, output: snapline.TurnOutput) -> str | None:
+    return "Never" if any(isinstance(message, Never) for _, message in output.sent) else None
+
+
 class Planner(snapline.Agent):
     """Agent that executes plans. See the module docstring."""
 
@@ -148,7 +152,7 @@ class Planner(snapline.Agent):
         if self.state.plans:
             ctx.send(ctx.agent, Go(0))
 
-    @snapline.handler(durable=True)
+    @snapline.handler(durable=True, guard=_sends_never)
     async def on_go(self, message: Go, ctx: snapline.Context) -> None:
         plan, half, asked, heard = message.plan, self.state.half, self.state.asked, 0
         has_neighbour, right = self.state.index + 1 < self.state.agents, name_of(self.state.index + 1)
@@ -156,6 +160,8 @@ class Planner(snapline.Agent):
             ctx.send(right, Hint())
         for number in (plan, plan + 1):
             half.append(await self._look(number, ctx))
+        if plan % 7 == 3:
+            await self._be_rejected(right if has_neighbour else ctx.agent, ctx)
         _check_same(await ctx.step("asked", lambda: asked), asked)
         if plan % 4 == 0:
             half.append(await self._wait_in_vain(ctx))
@@ -188,6 +194,13 @@ class Planner(snapline.Agent):
         half.clear()
         if self.state.done < self.state.plans:
             ctx.send(ctx.agent, Go(self.state.done))
+
+    async def _be_rejected(self, agent: str, ctx: snapline.Context) -> None:
+        """Send what the guard rejects, and go on without it."""
+        ctx.send(agent, Never())
+        with contextlib.suppress(snapline.GuardViolationError):
+            await ctx.sleep(0)
+            raise AssertionError("a rejected message has left")
 
     async def _ask_together(self, plan: int, right: str, ctx: snapline.Context) -> tuple[Answer, list[int]]:
         """Make the plan's other requests at the same time. Return the neighbour's answer, and the values of the other requests."""

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.durable import Approval
     from snapline.agent_runtime.effect_ledger import Effect
     from snapline.agent_runtime.fleet import Fleet
+    from snapline.agent_runtime.guards import TurnOutput
     from snapline.agent_runtime.message_encoding import Output, OutputsReverted
     from snapline.agent_runtime.migrations import migrates
     from snapline.agent_runtime.snapshots.snapshot_cut import (
@@ -134,6 +135,7 @@ _HOMES = {
     "SyncClient": "snapline.client.sync_client",
     "TorchState": "snapline.storage.capture.torch_state",
     "Trace": "snapline.client.trace_analysis",
+    "TurnOutput": "snapline.agent_runtime.guards",
     "TransitMessage": "snapline.agent_runtime.snapshots.snapshot_cut",
     "PastRollback": "snapline.messages.host_messages",
     "OutputsReverted": "snapline.agent_runtime.message_encoding",
@@ -223,6 +225,7 @@ __all__ = [
     "Trace",
     "TraceError",
     "TransitMessage",
+    "TurnOutput",
     "UnansweredCallError",
     "UnknownOutcomeError",
     "UsageError",

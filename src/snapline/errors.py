@@ -32,7 +32,7 @@
         ├── StepCancelledError      the result of a step is no longer needed
         ├── StepFailedError         a step of a durable turn raised an exception
         │   └── EffectFailedError   an effect raised an exception, and may still have happened
-        ├── GuardViolationError     a step's guard rejected its result
+        ├── GuardViolationError     a guard rejected a step's result or a turn's output
         ├── CircuitOpenError        a service failed repeatedly, and is not called for a while
         ├── WaitTimeoutError        a wait of a durable turn timed out
         ├── UnansweredCallError     the called turn ended without answering the call
@@ -244,7 +244,8 @@ class EffectFailedError(StepFailedError):
 
 
 class GuardViolationError(ExternalFailureError):
-    """The guard of a step has rejected what the step's function returned (`Context.step`)."""
+    """The guard of a step has rejected what the step's function returned (`Context.step`), or the guard of a handler what the turn would
+    send, emit or reply (`handler`)."""
 
 
 class CircuitOpenError(ExternalFailureError):

@@ -12,6 +12,7 @@ from snapline import errors
 NAMES = {
     *("Agent", "Message", "handler", "heartbeat", "Context", "Fleet", "Every", "Cut", "TransitMessage", "migrates"),
     "CircuitBreaker",
+    "TurnOutput",
     *("Blob", "History", "Pickled", "TorchState", "mark_dirty", "tracked_array"),
     *("Adaptive", "Manual", "EveryMessages"),
     *(

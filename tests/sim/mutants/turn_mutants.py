@@ -129,6 +129,17 @@ def time_limits_of_losers_stay() -> list[Patch]:
     return [(DurableTurns, "_forget_requests", lambda self, agent, turn: None)]
 
 
+def rejected_after_it_has_left() -> list[Patch]:
+    """Let the guard of a durable turn check its output when its handler has returned, and not before each wait."""
+    original = Context.check_output
+
+    def check_output(self: Context, *, is_over: bool = False) -> None:
+        if is_over:
+            original(self, is_over=True)
+
+    return [(Context, "check_output", check_output)]
+
+
 def _before_the_log(matches: Callable[[DurableTurn], bool]) -> list[Patch]:
     original = DurableTurns.next_entry
 
@@ -382,6 +393,13 @@ TURN_MUTANTS: dict[str, Mutant] = {
     "time-limits-of-losers-stay": Mutant(
         text="a sleep that has lost a race ends later, when nobody waits for it",
         patches=time_limits_of_losers_stay,
+        scenario=PLANS,
+        oracle="workload",
+        seed=0,
+    ),
+    "rejected-after-it-has-left": Mutant(
+        text="a guard checks what a durable turn sends when the turn is over, and its messages have left before",
+        patches=rejected_after_it_has_left,
         scenario=PLANS,
         oracle="workload",
         seed=0,

@@ -268,8 +268,8 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
     """Journal entry of a durable turn, which records a request by the turn's handler and its outcome.
 
     Attributes:
-        kind: "step", "effect", "call", "sleep", "receive", "approval", "now" or "rolled_back".
-        name: name of the step or effect, name of the called agent, or type of the message to receive.
+        kind: "step", "effect", "call", "sleep", "receive", "approval", "guard", "now" or "rolled_back".
+        name: name of the step or effect, name of the called agent, type of the message to receive, or reason of a guard's violation.
         digest: 8-byte digest of the arguments, or b"" if there are none. For an approval, 16-byte digest of what people see.
         outcome: "done", "failed", or "late" after a timeout. The outcome is "" while the turn is waiting. An effect may also be "adopted"
             (executed by an earlier turn) or "refused" (requested by an earlier turn with other arguments).
