@@ -26,8 +26,8 @@ class CircuitBreaker(msgspec.Struct):
     """A circuit breaker for one service, kept as a field of an agent's state. After `failures_max` consecutive failures, the service is not
     called for `open_s` seconds. Then one trial call decides whether the breaker closes.
 
-    Use the breaker as `with self.state.bank.guard(ctx): await ctx.effect(…)`, and catch the errors that the block raises. If the errors are
-    not caught, the turn fails and the breaker's counts are reverted.
+    Use the breaker as `with self.state.bank.guard(ctx): await ctx.effect(…)`, and catch the errors that the block raises, or give it to
+    `ctx.step` together with a fallback. If the errors are not caught, the turn fails and the breaker's counts are reverted.
 
     Attributes:
         failures_max: number of consecutive failures that open the breaker, at least 1.

@@ -15,8 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar, cast, overload
 
+from msgspec.structs import replace
+
 from snapline.agent_runtime import durable, groups, rollback_errors
 from snapline.agent_runtime.agent import Agent, agent_type
+from snapline.agent_runtime.breaker import CircuitBreaker
 from snapline.agent_runtime.durable import (
     ADOPTED,
     LOST,
@@ -55,7 +58,14 @@ from snapline.agent_runtime.turn_environment import (
     waits_of,
 )
 from snapline.agent_runtime.unawaited import UnawaitedCoroutines, awaited
-from snapline.errors import GuardViolationError, UnansweredCallError, UsageError, WaitTimeoutError
+from snapline.errors import (
+    CircuitOpenError,
+    GuardViolationError,
+    StepFailedError,
+    UnansweredCallError,
+    UsageError,
+    WaitTimeoutError,
+)
 from snapline.ids import check_id, check_receiver
 from snapline.messages.host_messages import PastRollback
 from snapline.storage.packs.checkpoint import AbandonedTurn, JournalEntry, MadeEffect
@@ -363,6 +373,7 @@ class Context:
         durability: str = "log",
         guard: Callable[[_Result], str | None] | None = None,
         fallback: Callable[..., Awaitable[_Result] | _Result] | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> _Result: ...
 
     @overload
@@ -377,6 +388,7 @@ class Context:
         durability: str = "log",
         guard: Callable[[_Result], str | None] | None = None,
         fallback: Callable[..., Awaitable[_Result] | _Result] | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> _Result: ...
 
     @awaited  # type: ignore[misc]  # it takes what it decorates takes, which a decorator's type cannot say of several
@@ -391,6 +403,7 @@ class Context:
         durability: str = "log",
         guard: Callable[[Any], str | None] | None = None,
         fallback: Callable[..., Any] | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> Any:  # the function's own result
         """Perform external I/O. `function(*args)` is awaited if `function` is a coroutine function, and otherwise runs in a thread.
 
@@ -411,6 +424,8 @@ class Context:
                 within the step, so a replay does not run it. It must not wait; to ask a model, use another step.
             fallback: function that is called with the same arguments when all attempts have failed. Its result is the step's, without a
                 guard.
+            breaker: circuit breaker in the agent's state, which counts each failure of all attempts. While it is open, `fallback` is called
+                at once. The fallback is then a step of its own, named `name/fallback`. Not in groups.
 
         Returns:
             The function's result. In a durable turn, the result is decoded from the journal as the type that the function's return
@@ -421,12 +436,37 @@ class Context:
                 function's own error is raised instead.
             EncodingError: In a durable turn, if the arguments cannot be encoded.
             DivergenceError: If the result in the journal no longer has the type that the function declares. The turn is then suspended.
-            UsageError: If `durability`, `retries` or a time limit is invalid.
+            CircuitOpenError: If the breaker is open and there is no fallback.
+            UsageError: If `durability`, `retries` or a time limit is invalid, or if a member of a group has a breaker.
         """
         self._check_open()
         call = functools.partial(function, *args) if args else function
         instead = functools.partial(fallback, *args) if fallback is not None else None
         work = step_work(name, call, timeout_s, heartbeat_s, retries, durability, guard, instead)
+        if breaker is not None:
+            return await self._step_with_breaker(name, function, args, work, breaker)
+        return await self._step(name, function, args, work)
+
+    async def _step_with_breaker(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], work: StepWork, breaker: CircuitBreaker
+    ) -> Any:  # the function's own result
+        if self._journal is not None and self._journal.grouped is not None:
+            raise UsageError(
+                f"step {name!r} of a group has a breaker: await it before or behind the group, or leave it out"
+            )
+        self.check_output()  # a violation is no failure of the service
+        try:
+            with breaker.guard(self):
+                return await self._step(name, function, args, replace(work, fallback=None))
+        except Exception as error:
+            is_failure = isinstance(error, StepFailedError | CircuitOpenError) or self._journal is None
+            if work.fallback is None or not is_failure or isinstance(error, UsageError):
+                raise
+        return await self._step(f"{name}/fallback", function, args, StepWork(work.fallback, is_logged=work.is_logged))
+
+    async def _step(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], work: StepWork
+    ) -> Any:  # the function's own result
         if self._journal is None:
             if self._world.has_all_answers:
                 raise UsageError(
