@@ -105,6 +105,12 @@ def check(folder: Path, *arguments: str) -> tuple[int, dict[str, object]]:
     return done.returncode, json.loads(done.stdout)["snapshot"]
 
 
+def check_now(folder: Path) -> tuple[int, dict[str, object]]:
+    """Check a fleet that may not have started yet. Without a store, or a coordinator, nothing was checked."""
+    done = snapline(folder, "fleet", "check", "clerks:fleet", "--data-dir", "run", "-o", "json")
+    return done.returncode, json.loads(done.stdout)["snapshot"] if done.stdout else {}
+
+
 def rows(found: dict[str, object]) -> list[dict[str, str]]:
     return msgspec.convert(found["incompatibilities"], list[dict[str, str]])
 
@@ -227,6 +233,43 @@ def test_the_check_accepts_what_fits(stopped: Path, name: str) -> None:
     code, found = check(stopped)
     assert (code, rows(found)) == (0, []), found
     assert (found["agents"], found["messages"], found["turns"]) == (1, 2, 1)
+
+
+SELDOM = ("seconds=0.1", "seconds=3600")
+"""No snapshot is taken by itself, so the clerk's turn waits at its effect."""
+
+
+def test_a_running_fleet_is_checked_as_it_is_now(tmp_path: Path) -> None:
+    change, _, reason = CHANGES["another step"]
+    written(tmp_path, SELDOM)
+    with started(tmp_path):
+        while not check_now(tmp_path)[1].get("turns"):  # until the turn has begun
+            pass
+        written(tmp_path, SELDOM, change)
+        code, found = check(tmp_path)
+        assert code == 2 and reason in rows(found)[0]["reason"] and found["is_taken"]
+        taken = found["epoch"]
+        for options in (["--no-snapshot"], ["--at", str(taken)]):
+            code, found = check(tmp_path, *options)
+            assert (code, found["epoch"], found["is_taken"]) == (2, taken, False), "no new one"
+        address = json.loads((tmp_path / "run" / "coordinator.json").read_bytes())["address"]
+        asked = ["clerks:fleet", "-o", "table", "--store", "run/store", "--coordinator", address]
+        done = snapline(tmp_path, "fleet", "check", *asked)
+        assert done.returncode == 2 and f"snapshot {int(str(taken)) + 1}, taken now, does not fit" in done.stdout, done
+        other = Path(shutil.copytree(tmp_path / "run" / "store", tmp_path / "other"))
+        done = snapline(tmp_path, "fleet", "check", "clerks:fleet", "--store", str(other), "--coordinator", address)
+        assert done.returncode == 2 and "to another store than" in done.stderr, done
+        assert snapline(tmp_path, "fleet", "check", *asked[:-2]).returncode == 2, (
+            "a store by itself names no coordinator"
+        )
+
+
+def test_a_coordinator_that_is_named_must_answer(stopped: Path) -> None:
+    written(stopped)
+    done = snapline(stopped, "fleet", "check", "clerks:fleet", "--store", "run/store", "--coordinator", "127.0.0.1:1")
+    assert done.returncode != 0 and "no coordinator answers at 127.0.0.1:1" in done.stderr
+    done = snapline(stopped, "fleet", "check", "clerks:fleet", "--data-dir", "run")
+    assert done.returncode == 0 and "no coordinator of run answers, so the latest snapshot was checked" in done.stderr
 
 
 def test_a_snapshot_that_is_not_there_is_one_sentence(stopped: Path) -> None:

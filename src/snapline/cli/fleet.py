@@ -4,22 +4,41 @@
 message names the problem.
 """
 
+import asyncio
 import contextlib
 import importlib.util
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import Display, FleetArguments, FleetReference, allow_current_folder, command, parse_arguments
+from snapline.cli.command import (
+    Connection,
+    Display,
+    FleetArguments,
+    FleetReference,
+    allow_current_folder,
+    command,
+    parse_arguments,
+)
 from snapline.cli.output import Document, DocumentTables, count, document, integer_of, rows_of, show_changes, size
 from snapline.cli.snapshot_retention import SNAPSHOT_HELP, StorePlace
-from snapline.errors import FleetDefinitionError, SnaplineError, UsageError
+from snapline.errors import (
+    CoordinatorUnavailableError,
+    FleetDefinitionError,
+    NotFoundError,
+    SnaplineError,
+    SnapshotAbortedError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.agent import AgentType
     from snapline.agent_runtime.fleet import Fleet
+    from snapline.messages.status import SnapshotOutcome
+    from snapline.storage.store.store import Store
 
 
 def check_reference(reference: str) -> None:
@@ -91,22 +110,90 @@ def make_agents(fleet: "Fleet") -> "dict[str, tuple[AgentType, list[int]]]":
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
+@dataclass(frozen=True)
+class CheckedStore(Connection):
+    """Options that specify the store of a fleet that may be running, and its coordinator."""
+
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="STORE", help="Store: a path, file:///DIR, or the URL of an object store."),
+    ] = None
+
+    def open(self) -> "Store | None":
+        """Open the store, or return None if the options specify none.
+
+        Raises:
+            UsageError: If the options specify a coordinator and no store, or two stores.
+            StoreMissingError: If the store does not exist.
+        """
+        if self.store is None and self.data_dir is None and self.coordinator is None:
+            return None
+        return StorePlace(self.store, self.data_dir).open()
+
+    def take_snapshot(self, store: "Store") -> str | None:
+        """Take a snapshot of the fleet that runs on this store. Return its root, or None if the fleet does not run.
+
+        Raises:
+            CoordinatorUnavailableError: If the coordinator that --coordinator names does not answer.
+            SnapshotAbortedError: If the snapshot is not complete.
+            UsageError: If the coordinator writes to another store.
+        """
+        from snapline.deploy.data_directory import read_address
+
+        if self.coordinator is not None:
+            outcome = self.ask(lambda client: client.create_snapshot(self.timeout))
+        else:
+            address = read_address(self.data_dir) if self.data_dir is not None else None
+            if address is None:
+                return None
+            try:
+                outcome = asyncio.run(self._ask_once(address))
+            except CoordinatorUnavailableError:
+                return None
+        if not outcome.is_complete:
+            raise SnapshotAbortedError(
+                f"epoch {outcome.epoch} was aborted: {outcome.reason}. Check again, or the latest snapshot: --no-snapshot"
+            )
+        try:
+            store.resolve(outcome.root)
+        except NotFoundError as error:
+            raise UsageError(
+                f"the coordinator writes its snapshots to another store than {store.location}: give that one"
+            ) from error
+        return outcome.root
+
+    async def _ask_once(self, address: str) -> "SnapshotOutcome":
+        """Ask the coordinator without retries, because a fleet that is stopped has left its address behind."""
+        from snapline.messages.coordinator_client import CoordinatorClient
+
+        client = CoordinatorClient(address, self.security())
+        try:
+            return await client.create_snapshot(self.timeout)
+        finally:
+            await client.close()
+
+
 @command
 def check(
-    place: StorePlace,
+    place: CheckedStore,
     display: Display,
     fleet: FleetReference,
     arg: FleetArguments = None,
-    snapshot: Annotated[str, typer.Option("--at", metavar="ID", help=SNAPSHOT_HELP)] = "latest",
+    snapshot: Annotated[
+        str | None, typer.Option("--at", metavar="ID", help=f"{SNAPSHOT_HELP} Then no snapshot is taken.")
+    ] = None,
+    no_snapshot: Annotated[
+        bool, typer.Option("--no-snapshot", help="Check the latest snapshot also if the fleet runs.")
+    ] = False,
 ) -> None:
     """Check a fleet's definition: make every agent, and save and load its state. With --store or --data-dir, also check whether this code
-    can go on from the store's latest snapshot.
+    can go on from the store's latest snapshot. If the fleet runs, take a snapshot first; with --store, give its --coordinator.
 
-    Starts nothing and writes nothing. Shows classes, the messages that they handle, and the size of their largest state.
+    Starts nothing. Shows classes, the messages that they handle, and the size of their largest state.
 
     The snapshot's states, messages and timers are decoded, and open durable turns run again up to their waits. Steps and effects are not
-    carried out, but handlers run. Turns that begin after the snapshot, and plain handlers, are not checked: take a snapshot first. Exit
-    code 2: something is wrong.
+    carried out, but handlers run. Turns that begin after the snapshot, and plain handlers, are not checked. Exit code 2: something is
+    wrong.
     """
     import msgspec
 
@@ -115,6 +202,7 @@ def check(
     from snapline.protocols.names import is_autonomous
     from snapline.protocols.policy import format_policy
 
+    printer = display.printer()
     check_reference(fleet)
     loaded = load(fleet, parse_arguments(arg))
     by_class = make_agents(loaded)
@@ -139,13 +227,17 @@ def check(
         classes=classes,
     )
     is_refused = False
-    if place.store is not None or place.data_dir is not None:
-        store = place.open()
+    store = place.open()
+    if store is not None:
+        taken = place.take_snapshot(store) if snapshot is None and not no_snapshot else None
+        snapshot = taken or snapshot or "latest"
         with contextlib.redirect_stdout(sys.stderr):  # handlers may print
             checked = check_snapshot(store, store.resolve(snapshot), loaded)
-        result["snapshot"] = msgspec.to_builtins(checked)
+        result["snapshot"] = {**msgspec.to_builtins(checked), "is_taken": taken is not None}
         is_refused = bool(checked.incompatibilities or refused(checked.dependencies))
-    display.printer().result(result, _show)
+        if place.data_dir is not None and snapshot == "latest" and not no_snapshot:
+            printer.warning(f"no coordinator of {place.data_dir} answers, so the latest snapshot was checked")
+    printer.result(result, _show)
     if is_refused:
         raise typer.Exit(UsageError.exit_code)
 
@@ -171,7 +263,8 @@ def _show_snapshot(checked: Document, tables: DocumentTables) -> None:
     incompatibilities = rows_of(checked, "incompatibilities")
     fits = "does not fit" if incompatibilities else "fits"
     tables.line()
-    tables.line(f"snapshot {checked.get('epoch')} {fits}: checked {', '.join(counts)}")
+    taken = ", taken now," if checked.get("is_taken") else ""
+    tables.line(f"snapshot {checked.get('epoch')}{taken} {fits}: checked {', '.join(counts)}")
     show_changes(checked, tables)
     if incompatibilities:
         tables.table(
