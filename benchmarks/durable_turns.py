@@ -1,4 +1,4 @@
-"""What long durable turns cost: checkpoints taken in their middle, and running them again.
+"""What durable turns cost: groups and races of steps, checkpoints taken in the middle of long turns, and running them again.
 
     .venv/bin/python benchmarks/durable_turns.py [--entries 100 1000 10000] [--messages 1000 4000 8000] [--rounds 5]
 
@@ -7,6 +7,9 @@ Each figure is the median over the rounds, in one process, beside its lowest and
     checkpoint   20 new entries, then an epoch: bytes of its pack; time on the event loop (the core's image of the agent); CPU of the worker
     whole        the same with the whole journal in each checkpoint, as before runs were sealed
     replay       the handler is run again by the journal it has, until it stands where it stood
+    turns        whole turns of one agent on a host, all kinds by turns: CPU of core and handler for a turn, with steps that take no time and
+                 a log that syncs nothing; batches of the log that a turn waits for; bytes of its journal, and of its entries in the log
+    adopted      a turn of eight steps runs again after a recovery, and finds them in the log instead of in its journal: CPU for a step
     mailbox      so many messages of 40 senders come while a turn waits for one of another type: time of the core for each
 """
 
@@ -15,8 +18,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -31,8 +35,10 @@ from snapline.agent_runtime.host.host_state import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.messages import host_messages as msg
+from snapline.messages.payloads import split_message
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture import chunking
+from snapline.storage.log.log_record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.packs.pack import PackReference
@@ -178,9 +184,151 @@ def arrivals(messages: int) -> float:
     return took_s / messages
 
 
+STEPS = 8
+TURNS = 40
+"""Number of turns of each kind in a round. Their messages fit into one channel."""
+
+KINDS = ("row", "group", "one", "race")
+
+
+class Ask(snapline.Message):
+    kind: str
+
+
+async def quote(number: int) -> int:
+    return number
+
+
+class Asker(snapline.Agent):
+    state: WalkerState
+
+    @snapline.handler(durable=True)
+    async def on_ask(self, ask: Ask, ctx: snapline.Context) -> None:
+        if ask.kind == "row":
+            for number in range(STEPS):
+                await ctx.step("quote", quote, number)
+        elif ask.kind == "group":
+            await ctx.gather(*[ctx.step("quote", quote, number) for number in range(STEPS)])
+        elif ask.kind == "race":
+            await ctx.race(ctx.step("quote", quote, 1), ctx.step("quote", quote, 2))
+        else:
+            await ctx.step("quote", quote, 1)
+
+
+askers = snapline.Fleet("askers", agents={"a": Asker(WalkerState())})
+
+
+class _Ended:
+    """A step that has run to its end."""
+
+    def __init__(self, coroutine: Coroutine[object, None, None]) -> None:
+        with suppress(StopIteration):
+            coroutine.send(None)
+
+    def cancel(self) -> None: ...
+
+
+class KindCost:
+    """Costs of the turns of one kind in one round: CPU seconds, batches, and bytes of the last turn's journal and log entries."""
+
+    def __init__(self) -> None:
+        self.cpu_s = self.batches = 0.0
+        self.journal_bytes = self.log_bytes = 0
+        self.number = 0
+        self.entries: list[LoggedEntry] = []
+
+
+class OneHost:
+    """A host with one agent, whose log and steps are done at once."""
+
+    def __init__(self) -> None:
+        self._events: deque[ev.Event] = deque()
+        self.turns = Turns(askers, lambda event: None, lambda text: None, start=_Ended, step_ended=self._events.append)
+        self.core = HostCore("h1")
+        self.costs = {kind: KindCost() for kind in KINDS}
+        self._kind = KINDS[0]
+        agents = ("a", "s")
+        self.core.handle(0, msg.Welcome(1, "c"))
+        self.core.handle(0, msg.Roster((msg.RosterEntry("h1", "", 1),)))
+        placements = tuple([ev.Placement(agent, "k", "h1", 1) for agent in agents])
+        self.core.handle(0, ev.PlanReceived(1, 0, "", 0, ("h1",), placements))
+        self.core.handle(0, ev.AgentsLoaded(1, tuple([ev.LoadedAgent(agent, 1, None) for agent in agents]), ()))
+        self.core.handle(0, msg.LogOpened(1))
+        self.turns.add("a", askers.make("a"))
+
+    def run(self, messages: Sequence[Ask]) -> None:
+        """Run a turn for each message."""
+        self.core.handle(0, ev.TurnEnded("a", 1))
+        self._events.append(ev.TurnEnded("s", 1, [("a", encode_message(message)) for message in messages]))
+        start_s = time.process_time()
+        while self._events:
+            for command in self.core.handle(1, self._events.popleft()):
+                if isinstance(command, ev.StartTurn) and command.what == "message":
+                    now_s = time.process_time()
+                    self.costs[self._kind].cpu_s += now_s - start_s
+                    start_s, self._kind = now_s, msgspec.msgpack.decode(split_message(command.payload)[1])["kind"]
+                    self.costs[self._kind].number, self.costs[self._kind].entries = command.number, []
+                self._carry_out(command)
+        self.costs[self._kind].cpu_s += time.process_time() - start_s
+
+    def _carry_out(self, command: object) -> None:
+        cost = self.costs[self._kind]
+        match command:
+            case ev.StartTurn():
+                ended = self.turns.run(command)
+                assert isinstance(ended, ev.TurnEnded), ended
+                turn = self.core.agents["a"].turn
+                if ended.pause is None and turn is not None:
+                    cost.journal_bytes = len(msgspec.msgpack.encode(turn.journal))
+                self._events.append(ended)
+            case ev.RunStep():
+                self.turns.run_step(command)
+            case ev.AppendBatch():
+                cost.batches += 1
+                cost.entries += command.entries
+                self._events.append(ev.BatchAppended(command.log, command.number))
+
+    def adopted(self) -> tuple[float, float]:
+        """Return the CPU seconds of a step that a rerun turn finds in the log, and of one that it finds in its journal."""
+        cost, payload, took_s = self.costs["row"], encode_message(Ask("row")), [0.0, 0.0]
+        first = ev.StartTurn("a", 1, "message", "s", payload, number=cost.number, logged=tuple(cost.entries))
+        journal = [logged.entry for logged in cost.entries]
+        saved = SavedTurn("message", "s", payload, cost.entries[0].seed, "", journal)
+        again = ev.StartTurn("a", 1, "segment", "s", payload, turn=saved, number=cost.number)
+        for _ in range(5 * TURNS):
+            for index, start in enumerate((first, again)):
+                start_s = time.process_time()
+                ended = self.turns.run(start)
+                took_s[index] += (time.process_time() - start_s) / (5 * TURNS * STEPS)
+                assert isinstance(ended, ev.TurnEnded) and ended.pause is None, ended
+        return took_s[0], took_s[1]
+
+
+def print_kinds(rounds: int) -> None:
+    """Print the costs of groups and races, relative to steps in a row and to one step, in rounds that contain all kinds by turns."""
+    hosts = []
+    for _ in range(rounds + 1):
+        hosts.append(OneHost())
+        hosts[-1].run([Ask(kind) for _ in range(TURNS) for kind in KINDS])
+    del hosts[0]  # the first one warms up
+    for kind, base in (("row", "row"), ("group", "row"), ("one", "one"), ("race", "one")):
+        costs = [host.costs[kind] for host in hosts]
+        ratios = [cost.cpu_s / host.costs[base].cpu_s for cost, host in zip(costs, hosts, strict=True)]
+        last = costs[-1]
+        print(
+            f"turns     {kind:6} ÷ {base:4} {spread(ratios, '', 1)}  CPU {spread([cost.cpu_s / TURNS for cost in costs], 'us', 1e6)}"
+            f"  batches {last.batches / TURNS:.1f}  journal {last.journal_bytes} bytes"
+            f"  log {len(msgspec.msgpack.encode(last.entries))} bytes"
+        )
+    adopted = [host.adopted() for host in hosts]
+    ratios = [from_log / from_journal for from_log, from_journal in adopted]
+    cpu = spread([from_log for from_log, _ in adopted], "us", 1e6)
+    print(f"adopted   step ÷ journal {spread(ratios, '', 1)}  CPU {cpu}")
+
+
 def spread(values: list[float], unit: str, scale: float) -> str:
     scaled = [value * scale for value in values]
-    return f"{statistics.median(scaled):8.2f} {unit} ({min(scaled):.2f}-{max(scaled):.2f})"
+    return f"{statistics.median(scaled):8.2f} {unit}{' ' * bool(unit)}({min(scaled):.2f}-{max(scaled):.2f})"
 
 
 def main() -> None:
@@ -189,6 +337,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--messages", type=int, nargs="+", default=[1_000, 4_000, 8_000])
     options = parser.parse_args()
+    print_kinds(options.rounds)
     for messages in options.messages:
         print(
             f"{messages:6} messages mailbox    {spread([arrivals(messages) for _ in range(options.rounds)], 'us', 1e6)}"
