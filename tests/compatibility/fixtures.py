@@ -120,12 +120,13 @@ def make(name: str, kind: Kind, target: Path) -> None:
         deposit(folder, "deposit-1", 7, environment)
         deposit(folder, "deposit-2", -1, environment)
         command("agent", "send", "auditor", "Report", "{}", "--data-dir", folder, environment=environment)
+        deposit(folder, "deposit-3", 11, environment)  # its note waits for the end of the auditor's turn
         time.sleep(GATHER_S)
-        deposit(folder, "deposit-3", 11, environment)
+        deposit(folder, "deposit-4", 5, environment)  # in the log of inputs, and in no snapshot
         kill(folder)
         store = ("--store", folder / "store")
         expected = {
-            "tokens": 3 * TOKENS + 7 + 11,
+            "tokens": 3 * TOKENS + 7 + 11 + 5,
             "list": command("snapshot", "list", *store, environment=environment),
             "show": command("snapshot", "show", "latest", *store, environment=environment),
         }
