@@ -27,7 +27,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled release test-wheel test-pins changelog test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-pydantic-ai test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled release test-wheel test-upgrade test-pins changelog test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-pydantic-ai test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,6 +132,9 @@ release: $(STAMP)  ## sdist, wheels, list of components, licences and checksums,
 
 test-wheel: $(STAMP)  ## the wheels of dist/ in new environments, with the lowest and the newest dependencies: two minutes a Python; PYTHONS="python3.11 …"
 	@$(BIN)/python -m release.check_wheel --pythons $(PYTHONS) $(ARGS)
+
+test-upgrade: $(STAMP)  ## a fleet of a commit's wheel, upgraded to the present one while it works and processes are killed; minutes: COMMIT=main
+	@SNAPLINE_UPGRADE_FROM=$(COMMIT) $(BIN)/python -m pytest -q -m slow tests/integration/test_upgrade.py $(ARGS)
 
 test-pins: $(STAMP)  ## may an exact version in pyproject.toml move? asks the package index
 	@$(BIN)/python -m release.check_pins

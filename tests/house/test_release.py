@@ -11,9 +11,10 @@ import snapline
 
 
 def test_the_version_is_the_same_everywhere(root: Path) -> None:
-    """`snapline.__version__`, the package, and the chart."""
+    """`snapline.__version__`, the package, the chart, and the citation."""
     chart = (root / "src/snapline/deploy/helm/snapline/Chart.yaml").read_text()
     named = re.findall(r'^(?:version|appVersion): "?([^"\n]+)', chart, re.MULTILINE)
+    named += re.findall(r"^version: (.+)", (root / "CITATION.cff").read_text(), re.MULTILINE)
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     assert {snapline.__version__, *named} == {project["version"]}
 
