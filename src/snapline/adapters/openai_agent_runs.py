@@ -15,7 +15,8 @@ SDK's code again and finds their results in the turn's journal. Tools of one res
 """
 
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from agents import (
@@ -28,8 +29,10 @@ from agents import (
     RunContextWrapper,
     Runner,
     RunResult,
+    RunResultStreaming,
+    StreamEvent,
 )
-from agents.items import ModelResponse
+from agents.items import ModelResponse, TResponseStreamEvent
 from agents.models.interface import Model, ModelProvider
 from pydantic import BaseModel, TypeAdapter
 
@@ -55,8 +58,9 @@ async def run(
     model: StepOptions | None = None,
     tool: StepOptions | None = None,
     run_config: RunConfig | None = None,
+    on_event: Callable[[StreamEvent], Awaitable[None]] | None = None,
     **options: Any,
-) -> RunResult:
+) -> RunResult | RunResultStreaming:
     """Run an agent of the OpenAI Agents SDK in this durable turn, and return its result.
 
     Args:
@@ -64,6 +68,8 @@ async def run(
         effects: names of tools that are effects, also of tools of MCP servers.
         in_turn: names of function tools that run in the turn itself.
         model, tool: options of the steps that run requests to models and to tools.
+        on_event: streams the run, and is called in the turn with its events, in order. A model's events come when its response is complete.
+            A rerun of the turn repeats the calls.
 
     Raises:
         StepFailedError: A request to a model failed.
@@ -81,14 +87,19 @@ async def run(
         config = dataclasses.replace(config, model=_StepModel(config.model, "model", wrapping))
     rounds = Rounds(ctx)
 
-    async def main() -> RunResult:
+    async def main() -> RunResult | RunResultStreaming:
         with following_run(agent.name, rounds.now_ns):
             if not names.issuperset(effects):
                 _check(agent, names | await wrapping.list_tools(team, options.get("context")), effects)
-            return await Runner.run(wrapping.agent(agent), given, run_config=config, **options)
+            copy = wrapping.agent(agent)
+            if on_event is None:
+                return await Runner.run(copy, given, run_config=config, **options)
+            streamed = Runner.run_streamed(copy, given, run_config=config, **options)
+            async for event in streamed.stream_events():
+                await on_event(event)
+            return streamed
 
-    result: RunResult = await rounds.run(main)
-    return result
+    return await rounds.run(main)
 
 
 def _check(agent: Agent[Any], names: Collection[str], given: Collection[str]) -> None:
@@ -210,6 +221,32 @@ def _response_of(result: Any) -> Response:
     return Response(usage["input_tokens"], usage["output_tokens"], cached, id=result["response_id"] or "")
 
 
+@functools.cache
+def _events() -> TypeAdapter[Any]:
+    """Return the type of a streamed response's events. Only streamed runs build this large type."""
+    return TypeAdapter(TResponseStreamEvent)
+
+
+def _merged(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of a response, with one event for each row of pieces of the same text. A journal would else hold one for each token."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        piece, before = event.get("delta"), found[-1] if found else {}
+        changing = ("delta", "sequence_number", "logprobs", "obfuscation")
+        if isinstance(piece, str) and {**event, **dict.fromkeys(changing)} == {**before, **dict.fromkeys(changing)}:
+            before["delta"] += piece
+        else:
+            found.append(event)
+    return found
+
+
+def _response_of_stream(events: Any) -> Response:
+    response = events[-1]["response"]
+    usage = response["usage"]
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    return Response(usage["input_tokens"], usage["output_tokens"], cached, response["model"], response["id"])
+
+
 def _asked(value: Any) -> object:
     """Return the part of an argument for a model that the model sees, as plain values."""
     if isinstance(value, list):
@@ -252,15 +289,29 @@ class _StepModel(Model):
             return _responses.dump_python(response, mode="json")
 
         asked = (digest_of_request([_asked(each) for each in (*arguments, *options.values())]),)
-        options_of_step, request = self._wrapping.model_options, self._request()
+        options_of_step, request = self._wrapping.model_options, self._request(_response_of)
         made = make_request(rounds, f"{self._name}/model", body, options_of_step, arguments=asked, request=request)
         return _responses.validate_python(await made)
 
-    def _request(self) -> SdkRequest:
+    def _request(self, read: Callable[[Any], Response]) -> SdkRequest:
         model, kind = getattr(self._inner, "model", None), type(self._inner)
         provider = "openai" if kind.__module__.startswith("agents.models.openai") else kind.__qualname__
         name = model if isinstance(model, str) else self._name
-        return SdkRequest(CHAT, name, self._wrapping.asking, {"gen_ai.provider.name": provider}, _response_of)
+        return SdkRequest(CHAT, name, self._wrapping.asking, {"gen_ai.provider.name": provider}, read)
 
-    def stream_response(self, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
-        raise UsageError("a streamed run cannot be repeated: run the agent in a durable turn without streaming")
+    async def stream_response(self, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
+        rounds = current_rounds()
+        if rounds is None:
+            async for event in self._inner.stream_response(*arguments, **options):
+                yield event
+            return
+
+        async def body() -> object:
+            stream = self._inner.stream_response(*arguments, **options)
+            return _merged([_events().dump_python(event, mode="json") async for event in stream])
+
+        asked = (digest_of_request([_asked(each) for each in (*arguments, *options.values())]),)
+        name, request = f"{self._name}/model_stream", self._request(_response_of_stream)
+        options_of_step = self._wrapping.model_options
+        for event in await make_request(rounds, name, body, options_of_step, arguments=asked, request=request):
+            yield _events().validate_python(event)
