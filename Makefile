@@ -15,6 +15,7 @@ LANGGRAPH := 'langgraph>=1.2,<1.3' 'langgraph-checkpoint-sqlite>=3.1,<3.2' langg
 # What tests need that run beside CrewAI: not all of [dev], whose pins are others.
 CREWAI_TESTS := 'pytest>=8.2' 'pytest-asyncio>=0.24' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'numpy>=1.26'
 AUTOGEN := autogen-core==0.7.5
+OPENAI_AGENTS := openai-agents==0.24.0
 PEERS := ray==2.60.0 $(AUTOGEN) bytewax==0.21.1 dbos==3.4.0
 # What its own tests need, which run in its environment.
 AUTOGEN_TESTS := 'pytest>=8.2' 'pytest-asyncio>=0.24' 'pytest-timeout>=2.3' 'pytest-mock>=3.14' opentelemetry-sdk
@@ -27,7 +28,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled release test-wheel test-upgrade test-pins changelog test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-pydantic-ai test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft clean
+.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled release test-wheel test-upgrade test-pins changelog test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-pydantic-ai test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft test-openai-agents clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -209,6 +210,15 @@ test-langgraph: with-langgraph  ## the saver of LangGraph's checkpoints, its con
 test-adapters: $(STAMP)  ## sessions and checkpoints of agent frameworks in our store, OpenAI's agents in durable turns: installs OpenAI's, Microsoft's and LlamaIndex's
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,openai-agents,agent-framework,llama-workflows]'
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/adapters/session_stores tests/adapters/openai_runs $(ARGS)
+
+test-openai-agents: $(STAMP)  ## the OpenAI Agents SDK's own tests with agents in durable turns: installs it in an environment of its own
+	@test -x $(VENV)/openai-agents/bin/python || $(PYTHON) -m venv $(VENV)/openai-agents
+	@$(VENV)/openai-agents/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,openai-agents]' $(OPENAI_AGENTS) inline-snapshot pytest-mock
+	@test -d $(VENV)/openai-agents/sdist || ($(VENV)/openai-agents/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+	  --no-binary openai-agents --dest $(VENV)/openai-agents $(OPENAI_AGENTS) && mkdir $(VENV)/openai-agents/sdist && \
+	  tar -xzf $(VENV)/openai-agents/openai_agents-*.tar.gz -C $(VENV)/openai-agents/sdist --strip-components 1)
+	@SNAPLINE_OPENAI_AGENTS_SDIST=$(CURDIR)/$(VENV)/openai-agents/sdist $(VENV)/openai-agents/bin/python -m pytest -q -m "slow or not slow" \
+	  tests/adapters/openai_runs $(ARGS)
 
 test-pydantic-ai: $(STAMP)  ## agents of Pydantic AI in durable turns, killed: installs Pydantic AI in an environment of its own
 	@test -x $(VENV)/pydantic-ai/bin/python || $(PYTHON) -m venv $(VENV)/pydantic-ai
