@@ -84,9 +84,10 @@ collected: $(STAMP)
 collected-tests: collected
 	@$(ALL_TESTS)
 
-docs: $(STAMP)  ## make docs/api.md from the docstrings and docs/cli.md from the commands
+docs: $(STAMP)  ## make docs/api.md from the docstrings, docs/cli.md from the commands, the moving pictures from simulated runs
 	@$(BIN)/python docs/make_api.py
 	@$(BIN)/python -m docs.make_cli
+	@$(BIN)/python -m docs.moving_pictures
 
 bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/link.py

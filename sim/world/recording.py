@@ -25,6 +25,16 @@ class TimedEvent(msgspec.Struct, frozen=True, gc=False):
     event: Event | Recovery
 
 
+class TimedMarker(msgspec.Struct, frozen=True, gc=False):
+    """A marker that `host` has sent to `other`, or received from it, with the virtual time."""
+
+    t_ns: int
+    what: Literal["send_marker", "receive_marker"]
+    host: str
+    other: str
+    epoch: int
+
+
 class EpochSpan(msgspec.Struct):
     """An epoch of a recorded run, from its start to its outcome.
 
@@ -59,6 +69,7 @@ class Recording:
 
     Attributes:
         placed: the host on which each agent starts.
+        markers: the markers between hosts. Plans that replace a host's work do not remove them.
         is_cut: whether later events are missing because the run had more than `EVENTS_MAX` events.
     """
 
@@ -66,6 +77,7 @@ class Recording:
         self.agents: list[str] = []
         self.placed: dict[str, str] = {}
         self.events: list[TimedEvent] = []
+        self.markers: list[TimedMarker] = []
         self.is_cut = False
         self.epochs: dict[int, EpochSpan] = {}
         self.hosts: list[HostSpan] = []
@@ -91,7 +103,7 @@ class HostTrace:
             self._shared.message(what, agent, other, number)
 
     def marker(self, what: str, host: str, other: str, epoch: int) -> None:
-        """Do nothing, because a recording contains no markers."""
+        self._shared.marker(what, host, other, epoch)
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
         if self._is_current():
@@ -135,6 +147,13 @@ class SharedTrace:
         received = self._names.get((other, agent, number))
         if received is not None:
             self._recording.add(now_ns, MessageReceived(agent, received))
+
+    def marker(self, what: str, host: str, other: str, epoch: int) -> None:
+        if len(self._recording.markers) < EVENTS_MAX:
+            kind: Literal["send_marker", "receive_marker"] = (
+                "send_marker" if what == "send_marker" else "receive_marker"
+            )
+            self._recording.markers.append(TimedMarker(self._kernel.now_ns, kind, host, other, epoch))
 
     def checkpoint(self, agent: str, number: int, kind: str) -> None:
         known: Kind = "forced" if kind == "forced" else "basic"
