@@ -143,6 +143,7 @@ PAGES = (
     "README.md",
     "docs/dead-letters.md",
     "docs/examples.md",
+    "docs/first-fleet.md",
     "docs/tutorial.md",
     pytest.param("docs/crash-kit.md", marks=pytest.mark.skipif(bool(reason_against()), reason=reason_against())),
     pytest.param("docs/testing.md", marks=SLOW),

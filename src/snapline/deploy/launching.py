@@ -33,7 +33,7 @@ class ProcessSpec(msgspec.Struct, frozen=True):
         name: name of the process, such as `h1`, `c1` or `coordinator`. The launcher runs at most one process with a given name at a time.
         kind: host or coordinator. Launchers spread the processes of each kind over the available machines.
         instance: id of this run of the process.
-        On other machines, a launcher replaces the program with the path of the Python interpreter there.
+        command: program and arguments. On other machines, a launcher replaces the program with the path of the Python interpreter there.
     """
 
     name: str
