@@ -24,11 +24,12 @@ JOBS ?= 4
 # Makes that tests start are not jobs of this one.
 ALL_TESTS = env -u MAKEFLAGS $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 SEEDS  ?= 0:10000
+BROWSER = SNAPLINE_AXE=$(CURDIR)/$(VENV)/axe/node_modules/axe-core/axe.min.js SNAPLINE_SCREENSHOTS=$(CURDIR)/$(VENV)/screenshots
 # Where this is set, as images of containers like to have it, each process of the fleets that tests start would compile snapline anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled release test-wheel test-upgrade test-pins changelog test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-pydantic-ai test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft test-openai-agents clean
+.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled release test-wheel test-upgrade test-pins changelog test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-pydantic-ai test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft test-openai-agents docs-site test-site clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +89,12 @@ docs: $(STAMP)  ## make docs/api.md from the docstrings, docs/cli.md from the co
 	@$(BIN)/python docs/make_api.py
 	@$(BIN)/python -m docs.make_cli
 	@$(BIN)/python -m docs.moving_pictures
+
+with-docs: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
+
+docs-site: with-docs  ## the documentation as a site for browsers in build/site, which needs no network: installs MkDocs with Material
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet && echo "build/site/index.html"
 
 bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/link.py
@@ -189,13 +196,18 @@ test-prometheus: $(STAMP)  ## the alerts and dashboards, with Prometheus itself:
 	@PATH="$$PATH:$(CURDIR)/$(VENV)/prometheus/usr/bin" $(BIN)/python -m pytest -q -m prometheus \
 	  tests/deploy/test_promtool.py tests/integration/test_watched_fleets.py $(ARGS)
 
-test-ui: $(STAMP)  ## the view in Chromium, with axe-core: installs Debian's chromium, playwright, and axe-core from npm
+with-browser: $(STAMP)
 	@SUDO=$$(test "$$(id -u)" = 0 || echo sudo); missing="$$(command -v chromium >/dev/null || echo chromium fonts-dejavu-core) $$(command -v npm >/dev/null || echo npm)"; \
 	  test -z "$$(echo $$missing)" || { $$SUDO apt-get update -q && $$SUDO apt-get install -q -y --no-install-recommends $$missing; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check playwright
 	@test -f $(VENV)/axe/node_modules/axe-core/axe.min.js || npm install --silent --no-fund --no-audit --prefix $(VENV)/axe axe-core@4.10
-	@mkdir -p $(VENV)/screenshots; SNAPLINE_AXE=$(CURDIR)/$(VENV)/axe/node_modules/axe-core/axe.min.js SNAPLINE_SCREENSHOTS=$(CURDIR)/$(VENV)/screenshots \
-	  $(BIN)/python -m pytest -q -m ui tests/integration/test_browser.py $(ARGS)
+	@mkdir -p $(VENV)/screenshots
+
+test-ui: with-browser  ## the view in Chromium, with axe-core: installs Debian's chromium, playwright, and axe-core from npm
+	@$(BROWSER) $(BIN)/python -m pytest -q -m ui tests/integration/test_browser.py $(ARGS)
+
+test-site: with-docs with-browser  ## the documentation site, its links, and each of its pages in Chromium: installs what docs-site and test-ui do
+	@$(BROWSER) $(BIN)/python -m pytest -q tests/site $(ARGS)
 
 test-torch: $(STAMP)  ## models in agents' states, sharded checkpoints of jobs with gloo: installs torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'
