@@ -1,8 +1,9 @@
-"""docs/cli.md is what the commands say, and has every exit code; the runbook names commands that there are."""
+"""docs/cli.md is what the commands say, and has every exit code; pages for operators name commands that there are."""
 
 import re
 from pathlib import Path
 
+import pytest
 import typer.main
 from docs.make_cli import PAGE, make_page, walk
 
@@ -20,15 +21,16 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text() == make_page(), "run `make docs`"
 
 
-def test_the_runbook_names_commands_that_there_are() -> None:
-    """Who reads it at night has no time for a command that was renamed."""
+@pytest.mark.parametrize(("page", "least"), [("runbook.md", 20), ("operating.md", 10)])
+def test_pages_for_operators_name_commands_that_there_are(page: str, least: int) -> None:
+    """Who reads them at night has no time for a command that was renamed."""
     options = {
         each.words: {name for one in each.command.params for name in one.opts}
         for each in walk(typer.main.get_command(app))
         if not each.is_group
     }
-    named = re.findall(r"`snapline ([^`]+)`", (ROOT / "docs" / "runbook.md").read_text())
-    assert len(named) > 20
+    named = re.findall(r"(?:`|^)snapline ([^`\n]+)(?:`|$)", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    assert len(named) > least
     for line in named:
         words = max((words for words in options if f"{line} ".startswith(f"{words} ")), key=len, default="")
         assert words, f"no command: snapline {line}"
