@@ -188,7 +188,8 @@ class Service:
         assert sale.task == task, f"{task} is undone under {key}, which stands for {sale.task}"
         if sale.is_undone:
             return
-        later = [other.task for other in self.sales.values() if _is_after(other, sale)]
+        is_known = sale.plan == self._plan_of_call()  # else a turn may have taken it over from a history that was given up
+        later = [other.task for other in self.sales.values() if is_known and _is_after(other, sale)]
         assert not later, f"{task} is undone before {later[0]}, which stands behind it"
         sale.is_undone = True
 
@@ -220,9 +221,8 @@ class Service:
 def _is_after(other: _Sale, sale: _Sale) -> bool:
     """Return whether `other` is a valid sale for a later task of the same request.
 
-    The result can be true only if both sales were last requested under the same recovery plan. A turn may take over an effect from a
-    discarded history without calling the service. An effect that a turn has taken over is the turn's newest effect. Unkeyed sales are
-    ignored, because no turn knows their keys if their history was discarded.
+    The result can be true only if both sales were last requested under the same recovery plan. Unkeyed sales are ignored, because no turn
+    knows their keys if their history was discarded.
     """
     if other.task.endswith("/unkeyed") or other.plan != sale.plan:
         return False

@@ -87,11 +87,13 @@ def test_what_another_history_has_paid_may_be_undone_first() -> None:
     assert service.is_sold("k0") and not service.is_sold("k1")
 
 
-def test_what_a_probe_found_last_may_be_undone_first() -> None:
-    """The turn took it for its own after it had paid for the other."""
-    service = Service()
+def test_what_a_probe_found_after_a_recovery_may_be_undone_first() -> None:
+    """The other was paid in a history that was given up."""
+    plans = [1]
+    service = Service(lambda: plans[-1])
     service.pay("a/r/0/probed", key="k0")
     service.pay("a/r/1/keyed", key="k1")
+    plans.append(2)
     service.find("a/r/0/probed", key="k0")
     service.undo("a/r/0/probed", key="k0/undo")
     assert service.is_sold("k1") and not service.is_sold("k0")

@@ -118,9 +118,9 @@ def effects_called_at_once() -> list[Patch]:
     """Call effects before a commit contains their intent."""
     original = Effects._call_if_released
 
-    def call_if_released(self: Effects, agent: LocalAgent, turn: Any, effects: Any, opened: Any) -> None:
-        agent.committed_outputs = max(agent.committed_outputs, opened.number)
-        original(self, agent, turn, effects, opened)
+    def call_if_released(self: Effects, agent: LocalAgent, turn: Any, effects: Any, place: int) -> None:
+        agent.committed_outputs = max(agent.committed_outputs, effects.open[place].opened.number)
+        original(self, agent, turn, effects, place)
 
     return [(Effects, "_call_if_released", call_if_released)]
 
