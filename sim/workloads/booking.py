@@ -188,7 +188,9 @@ class Service:
         assert sale.task == task, f"{task} is undone under {key}, which stands for {sale.task}"
         if sale.is_undone:
             return
-        is_known = sale.plan == self._plan_of_call()  # else a turn may have taken it over from a history that was given up
+        is_known = (
+            sale.plan == self._plan_of_call()
+        )  # else a turn may have taken it over from a history that was given up
         later = [other.task for other in self.sales.values() if is_known and _is_after(other, sale)]
         assert not later, f"{task} is undone before {later[0]}, which stands behind it"
         sale.is_undone = True

@@ -106,14 +106,14 @@ def test_calls_and_effects_are_requests_too() -> None:
     async def main() -> list[Any]:
         ctx = rounds().ctx
         call = rounds().wait(lambda: ctx.call("b", Quote(1), Told))
-        pay = rounds().wait(lambda: ctx.effect("pay", str), is_single=True)
+        pay = rounds().wait(lambda: ctx.effect("pay", str))
         return list(await asyncio.gather(step("x"), call, pay, step("y")))
 
     answer = {"call": encode_message(Told(7))}
     run = turn_of(main, answer=lambda entry: answer.get(entry.kind, entry.name))
     found = run.end()
     assert found == ["x", Told(7), "pay", "y"]
-    assert run.asked == [["step x", "call b"], ["effect pay"], ["step y"]]
+    assert run.asked == [["step x", "call b", "effect pay", "step y"]]
 
 
 def test_more_than_a_group_takes_comes_in_several() -> None:

@@ -32,14 +32,13 @@ Make = Callable[[], Awaitable[Any]]
 
 
 class _Request:
-    """Something that a task waits for. `make` creates the awaitable of the context. If `is_single` is set, it cannot be in a group."""
+    """Something that a task waits for. `make` creates the awaitable of the context."""
 
-    __slots__ = ("future", "is_single", "make")
+    __slots__ = ("future", "make")
 
-    def __init__(self, make: Make, future: "asyncio.Future[Any]", *, is_single: bool) -> None:
+    def __init__(self, make: Make, future: "asyncio.Future[Any]") -> None:
         self.make = make
         self.future = future
-        self.is_single = is_single
 
 
 class Rounds:
@@ -64,11 +63,10 @@ class Rounds:
         result: _Result = await self._thread.run()
         return result
 
-    async def wait(self, make: Callable[[], Awaitable[_Result]], *, is_single: bool = False) -> _Result:
-        """Wait for what `make` returns, such as `lambda: rounds.ctx.call(…)`. Tasks of the run call this method. `is_single` must be set for
-        effects, which cannot be in groups."""
+    async def wait(self, make: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Wait for what `make` returns, such as `lambda: rounds.ctx.call(…)`. Tasks of the run call this method."""
         future: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Request(make, future, is_single=is_single))
+        self._pending.append(_Request(make, future))
         return await future
 
     def block(self, wanted: Awaitable[_Result]) -> _Result:
@@ -103,13 +101,10 @@ class Rounds:
             )
 
     def _round(self) -> None:
-        count = 1 if self._pending[0].is_single else 0
-        while not count or (not self._pending[0].is_single and self._may_add(count)):
-            count += 1
-        batch, self._pending = self._pending[:count], self._pending[count:]
+        batch, self._pending = self._pending[:GROUP_MAX], self._pending[GROUP_MAX:]
         members = [_outcome_of(request.make()) for request in batch]
-        alone = count == 1  # effects cannot be in groups
-        outcomes = [self._thread.wait(members[0])] if alone else self._thread.wait(self.ctx.gather(*members))
+        is_alone = len(members) == 1
+        outcomes = [self._thread.wait(members[0])] if is_alone else self._thread.wait(self.ctx.gather(*members))
         self.now_ns = self.ctx.now()
         for request, (found, error) in zip(batch, outcomes, strict=True):
             if request.future.cancelled():
@@ -118,9 +113,6 @@ class Rounds:
                 request.future.set_exception(error)
             else:
                 request.future.set_result(found)
-
-    def _may_add(self, count: int) -> bool:
-        return count < min(GROUP_MAX, len(self._pending)) and not self._pending[count].is_single
 
     def _run(self, main: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
         """Run `main` to its end. This method runs in the stepped thread."""

@@ -55,7 +55,7 @@ async def make_request(
     more: dict[str, Any] = {**options}
     work = functools.partial(_work, context or outside(), body, request)
     if more.pop("effect", False):
-        return await rounds.wait(lambda: rounds.ctx.effect(name, work, *arguments, **more), is_single=True)
+        return await rounds.wait(lambda: rounds.ctx.effect(name, work, *arguments, **more))
     return await rounds.wait(lambda: rounds.ctx.step(name, work, *arguments, **more))
 
 
