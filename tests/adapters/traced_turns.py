@@ -128,6 +128,7 @@ class TracedTurn:
 
     def spans(self) -> list[ReadableSpan]:
         """The spans that the process has exported, when it ends."""
+        self._turns.forget_all()
         self._export.close()
         return list(self._told.get_finished_spans())
 
