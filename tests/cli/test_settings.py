@@ -120,6 +120,7 @@ def test_the_command_says_who_said_so(run: Run) -> None:
         (["--on", "ssh"], 2, "--data-dir: name a folder"),
         (["--coordinators", "2"], 2, "1, 3 or 5 coordinators"),
         (["--insecure", "--tls", "certificates"], 2, "--insecure contradicts --tls"),
+        (["--tls", "certificates"], 2, "a fleet on this machine speaks in plaintext on loopback"),
         (["--name", "no/name"], 2, "no/name"),
     ],
 )

@@ -450,6 +450,10 @@ def _plan(
         raise UsageError("--data-dir: name a folder for logs that every machine can have")
     if is_insecure and found["tls"]:
         raise UsageError("--insecure contradicts --tls: leave one out")
+    if place is Place.LOCAL and found["tls"]:
+        raise UsageError(
+            "--tls: a fleet on this machine speaks in plaintext on loopback, and takes no certificates: leave it out, or choose another --on"
+        )
     hosts, coordinators = (int(number_of(settings, key, found[key])) for key in ("hosts", "coordinators"))
     if hosts < 1 or coordinators not in REPLICAS:
         raise UsageError(f"a fleet has 1 host or more and 1, 3 or 5 coordinators, not {hosts} and {coordinators}")
