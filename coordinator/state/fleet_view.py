@@ -404,7 +404,7 @@ def refusal_of_restore(image: FleetImage, epoch: int) -> str:
     if record is None:
         return (
             f"the coordinator does not keep epoch {epoch} any more, or it never was complete: go back to one of "
-            f"{_named(image)}, or make a new fleet of that snapshot"
+            f"{_named(image)}, or make a new fleet of that snapshot with `snapline snapshot fork`"
         )
     if record.status == OPEN:
         return f"epoch {epoch} is not complete yet: wait for it, or go back to one of {_named(image)}"

@@ -41,7 +41,8 @@ def test_a_copy_of_the_folder_of_a_fleet_that_is_up_is_of_no_fleet(
 @pytest.mark.parametrize("path", ["a", "./a/../a", "link"])
 def test_the_folder_may_be_named_otherwise(run: Run, folder: Path, kept: "subprocess.Popen[bytes]", path: str) -> None:
     (folder / "link").symlink_to("a")
-    assert run("down", "--data-dir", path, "--dry-run").code == 0
+    done = run("down", "--data-dir", path, "--dry-run", "-o", "table")
+    assert done.code == 0 and done.out == f"the fleet in {Path(path)} would be taken down\n"
 
 
 def test_a_process_that_has_the_number_of_a_keeper_that_died_is_left_alone(

@@ -1,6 +1,7 @@
 """Documents as JSON and as tables, and progress that a log can bear."""
 
 import ast
+import io
 import json
 import re
 from functools import partial
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 
-from snapline.cli import output, progress, status
+from snapline.cli import output, progress, recovery, status
 from snapline.cli.command import command
 from snapline.cli.output import (
     Document,
@@ -204,3 +206,18 @@ def test_a_log_gets_few_lines_but_every_change_that_matters(
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[1].strip() for line in lines[:3]] == [f"epoch {n} complete" for n in (1, 4, 5)]
     assert lines[3:] == ["h1 ended"]
+
+
+def test_past_recoveries_fit_into_80_columns_with_every_word_whole() -> None:
+    """The first tutorial names the headings, and most terminals have 80 columns."""
+    row = {"plan": 2, "line_epoch": 42, "lost_hosts": ["h1", "h2"], "suspected": "2026-11-30T09:15:49.031Z"}
+    row |= {"duration_s": 0.261, "rolled_back": 4, "messages_delivered_again": 3, "reason": "host h2: its stream broke"}
+    written = io.StringIO()
+    recovery._show_history(
+        document("RecoveryHistory", recoveries=[row]), DocumentTables(Console(file=written, width=80))
+    )
+    shown = written.getvalue()
+    assert max(map(len, shown.splitlines())) <= 80
+    words = set(shown.split())
+    assert words >= {"LINE", "EPOCH", "SUSPECTED", "DURATION", "ROLLED", "IN", "TRANSIT", "h1,", "h2", "0.261"}
+    assert words >= {"2026-11-30", "09:15:49.031Z"} and "plan 2: host h2: its stream broke" in shown

@@ -182,7 +182,7 @@ async def test_the_fleet_goes_back_once_and_only_from_where_it_was_shown(running
         await client.create_snapshot(10)
     async with acting(address) as operator:
         page, form = await operator.form("/act/restore?snapshot=2")
-        assert "All 4 agents of the fleet go back" in page and "Epoch 3 is void then." in page
+        assert "All 4 agents of the fleet go back" in page and "Epoch 3 is discarded then." in page
         _, second = await operator.form("/act/restore?snapshot=1")
         told = await operator.send(form, reason="<b>wrong</b>", inputs="drop")
         assert told == "The fleet goes back to epoch 2 by plan 2; epoch 3 is void."

@@ -166,7 +166,7 @@ def _show_done(result: Document, tables: DocumentTables) -> None:
     from snapline.view.display_text import named
 
     void = _list(result, "void_epochs")
-    more = f"; {named('epoch', void)} void" if void else ""
+    more = f"; {named('epoch', void)} discarded" if void else ""
     tables.line(f"the fleet goes back to epoch {result.get('epoch')} by plan {result.get('plan')}{more}")
 
 
@@ -317,27 +317,26 @@ def _show_history(result: Document, tables: DocumentTables) -> None:
     if not recoveries:
         tables.line("no recoveries yet")
     else:
-        names = (
-            "plan",
-            "line_epoch",
-            "lost_hosts",
-            "suspected",
-            "duration_s",
-            "rolled_back",
-            "messages_delivered_again",
-        )
-        columns = (*names, "reason")
-        tables.table(
-            [_heading(name) for name in columns], [[_cell(row.get(name)) for name in columns] for row in recoveries]
-        )
+        names = ("plan", "line_epoch", "lost_hosts", "suspected", "duration_s", "rolled_back")
+        columns = (*map(_heading, names), "IN TRANSIT")
+        tables.table(columns, [_history_cells(row, names) for row in recoveries])
     for row in recoveries:
+        tables.line(f"plan {row.get('plan')}: {text(row.get('reason'))}")
         void = row.get("void_epochs")
         if row.get("is_restore") and isinstance(void, list) and void:
             from snapline.view.display_text import named  # imported late, because it imports msgspec
 
-            tables.line(f"plan {row.get('plan')} went back on purpose: {named('epoch', void)} void")
+            tables.line(f"plan {row.get('plan')} went back on purpose: {named('epoch', void)} discarded")
     for row in rows_of(result, "condemned_epochs"):
         tables.line(f"epoch {row.get('epoch')} is not used any more: {row.get('path')}: {row.get('reason')}")
+
+
+def _history_cells(row: Document, names: Sequence[str]) -> list[object]:
+    """Return a recovery's row in the table. Its time can be broken in two lines, to fit into 80 columns."""
+    cells = [_cell(row.get(name)) for name in (*names, "messages_delivered_again")]
+    at = names.index("suspected")
+    cells[at] = text(cells[at]).replace("T", " ")
+    return cells
 
 
 def _heading(name: str) -> str:

@@ -403,7 +403,8 @@ def down(
             progress.note(line)
     elif background_pid(folder) is None:
         raise NotFoundError(f"no fleet is up in {folder}")
-    sentence = f"fleet {fleet} would be taken down" if dry_run else f"fleet {fleet} is down"
+    subject = f"the fleet in {folder}" if place is Place.LOCAL else f"fleet {fleet}"
+    sentence = f"{subject} would be taken down" if dry_run else f"{subject} is down"
     display.printer().result(result, lambda _, tables: tables.line(sentence))
 
 

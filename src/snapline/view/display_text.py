@@ -217,7 +217,7 @@ def undone_in_fleet(preview: "RestorePreview") -> list[str]:
     """List the consequences of a restore inside the fleet, one sentence each."""
     void_epochs, agents_gone, agents_back = preview.void_epochs, preview.agents_gone, preview.agents_back
     sentences = [f"epoch {preview.epoch}, taken {preview.created}, {preview.age_s} s ago"]
-    sentences.append(f"{named('epoch', void_epochs)} void then" if void_epochs else "no later epoch is complete")
+    sentences.append(f"{named('epoch', void_epochs)} discarded then" if void_epochs else "no later epoch is complete")
     sentences += [f"{named('agent', agents_gone)} gone: born later"] if agents_gone else []
     sentences += [f"{named('agent', agents_back)} there again, having left since"] if agents_back else []
     changes = describe_changes(preview.dependencies)
