@@ -232,9 +232,10 @@ class Effects:
         """
         assert agent.effects is not None and agent.outputs is not None
         effect = agent.effects.open[place]
+        resolved_number = effect.opened.number
         effect.not_done(1 + agent.outputs.number)
         self._emit(agent, self._outcome(effect_records.NOT_DONE, agent.id, effect.opened), time_ns)
-        if self._steps.has_mark(agent, effect.opened):
+        if self._steps.has_mark(agent, effect.opened, resolved_number):
             effect.begun()
             effect.is_in_doubt, effect.is_ready, effect.needs_people = True, False, True
             self._shared.note("error", _needs_people(agent.id, effect.opened))

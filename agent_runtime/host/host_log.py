@@ -526,10 +526,13 @@ class StepLog:
         self._log.put(PendingEntry(logged, turn, is_mark=True))
         self._log.append()
 
-    def has_mark(self, agent: LocalAgent, opened: OpenEffect) -> bool:
-        """Return whether the logs of earlier plans contain the mark of this effect after the same resolution."""
+    def has_mark(self, agent: LocalAgent, opened: OpenEffect, since: int) -> bool:
+        """Return whether the logs of earlier plans contain a mark of this effect with a higher output number than `since`. Numbers of the
+        same call differ between histories, because members of a group may end in another order."""
         turns = agent.begun.logged.values() if agent.begun is not None else ()
-        return any(logged.entry == mark_of(opened) for entries in turns for logged in entries)
+        marks = [logged.entry for entries in turns for logged in entries if is_mark(logged.entry)]
+        its = opened.name, opened.digest, f"{opened.key}#{opened.generation}"
+        return any((x.name, x.digest, x.sender) == its and int.from_bytes(x.result, "big") > since for x in marks)
 
     def awaits(self, pending: PendingEntry) -> bool:
         agent = self._shared.agents.get(pending.entry.agent)

@@ -1,6 +1,6 @@
 """Effects in `ctx.gather`: called at the same time after one snapshot, undone in the reverse order of their places, whatever ended first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +9,7 @@ from tests.agent_runtime.driving import Driver
 from tests.agent_runtime.effect_world import World, find, lose, pay, pay_in_time, take_back
 from tests.agent_runtime.test_durable import SEED
 from tests.agent_runtime.test_effect_words import People, said, saved
+from tests.agent_runtime.test_effect_words import logged as logged_input
 from tests.agent_runtime.test_effects import BROKEN, DIGEST, GO, PAID, intent, release, runs, stages
 
 import snapline
@@ -19,7 +20,7 @@ from snapline.agent_runtime.host import host_events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.host_log import StepLog
 from snapline.messages import host_messages as msg
-from snapline.storage.log.log_record import LoggedEntry
+from snapline.storage.log.log_record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
 Patch = pytest.MonkeyPatch
@@ -184,12 +185,12 @@ def grouped(**options: Any) -> Host:
     return driver
 
 
-def restarted(kept: AgentCheckpoint, *entries: LoggedEntry) -> Host:
+def restarted(kept: AgentCheckpoint, *entries: LoggedEntry, inputs: Sequence[LoggedInput] = ()) -> Host:
     """A later life; the handler runs again."""
     driver = Host(checkpoints={"a": kept}, begun=1, starts=False, here=("a",))
     driver.receive_plan(2)
     driver.turns.clear()
-    driver.load(2, entries=entries)
+    driver.load(2, *inputs, entries=entries)
     return driver
 
 
@@ -277,6 +278,26 @@ def test_people_say_what_came_of_each_member() -> None:
     later.step_ends(1)
     later.step_ends(0)
     assert [(x.name, x.outcome) for x in later.turns["a"].group] == [("pay", DONE), ("look", DONE), ("mail", DONE)]
+
+
+def test_a_resolution_consumed_again_says_nothing_of_a_call_after_it_although_another_member_ends_earlier() -> None:
+    """A restore to before both resolutions. The log already has the end of the other effect, so the outputs have other numbers."""
+    first = grouped(is_repeatable=False)
+    assert first.release() == [0, 2]
+    second = restarted(saved(first), *first.logged)
+    ask_again(second, is_repeatable=False)
+    kept = saved(second)
+    words = said(1, is_done=False), said(2, key="q")
+    for number, word in enumerate(words):
+        second.settle(word, f"word {number}")
+    assert second.release(2) == [0], "it is called after its resolution"
+    inputs = [logged_input(word, 1 + number, f"word {number}") for number, word in enumerate(words)]
+    later = restarted(kept, *first.logged, *second.logged, inputs=inputs)
+    ask_again(later, is_repeatable=False)
+    assert stages(later) == ["done q", "not-done k"]
+    assert later.release(3) == [] and later.open_places == {0: True}
+    later.settle(said(4, is_done=False), "newer")
+    assert later.release(4) == [0]
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------------
