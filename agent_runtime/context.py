@@ -7,7 +7,6 @@ turn.
 Most turns only send messages and reply. To save time, a context creates the record for all other requests only when one of them is made.
 """
 
-import contextlib
 import functools
 import random
 import uuid
@@ -307,7 +306,8 @@ class Context:
         Raises:
             UsageError: If this turn is not durable.
         """
-        self._durable("ctx.rolled_back")
+        if self._durable("ctx.rolled_back").grouped is not None:
+            raise UsageError(f"ctx.rolled_back is known at once and is no member of a group: {groups.GROUP_TAKES}")
         entry = await self._wait(durable.ROLLED_BACK, "", b"")
         return durable.read_rollbacks(entry)
 
@@ -820,10 +820,12 @@ class Context:
         name = f"{made.name}/undo"
         function = load_undo(made.name, made.undo, made.undo_arguments, self._durable("undo_effect").own_modules)
         work = undo_work(made, function, self._world.now_ns(), saga)
-        with contextlib.suppress(
-            GuardViolationError
-        ):  # what is rejected is dropped, and the error of the saga's block goes on
+        violation = self._guard.violation if self._guard is not None else None
+        try:
             self.check_output()
+        except GuardViolationError:  # what is rejected is dropped, and the error of the saga's block goes on
+            assert self._guard is not None
+            self._guard.violation = violation
         entry = await self._wait("effect", name, work.digest, work=work)
         read_outcome(name, made.key, entry, lambda: None)
 

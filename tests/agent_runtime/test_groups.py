@@ -181,10 +181,11 @@ async def saga_in_member(ctx: Context) -> None:
         (lambda ctx: [ctx.sleep_until(datetime.now(UTC))], "reads the clock: .* use ctx.sleep in it"),
         (lambda ctx: [7], "a group takes .*, and not a int"),
         (lambda ctx: [ctx.gather(ctx.step("s", int))], "a group has no groups in it: a group takes"),
+        (lambda ctx: [ctx.rolled_back()], "known at once and is no member of a group: a group takes"),
         (lambda ctx: [ctx.step(f"s{n}", int) for n in range(GROUP_MAX + 1)], "at most 64 members, not 65"),
         (lambda ctx: [ctx.receive(Told), ctx.receive(Told)], "one ctx.receive of each type"),
     ],
-    ids=["one key", "saga", "clock", "value", "group", "too many", "received twice"],
+    ids=["one key", "saga", "clock", "value", "group", "rollbacks", "too many", "received twice"],
 )
 def test_what_a_group_cannot_take_is_refused_in_a_sentence(members: Any, text: str) -> None:
     with pytest.raises(UsageError, match=text):

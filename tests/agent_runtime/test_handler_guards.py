@@ -341,6 +341,33 @@ def test_a_saga_undoes_its_effects_when_the_guard_rejects_and_when_both_fail(wha
     assert ("no seat" in failed.error) == bool(what) and (failed.retries == 0) == (not what)
 
 
+class Leaver(snapline.Agent):
+    state: Notes
+
+    async def instead(self, message: Go, ctx: Context) -> None:
+        self.state.seen.append("instead")
+
+    @snapline.handler(durable=True, guard=too_much, on_violation=instead)
+    async def on_go(self, message: Go, ctx: Context) -> None:
+        async with ctx.saga("trip"):
+            await ctx.effect("book", book, key="k", compensate=(undo_booking,))
+            try:
+                ctx.send("b", Pay(LIMIT + 1))
+                await ctx.sleep(1)
+            finally:
+                ctx.send("b", Pay(LIMIT + 2))
+
+
+def test_the_fallback_takes_over_although_a_saga_drops_more_on_the_way() -> None:
+    first, _ = run(Leaver(Notes()))
+    effect = msgspec.structs.replace(first.pause.waits, outcome=DONE, result=encode_result("book", "booked"))
+    undoing, _ = run(Leaver(Notes()), kind="segment", turn=saved([effect]), number=1)
+    undone = msgspec.structs.replace(undoing.pause.waits, outcome=DONE, result=b"\xc0")
+    turn = saved([effect, *undoing.pause.entries, undone])
+    ended, agent = run(Leaver(Notes()), kind="segment", turn=turn, number=1)
+    assert isinstance(ended, ev.TurnEnded) and agent.state.seen == ["instead"]
+
+
 @given(
     parts=st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6),
     known=st.integers(0, 8),
