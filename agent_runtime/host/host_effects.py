@@ -282,8 +282,6 @@ class Effects:
         return undo_payload(to_undo) if to_undo else b""
 
     def _end_open_effects(self, agent: LocalAgent, effects: AgentEffects, time_ns: int) -> None:
-        if not effects.open:
-            return
         identities = self._identities_in_group(agent, effects)
         for place, effect in list(effects.open.items()):
             record = self._outcome(
@@ -291,7 +289,7 @@ class Effects:
             )
             effects.end(place, is_done=False, result=b"", ended_ns=time_ns, late_s=effect.opened.timeout_s)
             self._emit(agent, record, time_ns)
-        effects.group_ended(identities)
+        effects.group_ended(identities)  # also if the group has only other open members
         self.report_quiesced()
 
     def group_ended(self, agent: LocalAgent) -> None:

@@ -228,13 +228,13 @@ def test_the_turn_goes_on_when_all_have_ended_and_sees_them_in_order() -> None:
     ]
 
 
-@pytest.mark.parametrize("has_ended", [True, False])
-def test_a_turn_that_fails_undoes_them_in_the_reverse_order_of_their_places(has_ended: bool) -> None:
+@pytest.mark.parametrize("ended", [(2, 1, 0), (2,), (2, 0)])
+def test_a_turn_that_fails_undoes_them_in_the_reverse_order_of_their_places(ended: tuple[int, ...]) -> None:
     driver = grouped()
     driver.release()
-    for place in (2, 1, 0) if has_ended else (2,):
+    for place in ended:
         driver.step_ends(place)
-    if not has_ended:  # run again after a recovery, the handler may fail before it comes to its group
+    if len(ended) < len(MEMBERS):  # run again after a recovery, the handler may fail before it comes to its group
         driver = restarted(saved(driver))
     driver.fail("a", is_durable=True)
     undoing = driver.turns["a"]
