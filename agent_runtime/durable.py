@@ -469,7 +469,7 @@ class TurnJournal:
         known = [self._reach(request.kind, request.name, request.digest) for request in requests]
         if first >= len(self._known):
             self._check_room(places[-1])
-        found = [each or request for each, request in zip(known, requests, strict=True)]
+        found = [x if x is not None and x.outcome else y for x, y in zip(known, requests, strict=True)]
         if any(not entry.outcome for entry in found):
             found = self._find_group(first, found, ends_at)
         self.has_left = known[0] is not None or any(not entry.outcome for entry in found)

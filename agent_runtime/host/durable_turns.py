@@ -148,8 +148,9 @@ class DurableTurns:
             if place not in answers:  # effects, which `intended` opens, and whatever loses a race
                 continue
             timeout_ns, answer = timeouts_ns[place - first], answers[place]
-            if timeout_ns is not None and not is_again and request.kind not in OUTSIDE:
-                self._timers.set(agent, timer_of(turn, place), timeout_ns, b"")
+            name = timer_of(turn, place)
+            if timeout_ns is not None and request.kind not in OUTSIDE and not (is_again and _has_time_out(agent, name)):
+                self._timers.set(agent, name, timeout_ns, b"")  # also if it was cancelled, and the turn is retried
             if request.kind == ROLLED_BACK:
                 self._finish(agent, turn, place, request, DONE, encode_rollbacks(self._shared.rollbacks))
             elif request.kind == "step":
@@ -679,6 +680,12 @@ def _is_answer_to(turn: DurableTurn, place: int, request: JournalEntry, entry: E
 def timer_of(turn: DurableTurn, place: int) -> str:
     """Return the name of the timer that ends the wait at this place."""
     return f"{TURN_TIMER}{place}" if turn.members else TURN_TIMER
+
+
+def _has_time_out(agent: LocalAgent, name: str) -> bool:
+    """Return whether the timeout of a wait has been set and not cancelled. It may have fired already."""
+    entries = [*agent.deferred, *agent.mailbox] if name not in agent.timers else ()
+    return name in agent.timers or any(isinstance(entry, TimerEntry) and entry.name == name for entry in entries)
 
 
 def _forget_time_out(agent: LocalAgent, name: str) -> None:

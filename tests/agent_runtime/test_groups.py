@@ -21,6 +21,8 @@ from snapline.agent_runtime.durable import (
     FAILED,
     GROUP_MAX,
     LATE,
+    LOST,
+    GroupEnd,
     Pause,
     SegmentEnd,
     TurnJournal,
@@ -352,6 +354,40 @@ def test_only_failed_members_run_again_when_the_turn_is_retried() -> None:
     driver.feed(ev.TurnFailed("a", 1, "StepFailedError", 0, "undo", 3, False, (0,), is_durable=True, is_of_step=True))
     turn = driver.core.agents["a"].turn
     assert turn is not None and turn.members == [MEMBERS[0], member(1), MEMBERS[2]] and turn.journal == []
+
+
+@pytest.mark.parametrize("ends_at", ["failure", "first"])
+def test_a_retried_group_has_the_time_limits_of_its_cancelled_members_again(ends_at: GroupEnd) -> None:
+    members = [JournalEntry("sleep", "", b"5"), JournalEntry("step", "s")]
+    timeouts_ns = [100 * MS, None]
+    driver = Driver()
+    driver.remote_sends("z", "a", GO)
+    driver.feed(msg.LogOpened(1))
+    pause = Pause(SEED, members[0], None, [], True, members=members, timeouts_ns=timeouts_ns, ends_at=ends_at)
+    for _ in range(2):
+        driver.end("a", pause=pause)
+        end(driver, 1, FAILED)
+        while "a" not in driver.turns:
+            appended(driver)
+        assert not driver.core.agents["a"].timers
+        driver.fail("a", retries=9, is_durable=True, is_of_step=True)
+    driver.end("a", pause=pause)
+    driver.feed(ev.TimerFired(), 101 * MS)
+    if ends_at == "first":
+        assert [each.outcome for each in driver.turns["a"].group] == [DONE, LOST]
+    else:
+        turn = driver.core.agents["a"].turn
+        assert turn is not None and [each.outcome for each in turn.members] == [DONE, ""]
+
+
+def test_an_approval_of_a_retried_group_has_its_details_again() -> None:
+    async def handle(ctx: Context) -> None:
+        await ctx.gather(ctx.approval("refund", {"amount": 7}), ctx.step("s", int), on_error="cancel")
+
+    first: SegmentEnd = handle(context()).send(None)
+    reopened = [JournalEntry(each.kind, each.name, each.digest) for each in first.members]
+    again: SegmentEnd = handle(context(open_group([], reopened))).send(None)
+    assert again.members == first.members and first.members[0].result
 
 
 # -- calls, messages and sleeps -------------------------------------------------------------------------------------------
