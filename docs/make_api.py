@@ -91,8 +91,8 @@ MADE_FOR_YOU = {
 
 HEAD = """# The API
 
-What `import snapline` offers. Made from the docstrings by `make docs`; do not edit it. How the parts play together is told by the
-[README](../README.md), [state.md](state.md) and [testing.md](testing.md).
+What `import snapline` offers. Made from the docstrings by `make docs`; do not edit it. The
+[README](../README.md), [state.md](state.md) and [testing.md](testing.md) show how the parts work together.
 """
 
 _SECTION = re.compile(r"(Args|Attributes|Kinds|Raises):$")
