@@ -528,11 +528,14 @@ class StoreKeeper:
 
     def _epoch_before_turn(self, command: ResolveSnapshot) -> int:
         for epoch in command.epochs:
-            manifest = self._store.read_manifest(self._store.read_ref(epoch), epoch=epoch)
-            with contextlib.suppress(NotFoundError):  # the agent was created later
-                if self._store.read_checkpoint(manifest, command.agent).durable_turns >= command.turn:
-                    continue
-            return epoch
+            with contextlib.suppress(
+                DamagedDataError, NotFoundError
+            ):  # what is damaged or deleted is nothing to go back to
+                manifest = self._store.read_manifest(self._store.read_ref(epoch), epoch=epoch)
+                if all(line.agent != command.agent for line in manifest.agents):
+                    return epoch  # the agent was created later
+                if self._store.read_checkpoint(manifest, command.agent).durable_turns < command.turn:
+                    return epoch
         raise NotFoundError("the turn has begun in all snapshots that are kept")
 
     def check_line(self, command: CheckLine) -> LineChecked:

@@ -119,10 +119,10 @@ OUTCOMES_KEPT = 64
 """Number of ended epochs whose outcome can still be sent to a host. Hosts report only on open epochs, of which there are at most 4."""
 
 PLANS_KEPT = 64
+"""Number of plans kept in the recovery history."""
 
 ROLLBACKS_KEPT = 16
 """Number of restores that agents can learn about. Each may take some 10 KiB in the replicated state and in each plan."""
-"""Number of plans kept in the recovery history."""
 
 RESULTS_KEPT = 64
 """Number of results kept per client, which is also the largest number of unresolved requests that a client may have."""

@@ -1,9 +1,12 @@
 """What becomes of the files of epochs that the coordinator has forgotten: the policy, pins and tags decide, and time."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from tests.storage import making
 from tests.storage.making import make_manifest, make_store, write_packs
 from tests.storage.making_chunks import changed, commit_chunked, first_state, write_hosts
 from tests.storage.simulated_disk import SimulatedDisk
@@ -257,3 +260,22 @@ def test_what_is_forgotten_is_no_base_and_older_epochs_may_stay_one(
     bases = {1: roots[1]}
     written = bench.keeper.write_manifest(ev.WriteManifest(4, 1, "", {}, reported, (), (), 0, 0, 0, bases))
     assert bool(written.root) is may_be_reused, written.error
+
+
+def test_the_newest_epoch_before_a_turn_is_one_that_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = making.make_checkpoint
+    monkeypatch.setattr(
+        making, "make_checkpoint", lambda agent, epoch: replace(original(agent, epoch), saved_turns=epoch)
+    )
+    bench = Bench()
+    for epoch in (1, 2, 3):
+        bench.write(epoch, NOON)
+    before = partial(ev.ResolveSnapshot, "turn", "a1")
+    assert bench.keeper.resolve(before(3, (3, 2, 1))) == ev.SnapshotResolved("turn", 2, agent="a1")
+    assert bench.keeper.resolve(before(3, (9, 3, 1))).epoch == 1, "somebody has deleted epoch 9"
+    assert "begun in all snapshots" in bench.keeper.resolve(before(1, (3, 2, 1))).error
+    assert bench.keeper.resolve(ev.ResolveSnapshot("turn", "late", 1, (3, 2))).epoch == 3, "it is created later"
+    manifest = bench.store.read_manifest(bench.store.read_ref(2), epoch=2)
+    for pack in manifest.packs:
+        bench.disk.unlink(pack.path)
+    assert bench.keeper.resolve(before(3, (3, 2, 1))).epoch == 1
