@@ -66,7 +66,7 @@ from snapline.errors import (
     WaitTimeoutError,
 )
 from snapline.ids import check_id, check_receiver
-from snapline.messages.host_messages import PastRollback
+from snapline.messages.past_rollbacks import PastRollback
 from snapline.storage.packs.checkpoint import AbandonedTurn, JournalEntry, MadeEffect
 
 

@@ -49,7 +49,7 @@ from snapline.agent_runtime.message_encoding import (
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import DivergenceError, EncodingError, MessageTooLargeError, StepFailedError, UsageError
 from snapline.messages.effect_records import TEXT_CHARACTERS_MAX, readable
-from snapline.messages.host_messages import PastRollback
+from snapline.messages.past_rollbacks import PastRollback
 from snapline.messages.payloads import CALL, CALL_ID_BYTES, REPLY, split_message
 from snapline.storage.capture.declared_values import check_declared
 from snapline.storage.log.log_record import EFFECT, LoggedEntry

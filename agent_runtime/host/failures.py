@@ -23,6 +23,7 @@ from snapline.agent_runtime.message_encoding import without_tail
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.messages import host_messages as msg
 from snapline.messages.host_messages import CAPTURE, TurnDeath
+from snapline.messages.past_rollbacks import encode_requests
 from snapline.messages.payloads import MARK
 from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import DeadLetterRecord
@@ -129,7 +130,7 @@ class HostRollbacks:
         agent.retry_ns = NEVER_RETRIED_NS
         message = msg.WantRollback(
             *(agent.id, agent.incarnation, rollback_request.snapshot, rollback_request.reason, rollback_request.place),
-            done=msg.encode_requests(requests),
+            done=encode_requests(requests),
             turn=turn,
             at_most=rollback_request.at_most,
         )

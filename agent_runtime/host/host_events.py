@@ -19,7 +19,8 @@ from snapline.messages import host_messages as msg
 from snapline.messages.approvals import OpenApproval
 from snapline.messages.client_requests import InputOutcome
 from snapline.messages.effect_records import UnfinishedEffect
-from snapline.messages.host_messages import PastRollback, TurnDeath
+from snapline.messages.host_messages import TurnDeath
+from snapline.messages.past_rollbacks import PastRollback
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import SealedRuns
 from snapline.storage.log.answer_files import RecordedAnswer, RecordedAnswers

@@ -18,7 +18,7 @@ from snapline.agent_runtime.recorded_answers import AnswerBook, AskedQuestions
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.messages.effect_records import DONE, FAILED, LEFT, NOT_DONE
-from snapline.messages.host_messages import PastRollback
+from snapline.messages.past_rollbacks import PastRollback
 from snapline.protocols.epoch_stamped import EpochStampedCore
 from snapline.storage.capture.chunking import SealedJournal, SealedRuns
 from snapline.storage.log.log_record import LoggedEntry

@@ -10,7 +10,8 @@ import msgspec
 
 from snapline.errors import LogError, UsageError
 from snapline.ids import check_id
-from snapline.messages.host_messages import PastRollback, PlaceRule, TurnDeath
+from snapline.messages.host_messages import PlaceRule, TurnDeath
+from snapline.messages.past_rollbacks import PastRollback
 from snapline.messages.status import HOSTS_MAX
 from snapline.protocols.names import GLOBAL, is_logged
 

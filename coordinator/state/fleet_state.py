@@ -96,7 +96,8 @@ from snapline.coordinator.state.operation_rules import (
     weights_by_host,
 )
 from snapline.errors import LogError
-from snapline.messages.host_messages import COMMIT_AGE_NS, PastRollback
+from snapline.messages.host_messages import COMMIT_AGE_NS
+from snapline.messages.past_rollbacks import PastRollback
 from snapline.protocols.names import LOCAL, is_autonomous
 
 

@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from snapline.messages.answers import LocatedAgent
     from snapline.messages.approvals import OpenApproval
     from snapline.messages.client_requests import AgentState
-    from snapline.messages.host_messages import PastRollback
+    from snapline.messages.past_rollbacks import PastRollback
     from snapline.messages.status import FleetStatus
     from snapline.protocols.policy import Adaptive, Every, EveryMessages, Manual
     from snapline.storage.capture.history import History
@@ -137,7 +137,7 @@ _HOMES = {
     "Trace": "snapline.client.trace_analysis",
     "TurnOutput": "snapline.agent_runtime.guards",
     "TransitMessage": "snapline.agent_runtime.snapshots.snapshot_cut",
-    "PastRollback": "snapline.messages.host_messages",
+    "PastRollback": "snapline.messages.past_rollbacks",
     "OutputsReverted": "snapline.agent_runtime.message_encoding",
     "handler": "snapline.agent_runtime.agent",
     "heartbeat": "snapline.agent_runtime.turn_environment",

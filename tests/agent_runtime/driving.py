@@ -10,6 +10,7 @@ from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.channels import link_events as lk
 from snapline.channels.link import LinkCore
 from snapline.messages import host_messages as msg
+from snapline.messages.past_rollbacks import PastRollback
 from snapline.storage.log.log_record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
@@ -137,7 +138,7 @@ class Driver:
         return commands
 
     def receive_plan(
-        self, plan: int, begun: int = 0, line: int = 0, rollbacks: tuple[msg.PastRollback, ...] = ()
+        self, plan: int, begun: int = 0, line: int = 0, rollbacks: tuple[PastRollback, ...] = ()
     ) -> list[ev.HostOutput]:
         if plan > self.plan:
             self.plan, self.remote, self.is_connected = plan, Remote(plan, self.host), False

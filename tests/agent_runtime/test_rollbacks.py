@@ -25,6 +25,7 @@ from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.message_encoding import encode_message
 from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.messages import host_messages as msg
+from snapline.messages.past_rollbacks import PastRollback, encode_requests
 from snapline.storage.log.log_record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
 
@@ -78,7 +79,7 @@ def test_a_plan_ends_it_and_a_late_refusal_says_nothing(drive: Drive) -> None:
     assert driver.feed(msg.RollbackRefused("a", 1, "no")) == []
 
 
-PAST = msg.PastRollback(1, 7, "b", "g (b.py:1)", "lost")
+PAST = PastRollback(1, 7, "b", "g (b.py:1)", "lost")
 ASKING = JournalEntry(ROLLED_BACK, "")
 
 
@@ -97,7 +98,7 @@ def test_it_says_which_turn_asks_and_what_that_had_done(has_waited: bool) -> Non
     said = driver.fail("a", "asked", rollback=WISH, is_durable=True, entries=[adopted])
     (want,) = [x for x in said if isinstance(x, msg.WantRollback)]
     done = [("step", "look", DONE)] * has_waited + [("step", "logged", DONE)]
-    assert want.turn == 1 and want.done == msg.encode_requests(done)
+    assert want.turn == 1 and want.done == encode_requests(done)
 
 
 def test_a_turn_learns_of_the_returns_that_its_plan_names_and_waits_for_nothing() -> None:

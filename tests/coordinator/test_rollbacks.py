@@ -9,6 +9,7 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ROLLBACKS_KEPT
 from snapline.messages import host_messages as msg
+from snapline.messages.past_rollbacks import REQUESTS_BYTES_MAX, PastRollback, encode_requests
 
 
 @pytest.fixture
@@ -150,16 +151,16 @@ def test_without_a_snapshot_there_is_nothing_to_go_back_to() -> None:
     assert "no snapshot is complete" in refusals(bench)[0].reason
 
 
-def past(bench: Bench) -> list[msg.PastRollback]:
+def past(bench: Bench) -> list[PastRollback]:
     """What the newest plan tells the hosts of returns."""
     return list([x for x in bench.directives("h1") if isinstance(x, msg.Plan)][-1].rollbacks)
 
 
 def test_plans_say_which_returns_there_have_been_why_and_what_the_turn_had_done(bench: Bench) -> None:
-    done = msg.encode_requests([("step", "look", "done"), ("call", "b", "late")])
+    done = encode_requests([("step", "look", "done"), ("call", "b", "late")])
     ask(bench, done=done)
     bench.apply_plan("h1", "h2")
-    assert past(bench) == [msg.PastRollback(1, 3, "a0", "f (a.py:1)", "astray", done)]
+    assert past(bench) == [PastRollback(1, 3, "a0", "f (a.py:1)", "astray", done)]
     assert past(bench)[0].requests == (("step", "look", "done"), ("call", "b", "late"))
     bench.feed(ev.RestoreRequested(1, "t", 1, "back to 1"))
     bench.apply_plan("h1", "h2")
@@ -205,5 +206,5 @@ def test_a_plain_turn_has_begun_in_no_snapshot(bench: Bench) -> None:
 
 def test_what_a_turn_had_done_is_cut_at_its_beginning() -> None:
     many = [("step", f"{number:0500d}", "done") for number in range(64)]
-    kept = msg.PastRollback(1, 1, "a", "f", "why", msg.encode_requests(many)).requests
-    assert len(msg.encode_requests(many)) <= msg.REQUESTS_BYTES_MAX and kept == tuple(many[-len(kept) :]) and kept
+    kept = PastRollback(1, 1, "a", "f", "why", encode_requests(many)).requests
+    assert len(encode_requests(many)) <= REQUESTS_BYTES_MAX and kept == tuple(many[-len(kept) :]) and kept

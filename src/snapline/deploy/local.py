@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from snapline.agent_runtime.host.turn_marks import read_marks  # now: the package may be replaced while this runs
 from snapline.deploy.child import Child, ForkServer, describe_exit, is_forkable
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock, marks_of
 from snapline.deploy.launching import Commands, Handle, ProcessSpec, SnaplineCommands
@@ -140,8 +141,6 @@ class LocalLauncher:
         path = marks_of(self._data_dir, name)
         if not path.exists():
             return ()
-        from snapline.agent_runtime.host.turn_marks import read_marks
-
         instance, died_in = read_marks(path)
         return died_in if instance == self._children[name][0].instance else ()
 
