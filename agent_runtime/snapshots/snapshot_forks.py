@@ -136,9 +136,9 @@ def _without_turn(
     requests = requested_effects(checkpoint)
     if turn is None or not requests:
         return checkpoint
-    opened = {0: before.effects.open} if before.effects is not None and before.effects.open is not None else {}
+    single = before.effects.open if before.effects is not None else None
     settled = [
-        _settled(request, opened.get(0) or before.effect_group.get(place), recorded.get(place))
+        _settled(request, single or before.effect_group.get(place), recorded.get(place))
         for place, request in requests.items()
     ]
     if turn.waits is not None:
