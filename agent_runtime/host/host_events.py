@@ -470,9 +470,8 @@ class CancelTurns(Command, frozen=True, gc=False):
 
 class LoadAgents(Command, frozen=True, gc=False):
     """Load the given agents from the recovery line, and seal and read the host logs of earlier plans that may contain entries of these
-    agents. The adapter responds with either AgentsLoaded or LoadFailed.
-
-    `drop_before`, `newest`, `era`, `sources` and `sources_since` have the same meaning as in PlanReceived.
+    agents. The adapter responds with either AgentsLoaded or LoadFailed. `drop_before`, `newest`, `era`, `sources` and `sources_since` have
+    the same meaning as in PlanReceived.
     """
 
     plan: int
