@@ -144,6 +144,7 @@ class Host:
         options, export = self._options, self._export
         observer, world = None, None
         if export is not None:
+            import snapline.telemetry.gen_ai_spans  # noqa: F401  now: the package may be replaced while this runs
             from snapline.agent_runtime.host.host_spans import (
                 HostSpans,
                 SpanObserver,

@@ -53,6 +53,7 @@ from snapline.agent_runtime.turn_environment import TurnEnvironment, calling, no
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, StoreError, UsageError
 from snapline.messages.payloads import read_creation, split_message
 from snapline.protocols.names import LOCAL, is_logged
+from snapline.storage.capture import forked
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import ArenaBusyError, ArenaPool, Authors, ChunkTable, StateImage
 from snapline.storage.log.answer_files import RecordedAnswer
@@ -613,8 +614,6 @@ class Turns:
         encoder, state = running.encoder, running.agent.state
         if type(running.agent).capture != "fork" or self._is_logged or encoder is None:
             return None
-        from snapline.storage.capture import forked
-
         reason = forked.fork_unsafe_reason()
         if reason:
             if not running.warned:

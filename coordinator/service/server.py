@@ -60,6 +60,7 @@ from snapline.telemetry.spans import SPANS, SpanOptions, open_spans, read_spans
 
 if TYPE_CHECKING:
     from snapline.coordinator.service.fleet_spans import FleetSpans
+    from snapline.telemetry.span_export import SpanExport
 
 
 _log = logging.getLogger("snapline.coordinator")
@@ -295,7 +296,7 @@ class _Process:
         self._figures = LeaderFigures(self._machine.state)
         self._planned_stop = CoordinatorStop(self._leadership, self._machine.state, options.last_snapshot_s)
         self._export = open_spans(options.spans, role="coordinator", name=options.node)
-        self._spans: FleetSpans | None = None
+        self._spans = None if self._export is None else _fleet_spans(self._export, self._machine.state)
         self._replica = Replica(
             ReplicaOptions(
                 node=options.node,
@@ -498,13 +499,17 @@ class _Process:
 
     def _begin_spans(self) -> "list[FleetSpans]":
         """Start exporting spans for a new leadership, and return the observer. If spans are not exported, return an empty list."""
-        if self._export is None:
+        if self._spans is None:
             return []
-        from snapline.coordinator.service.fleet_spans import FleetSpans
-
-        self._spans = self._spans or FleetSpans(self._export, self._machine.state)
         self._spans.begin()
         return [self._spans]
+
+
+def _fleet_spans(export: "SpanExport", state: FleetView) -> "FleetSpans":
+    """Return the observer that exports spans. Called at the start, because the package may be replaced while this process runs."""
+    from snapline.coordinator.service.fleet_spans import FleetSpans
+
+    return FleetSpans(export, state)
 
 
 def _log_lost(lost: list[str], store: Store) -> ForeignLogError:

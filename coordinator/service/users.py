@@ -9,6 +9,7 @@ executed, it is recorded through Raft, and the recording operation checks the to
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 
 from google.protobuf.message import Message
 
@@ -65,6 +66,7 @@ class FleetUsers:
         self._leadership = leadership
         self._who_leads = leader_hint
         self._security = security
+        self._verified_names = _certificate_check() if security.is_tls else None
         self._client = f"{node}.people.{secrets.token_hex(8)}"
         self._sequence = 0
 
@@ -127,13 +129,11 @@ class FleetUsers:
             return Identity(bearer[1], bearer[0])
         if not proof.certificate:
             raise UsageError("a host that has calls written down shows the person's token digest or certificate")
-        try:
-            from snapline.security.certificates import verified_names
-        except UsageError as error:
+        if self._verified_names is None:
             raise UsageError(
                 "the coordinator has no library to check certificates: install snapline[crypto] where it runs, or use a token"
-            ) from error
-        identity = self._security.identity_in(verified_names(proof.certificate, self._security.authority()))
+            )
+        identity = self._security.identity_in(self._verified_names(proof.certificate, self._security.authority()))
         if identity is None:
             raise UsageError("the certificate names nobody of this fleet")
         return identity
@@ -208,6 +208,16 @@ class FleetUsers:
                     await asyncio.sleep(AGAIN_S)
         except TimeoutError:
             raise UnknownOutcomeError(f"the coordinator's log did not answer within {PROPOSE_S:g} s") from None
+
+
+def _certificate_check() -> Callable[[bytes, bytes], list[str]] | None:
+    """Return the function that verifies certificates, or None if its library is not installed. Called at the start, because the package
+    may be replaced while this process runs."""
+    try:
+        from snapline.security.certificates import verified_names
+    except UsageError:
+        return None
+    return verified_names
 
 
 class UsersServicer(coordinator_pb2_grpc.PeopleServicer):

@@ -3,6 +3,7 @@
 import os
 import sys
 
+from snapline import package_stamp  # noqa: F401  now, because its check compares later files with this moment
 from snapline.cli.garbage_collection import collect_rarely
 
 LAUNCH_COMMANDS = ("run", "demo")

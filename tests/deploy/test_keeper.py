@@ -43,6 +43,7 @@ CRASHED = Exit(1, "exit code 1", "no disk left", "h.log")
 POISONED = Exit(1, "exit code 1", died_in=(TurnDeath("a", "message", "b", "Poison", b""),))
 ASKED = Exit(1, "exit code 1", died_in=(TurnDeath("", STOP_WHEN, "", "", b""),))
 MISUSED = Exit(2, "exit code 2", "snapline: there is no module nowhere")
+DAMAGED = Exit(6, "exit code 6", "snapline: a pack is damaged")
 LEFT = Exit(0, "exit code 0")
 GONE = Exit(None, "its node died", log="node.log")
 
@@ -170,8 +171,29 @@ def test_a_process_that_cannot_be_started_counts_as_one_that_ended() -> None:
 
 def test_a_final_error_is_not_tried_again() -> None:
     fleet = Driver().all_up()
+    fleet.feed(FleetStatusRead("running", "", 1))
+    fleet.feed(FleetStatusRead("starting", "", 1), after_s=HEALTHY_S)
     assert fleet.die("h2", MISUSED)[1:] == [GiveUp(2, "there is no module nowhere")]
     assert fleet.keeper.final_error() == GiveUp(2, "there is no module nowhere")
+
+
+@pytest.mark.parametrize("name", ["h2", "coordinator"])
+def test_software_that_stops_to_fit_while_the_fleet_runs_is_tried_again(name: str) -> None:
+    """While an installer replaces the package, a process that starts may miss modules; after a second they are there."""
+    fleet = Driver().all_up()
+    fleet.feed(FleetStatusRead("running", "", 1), after_s=HEALTHY_S)
+    for failures in range(1, RESTARTS_MAX + 1):
+        assert fleet.die(name, MISUSED)[-1] == SetPause(name, failures, restart_pause_s(failures))
+        assert fleet.keeper.final_error() is None
+        fleet.come_back(name, failures)
+    (given_up,) = [each for each in fleet.die(name, MISUSED) if isinstance(each, GiveUp)]
+    assert given_up.sentence.endswith("11 times in a row, the last time with exit code 2: there is no module nowhere")
+
+
+def test_damaged_data_is_final_at_any_time() -> None:
+    fleet = Driver().all_up()
+    fleet.feed(FleetStatusRead("running", "", 1), after_s=HEALTHY_S)
+    assert isinstance(fleet.die("h2", DAMAGED)[-1], GiveUp)
 
 
 def test_a_majority_goes_on_without_a_replica() -> None:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from snapline.cli.output import OutputFormat, Printer
-from snapline.errors import SnaplineError, UsageError
+from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 from snapline.ids import check_id
+from snapline.package_stamp import REPLACED, was_replaced
 from snapline.security.printable import printable
 
 if TYPE_CHECKING:
@@ -84,13 +85,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
             raise
         except SnaplineError as error:
-            _print_error(str(error))
-            raise typer.Exit(error.exit_code) from error
+            raise _exit(str(error), error.exit_code) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(INTERRUPTED) from error
         except ModuleNotFoundError as error:
-            _print_error(f"that needs {error.name!r}, which is not installed")
-            raise typer.Exit(UsageError.exit_code) from error
+            raise _exit(f"that needs {error.name!r}, which is not installed", UsageError.exit_code) from error
         except OSError as error:
             _print_error(describe_path_failure(error))
             raise typer.Exit(UsageError.exit_code if error.errno in WRONG_PLACE else 1) from error
@@ -102,6 +101,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__dict__["__signature__"] = _unfold(inspect.signature(function), hints, groups)
     run.__annotations__ = {}
     return run
+
+
+def _exit(sentence: str, code: int) -> typer.Exit:
+    """Print an error. Return the exit with `code`. After a usage error, a process is not started again, unless an installer caused it."""
+    if code == UsageError.exit_code and was_replaced():
+        sentence, code = f"{sentence}; {REPLACED}", ExternalFailureError.exit_code
+    _print_error(sentence)
+    return typer.Exit(code)
 
 
 def _unfold(

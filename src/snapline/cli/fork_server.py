@@ -34,6 +34,8 @@ from snapline.deploy.child import (
 )
 from snapline.deploy.parent_watch import ORPHANED, tie_to
 from snapline.deploy.starting import FORK_SERVER
+from snapline.errors import ExternalFailureError
+from snapline.package_stamp import check_unmixed
 
 IMPORTED = (
     "importlib.metadata",
@@ -66,6 +68,10 @@ def main() -> None:
     for noun in FORKED_GROUPS:
         command_of(noun)
     name_process([sys.executable, "-m", FORK_SERVER])
+    try:
+        check_unmixed()
+    except ExternalFailureError:
+        os._exit(1)  # the launcher then starts its children as new programs
     freeze_imported()
     words = serve(socket.socket(fileno=int(sys.argv[1])))
     if words is None:

@@ -30,6 +30,7 @@ from snapline.cli.command import (
 from snapline.cli.garbage_collection import freeze_imported
 from snapline.errors import UsageError
 from snapline.ids import check_id
+from snapline.package_stamp import check_unmixed
 
 if TYPE_CHECKING:
     from snapline.telemetry.log_lines import BoundIds
@@ -238,6 +239,7 @@ def coordinator_run(
         node=node,
         members=members,
     )
+    check_unmixed()
     freeze_imported()
     _end(asyncio.run(run_coordinator(options)))
 
@@ -316,6 +318,7 @@ def host_run(
         trace_every=trace_every,
         last_snapshot_s=last_snapshot,
     )
+    check_unmixed()
     freeze_imported()
     _end(asyncio.run(run_host(options)))
 

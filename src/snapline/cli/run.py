@@ -248,6 +248,7 @@ async def _run(
     begin_anew: bool,
     progress: FleetProgress,
 ) -> "Ending":
+    import snapline.storage.store.store  # noqa: F401  for the end: the package may be replaced while the fleet runs
     from snapline.deploy.data_directory import METRICS_FOLDER
     from snapline.deploy.local import LocalFleet
     from snapline.deploy.running_fleet import follow

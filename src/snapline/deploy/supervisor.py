@@ -215,7 +215,11 @@ SILENCE_S = 5.0
 second or two."""
 
 FINAL_CODES = (UsageError.exit_code, DamagedDataError.exit_code)
-"""Exit codes after which a restart would not help, because the child's arguments are invalid or the store's data is damaged."""
+"""Exit codes after which a restart would not help, because the child's arguments are invalid or the store's data is damaged.
+
+Once the fleet runs and the supervisor is `HEALTHY_S` old, the arguments are known to be valid. If they become invalid, the software is
+being replaced, or was replaced by software that does not fit. So a process is then restarted as often as after any other failure.
+"""
 
 OnFailure = Literal["restart", "move"]
 
@@ -236,6 +240,8 @@ class Supervisor:
         self._hosts = {name: _Place(name, is_host=True) for name in hosts}
         self._coordinators = {name: _Place(name, is_host=False) for name in coordinators}
         self._last_epoch = 0
+        self._started_ns = 0
+        self._are_arguments_valid = False  # known to be
         self._silent_ns: int | None = None  # time of the first unanswered status request
         self._is_silence_reported = False
         self._commands: list[SupervisorCommand] = []
@@ -244,6 +250,7 @@ class Supervisor:
         """Handle one event. Return the commands that the driver must execute, in order."""
         match event:
             case SupervisionStarted():
+                self._started_ns = now_ns
                 for place in self._all_processes():
                     self._start(place)
             case ProcessStarted():
@@ -255,7 +262,7 @@ class Supervisor:
             case PauseEnded():
                 self._on_pause_ended(self._process(event.name), event.number)
             case FleetStatusRead():
-                self._on_fleet_status_read(event)
+                self._on_fleet_status_read(now_ns, event)
             case FleetStatusUnavailable():
                 self._on_fleet_status_unavailable(now_ns)
             case KillRequested():
@@ -401,20 +408,22 @@ class Supervisor:
             self._emit_note(f"{place.name} ended ({place.exit.text})")
             return None
         if place.failures - place.message_deaths > RESTARTS_MAX:
-            description = describe_end(place.exit)
-            sentence = f"{place.name} ended {place.failures} times in a row, the last time with {description}"
+            sentence = (
+                f"{place.name} ended {place.failures} times in a row, the last time with {describe_end(place.exit)}"
+            )
             return GiveUp(ExternalFailureError.exit_code, sentence)
         pause_s = restart_pause_s(place.failures)
         self._emit_note(f"{place.name} ended ({place.exit.text}), starting it again in {pause_s:g} s")
         return pause_s
 
-    @staticmethod
-    def _final(place: "_Place") -> GiveUp | None:
+    def _final(self, place: "_Place") -> GiveUp | None:
         """Return the process's error if its exit code shows that a restart would not help, otherwise None."""
         code = None if place.exit is None or place.stage not in ("down", "reporting") else place.exit.code
         if place.exit is None or code is None or code not in FINAL_CODES:
             return None
-        return GiveUp(code, describe_end(place.exit))
+        if self._are_arguments_valid and code == UsageError.exit_code:
+            return None
+        return GiveUp(code, place.exit.last_words.removeprefix("snapline: ") or describe_end(place.exit))
 
     def _fail_if_no_host_left(self) -> None:
         """If `on_failure` is "move" and the last host has died, fail the fleet, because no host can take over the agents."""
@@ -425,11 +434,12 @@ class Supervisor:
 
     # -- the fleet ------------------------------------------------------------------------------------------------------
 
-    def _on_fleet_status_read(self, seen: FleetStatusRead) -> None:
+    def _on_fleet_status_read(self, now_ns: int, seen: FleetStatusRead) -> None:
         if self._is_silence_reported:
             self._emit_note("the coordinator answers again")
         self._silent_ns, self._is_silence_reported = None, False
         self._last_epoch = seen.epoch
+        self._are_arguments_valid |= seen.phase == "running" and now_ns - self._started_ns >= HEALTHY_S * 1e9
         if seen.phase in ("finished", "failed"):
             outcome: Literal["stopped", "failed"] = "stopped" if seen.phase == "finished" else "failed"
             self._end(Ending(outcome=outcome, reason=seen.reason, epoch=seen.epoch))
@@ -486,14 +496,9 @@ def restart_pause_s(failures: int) -> float:
 
 
 def describe_end(ended: Exit) -> str:
-    """Describe a process's exit.
-
-    If the exit code rules out a restart, the description is the last line of the process's output. Otherwise, the description also contains
-    the exit, or the path of the log if there is no output.
-    """
-    if ended.code in FINAL_CODES and ended.last_words:
-        return ended.last_words.removeprefix("snapline: ")
-    return f"{ended.text}: {ended.last_words}" if ended.last_words else f"{ended.text}; see {ended.log}"
+    """Describe a process's exit by its code and the last line of its output, or the path of its log if there is no output."""
+    last_words = ended.last_words.removeprefix("snapline: ")
+    return f"{ended.text}: {last_words}" if last_words else f"{ended.text}; see {ended.log}"
 
 
 class _Place:

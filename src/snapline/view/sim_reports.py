@@ -19,15 +19,14 @@ import tomllib
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from snapline.errors import NotFoundError, UsageError
+from snapline.sim.report.run_folder import StoredRun, read_choices, read_recording, read_result
+from snapline.sim.scenario import parse_scenario
 from snapline.view.display_text import size
-
-if TYPE_CHECKING:
-    from snapline.sim.report.run_folder import StoredRun
 
 
 class FoundViolation(msgspec.Struct, frozen=True):
@@ -273,14 +272,11 @@ class SimReports:
         summary = self._run(result.stat().st_mtime, number, result)
         return self._read_head(result.stat().st_mtime, number, folder) if summary is None else summary
 
-    def stored(self, place: str) -> "tuple[StoredRun, str]":
+    def stored(self, place: str) -> tuple[StoredRun, str]:
         """Return a run, and a sentence that replaces its recording if the recording is too large.
 
         Raise NotFoundError if the run does not exist, and UsageError if it is unreadable.
         """
-        from snapline.sim.report.run_folder import StoredRun, read_choices, read_recording, read_result
-        from snapline.sim.scenario import parse_scenario
-
         folder = self.path_of(place)
         sizes = {RESULT: FILE_BYTES_MAX, CONFIG: CONFIG_BYTES_MAX, **dict.fromkeys(COMPANION_FILES, FILE_BYTES_MAX)}
         for name, size_max in sizes.items():

@@ -16,7 +16,7 @@ import asyncio
 import math
 import tomllib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -24,17 +24,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from snapline.errors import NotFoundError
-from snapline.sim.result import GUARANTEES, VERDICTS, seconds, value_words
+from snapline.sim.report.run_diagrams import draw_run, draw_timeline
+from snapline.sim.report.run_folder import StoredRun, page_of, report_of
+from snapline.sim.result import GUARANTEES, VERDICTS, ExecutedFault, Result, seconds, value_words
 from snapline.view.display_text import NOTHING, age, count, plural, tone_of
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.page_elements import section, table
 from snapline.view.sign_in import HEADERS
 from snapline.view.sim_reports import SHRUNK, FoundReports, FoundRun, FoundSweep, SimReports, SweepFound
-
-if TYPE_CHECKING:
-    from snapline.sim.report.run_folder import StoredRun
-    from snapline.sim.result import ExecutedFault, Result
-
 
 PLACE = "/simulation"
 
@@ -620,8 +617,6 @@ class SimulationPages:
         place = request.path_params["place"]
 
         def read() -> str:
-            from snapline.sim.report.run_folder import report_of
-
             return report_of(self._run(place)[1][0])
 
         return HTMLResponse(await self._read(read), headers=OWN_HEADERS)
@@ -634,9 +629,6 @@ class SimulationPages:
         )
 
     def _draw(self, kind: str, place: str) -> str:
-        from snapline.sim.report.run_diagrams import draw_run, draw_timeline
-        from snapline.sim.report.run_folder import page_of
-
         run = self._run(place)[1][0]
         if kind == TIMELINE:
             of = page_of(run)

@@ -25,7 +25,8 @@ from typing import Any
 import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError
-from snapline.storage.capture import numpy_and_torch
+from snapline.storage.capture import numpy_and_torch, tracked_arrays
+from snapline.storage.capture.history import History
 from snapline.storage.capture.image import (
     PART_ARRAY,
     PART_BLOB,
@@ -238,15 +239,12 @@ class _Session:
         raise EncodingError(f"a part of the state is of kind {part.kind}, which is not known: use a newer snapline")
 
     def _make_history(self, index: int, record_type: Any) -> object:
-        from snapline.storage.capture.history import History
-
         made = History.restore(record_type, self._parts[index], self._contents[index])
         self.histories[index] = made
         self.tokens |= made.table_entries()
         return made
 
     def _make_blob(self, part: StatePart, content: Buffer) -> object:
-
         made = Blob.restore(part, content)
         self.tokens |= made.table_entries()
         return made
@@ -259,8 +257,6 @@ class _Session:
             return numpy_and_torch.make_tensor(head.dtype, head.shape, writable)
         if not head.is_tracked:
             return make_array(head, writable)
-        from snapline.storage.capture import tracked_arrays
-
         array = tracked_arrays.retrack(memoryview(writable), head.dtype, head.shape)
         self.tokens |= tracked_arrays.assume_stored(array, part.chunks(), chunk_bytes=part.chunk_bytes)
         return array
@@ -290,8 +286,6 @@ def _is_declared_as(declared: Any, name: str) -> bool:
     origin = getattr(declared, "__origin__", declared)
     if name == "Pickled":
         return origin is Pickled
-    from snapline.storage.capture.history import History
-
     return origin is History
 
 
@@ -339,8 +333,6 @@ def buffer_for(part: StatePart) -> memoryview:
         StoreError, ExternalFailureError: If the machine is out of memory.
     """
     if part.kind == PART_ARRAY and msgspec.msgpack.decode(part.head, type=ArrayHead).is_tracked:
-        from snapline.storage.capture import tracked_arrays
-
         return tracked_arrays.allocate(part.size_bytes)
     if part.size_bytes < MAPPED_BYTES_MIN:
         return memoryview(bytearray(part.size_bytes))

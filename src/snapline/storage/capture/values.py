@@ -52,6 +52,8 @@ import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError, UsageError
 from snapline.storage.capture import numpy_and_torch
+from snapline.storage.capture.history import History
+from snapline.storage.capture.history_operations import record_decoder
 from snapline.storage.capture.image import PART_BLOB, CapturedPart, ChunkTable, SourceChunk, fresh_token
 from snapline.storage.capture.numpy_and_torch import numpy_if_loaded
 from snapline.storage.disk.record import Buffer
@@ -542,9 +544,6 @@ def _with_records_as(declared: Any, history: Any) -> object:
 
 
 def _make_history(record_type: Any, records: Buffer) -> object:
-    from snapline.storage.capture.history import History
-    from snapline.storage.capture.history_operations import record_decoder
-
     return History.of_decoded(record_decoder(record_type)(records))
 
 
