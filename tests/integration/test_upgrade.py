@@ -137,16 +137,16 @@ async def until(environment: Environment, data_dir: Path, epochs: int) -> int:
         await asyncio.sleep(0.3)
 
 
-@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize(("seed", "recovery"), [(1, "global"), (2, "local"), (3, "global")])
 async def test_a_fleet_is_upgraded_while_it_works_and_processes_die(
-    data_dir: Path, tmp_path: Path, mark: str, seed: int
+    data_dir: Path, tmp_path: Path, mark: str, seed: int, recovery: str
 ) -> None:
     """Old and new hosts and replicas work together meanwhile; every snapshot holds all tokens, in the end too."""
     old = await asyncio.to_thread(lambda: wheel_of(exported(tmp_path / "old", COMMIT), "old"))
     new = await asyncio.to_thread(lambda: wheel_of(copied(tmp_path / "new"), "new"))
     environment, stop = Environment(tmp_path / "venv"), data_dir.with_name("stop")
     environment.install(old)
-    arguments = {"stop": str(stop), "agents": "9", "period": "0.5"}
+    arguments = {"stop": str(stop), "agents": "9", "period": "0.5", "recovery": recovery}
     words = [word for name, value in arguments.items() for word in ("--arg", f"{name}={value}")]
     places = ("--hosts", 3, "--coordinators", 3, "--data-dir", data_dir)
     code, said = await environment.snapline("up", FLEET, *places, *words, "-o", "json")

@@ -105,6 +105,7 @@ def fleet(
     protocol: str = "chandy-lamport",
     rpo: str = "",
     rto: str = "",
+    recovery: str = "global",
 ) -> snapline.Fleet:
     """`agents` with `tokens` each until there is a file `stop`; `nap` above 0 adds the sleeper; `period` 0: by hand."""
     names = [f"teller-{index}" for index in range(int(agents))]
@@ -124,4 +125,5 @@ def fleet(
         stop_when=lambda cut: cut.is_quiet,
         rpo_s=float(rpo) if rpo else None,
         rto_s=float(rto) if rto else None,
+        recovery=recovery,
     )
