@@ -63,18 +63,27 @@ from snapline.storage.retention.epoch_retention import parse_created
 # -- host logs ------------------------------------------------------------------------------------------------------------
 
 
-SWEPT_BEHIND = 4
-"""A deletion leaves no commits that the epoch with this place among the complete ones covers, from the newest. The leader needs two, and may
-not know the newest ones yet."""
+SWEPT_BEHIND = 3
+"""A deletion leaves no commits that an epoch covers which was complete before the epoch with this place among the complete ones, from the
+newest, began. The leader needs two, and may not know the newest one yet. Each covers what hosts had captured when it began on them."""
 
 
 class HostLogOracle:
     """Oracle that checks the host logs during a run. The oracle stops reporting once a fault has damaged a file or bytes of a complete
     epoch have been lost."""
 
-    def __init__(self, shared: WorldState, log: SimulatedLog, store: "StoreObserver", commits: CommitOracle) -> None:
+    def __init__(
+        self,
+        shared: WorldState,
+        log: SimulatedLog,
+        store: "StoreObserver",
+        commits: CommitOracle,
+        begun_ns: Mapping[int, int],
+        completed_ns: Mapping[int, int],
+    ) -> None:
         self._shared = shared
         self._log = log
+        self._begun_ns, self._completed_ns = begun_ns, completed_ns
         self._flipped = store.flipped
         self._store = store
         self._commits = commits
@@ -173,12 +182,13 @@ class HostLogOracle:
                     return
 
     def _find_old(self, now: Mapping[str, bytes], epochs: Sequence[int]) -> str:
-        """Return a description of a batch whose commits are older than the `SWEPT_BEHIND`-th newest complete epoch, or "" if there is none.
-        The leader that has swept may not have known the newest epochs."""
-        numbers = self._shared.judge.checkpoint_numbers(epochs[-SWEPT_BEHIND]) if len(epochs) >= SWEPT_BEHIND else None
+        """Return a description of a batch whose commits the base of every leader must cover (`SWEPT_BEHIND`), or "" if there is none."""
+        begun_ns = self._begun_ns.get(epochs[-SWEPT_BEHIND], 0) if len(epochs) >= SWEPT_BEHIND else 0
+        epoch = max([epoch for epoch in epochs if self._completed_ns.get(epoch, begun_ns) < begun_ns], default=0)
+        numbers = self._shared.judge.checkpoint_numbers(epoch) if epoch else None
         for path, commits in self._store.commits.numbers_in_batches(now) if numbers else ():
             if commits and all(number <= (numbers or {}).get(agent, -1) for agent, number in commits):
-                return f"{path} is left, and epoch {epochs[-SWEPT_BEHIND]} contains newer checkpoints of all its agents"
+                return f"{path} is left, and epoch {epoch} contains newer checkpoints of all its agents"
         return ""
 
     def check_bounded(self, healed_ns: int) -> None:
@@ -571,7 +581,7 @@ class LogObserver:
     """Observes the coordinator's log.
 
     Attributes:
-        completed_ns: the time when each epoch was completed.
+        begun_ns, completed_ns: the times when each epoch began, and when it was completed.
         on_running: functions to call when the fleet starts to run the next time.
         is_ended: whether a leader has reported the end of the fleet's run.
     """
@@ -582,7 +592,7 @@ class LogObserver:
         self._store = store
         self._frozen = frozen
         self.completed_ns: dict[int, int] = {}
-        self._begun_ns: dict[int, int] = {}
+        self.begun_ns: dict[int, int] = {}
         self.on_running: list[Callable[[], None]] = []
         self.is_ended = False
         self._proposals = 0
@@ -650,7 +660,7 @@ class LogObserver:
         if is_logged(self._shared.workload.fleet.protocol):
             self._store.see_packs(record.plan)
         else:
-            self._shared.figures.on_saved(now_ns - self._begun_ns[kind.epoch])
+            self._shared.figures.on_saved(now_ns - self.begun_ns[kind.epoch])
         checkpoints, error = self._store.read_root(kind.epoch, kind.root)
         self.completed_ns[kind.epoch] = now_ns
         self._shared.figures.count("epochs_complete")
@@ -671,7 +681,7 @@ class LogObserver:
         match kind:
             case op.BeginEpoch():
                 number = state.image.begun
-                self._begun_ns[number] = now_ns
+                self.begun_ns[number] = now_ns
                 if recording is not None:
                     recording.epochs[number] = EpochSpan(number, state.plan_number, now_ns)
             case op.LoseHosts():
@@ -733,8 +743,9 @@ class WorldObserver:
             is_durable=shared.stores.disk.is_durable,
             era=lambda: log.canonical.image.era,
         )
-        self.host_logs = HostLogOracle(shared, log, self.store, self.commits)
         self.log = LogObserver(shared, log, self.store, frozen)
+        times = self.log.begun_ns, self.log.completed_ns
+        self.host_logs = HostLogOracle(shared, log, self.store, self.commits, *times)
         self.died: dict[str, tuple[str, tuple[TurnDeath, ...]]] = {}
         """For each host, the latest run that was killed by a message, and the marks that this run left."""
         self.questions = SnapshotRequests(shared, log, self.log.completed_ns)
