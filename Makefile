@@ -29,7 +29,7 @@ BROWSER = SNAPLINE_AXE=$(CURDIR)/$(VENV)/axe/node_modules/axe-core/axe.min.js SN
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled release test-wheel test-upgrade test-pins changelog test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-pydantic-ai test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft test-openai-agents docs-site test-site clean
+.PHONY: help demo test test-all test-slow check format lint types collected collected-tests contracts protos docs bench bench-piggyback with-peers report guard compiled test-compiled release test-wheel test-upgrade test-security test-pins changelog test-pythons test-ray test-podman test-helm test-ssh test-systemd test-prometheus test-slurm test-s3 test-torch test-ui test-llm test-langgraph test-adapters test-pydantic-ai test-crewai test-autogen test-one-cut with-langgraph with-autogen bench-langgraph sweep chaos test-chaos chaos-raft test-openai-agents docs-site test-site clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -144,6 +144,11 @@ test-wheel: $(STAMP)  ## the wheels of dist/ in new environments, with the lowes
 
 test-upgrade: $(STAMP)  ## a fleet of a commit's wheel, upgraded to the present one while it works and processes are killed; minutes: COMMIT=main
 	@SNAPLINE_UPGRADE_FROM=$(COMMIT) $(BIN)/python -m pytest -q -m slow tests/integration/test_upgrade.py $(ARGS)
+
+test-security: $(STAMP)  ## the attackers of docs/security.md: callers of every kind, floods, forged messages, changed stores; minutes
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/access tests/security tests/storage/log/test_log_attacks.py \
+	  tests/storage/test_protection.py tests/storage/test_damage.py tests/storage/test_damage_chunks.py \
+	  tests/integration/test_forged_traffic.py tests/integration/test_floods.py tests/integration/test_damage.py $(ARGS)
 
 test-pins: $(STAMP)  ## may an exact version in pyproject.toml move? asks the package index
 	@$(BIN)/python -m release.check_pins
