@@ -142,12 +142,14 @@ SLOW = (pytest.mark.slow,)
 PAGES = (
     "README.md",
     "docs/dead-letters.md",
+    "docs/does-not-end.md",
     "docs/examples.md",
     "docs/first-fleet.md",
+    "docs/forks.md",
+    "docs/going-back.md",
     "docs/tutorial.md",
     pytest.param("docs/crash-kit.md", marks=pytest.mark.skipif(bool(reason_against()), reason=reason_against())),
     pytest.param("docs/testing.md", marks=SLOW),
-    pytest.param("docs/does-not-end.md", marks=SLOW),
 )
 """Pages whose commands run, each in an empty folder with its files; those that wait for long, with `make test-slow`."""
 
