@@ -67,6 +67,14 @@ class Word:
         self.shown = self.text
 
 
+class Rated(msgspec.Struct):
+    rate: float
+
+    def __post_init__(self) -> None:
+        if self.rate <= 0:
+            raise ValueError("no rate")
+
+
 @dataclasses.dataclass
 class Late:
     kept: int = dataclasses.field(init=False, default=0)
@@ -194,6 +202,8 @@ GOOD: list[tuple[Any, Any]] = [
     ([1], collections.abc.Iterable[int]),
     ([Shape()], collections.abc.Sequence[Shape]),
     ({"a": Shape()}, collections.abc.Mapping[str, Shape]),
+    (Rated(30), Rated),
+    ([Rated(1.5), Rated(30)], list[Rated]),
     (np.int64(5), int),
     (np.float64(1.5), float),
     (2, Literal[1, 2]),
