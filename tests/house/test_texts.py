@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.integration.proxies import free_port
 
 from snapline.chaos.preload import reason_against
 
@@ -123,9 +124,15 @@ def end_processes_in(folder: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
+def with_free_ports(page: str) -> str:
+    """Move what a page starts at addresses of this machine to ports at which nobody listens."""
+    ports: dict[str, int] = {}
+    return re.sub(r"(?<=127\.0\.0\.1:)[1-9]\d*", lambda port: str(ports.setdefault(port[0], free_port())), page)
+
+
 def run_as_shown(path: Path, folder: Path) -> int:
     """Write a page's files into the folder, run its commands there, and compare what they print with what it shows; returns how many there were."""
-    page = path.read_text()
+    page = with_free_ports(path.read_text())
     commands = [command for command in commands_of(page) if not command.text.startswith(NOT_RUN)]
     for file, text in files_of(page).items():
         (folder / file).write_text(text)
@@ -141,6 +148,7 @@ def run_as_shown(path: Path, folder: Path) -> int:
 SLOW = (pytest.mark.slow,)
 PAGES = (
     "README.md",
+    "docs/clients.md",
     "docs/dead-letters.md",
     "docs/dependencies.md",
     "docs/does-not-end.md",
@@ -208,6 +216,11 @@ def test_commands_and_files_are_found_in_a_page() -> None:
     assert (first.text, first.output) == (r"printf 'a\nb c\n'", ["a", "b …"])
     assert (second.text, second.output) == ("test -t 1 && \\\necho terminal", ["..."])
     assert files_of(PAGE) == {"shown.py": "# shown.py\nprint(1)\n"}
+
+
+def test_addresses_of_this_machine_get_free_ports() -> None:
+    first, second, third = with_free_ports("127.0.0.1:7400, 127.0.0.1:7400, 127.0.0.1:0").split(", ")
+    assert first == second != "127.0.0.1:7400" and third == "127.0.0.1:0"
 
 
 def test_commands_run_on_a_terminal(tmp_path: Path) -> None:
