@@ -227,7 +227,7 @@ test-langgraph: with-langgraph  ## the saver of LangGraph's checkpoints, its con
 
 test-adapters: $(STAMP)  ## sessions and checkpoints of agent frameworks in our store, OpenAI's agents in durable turns: installs OpenAI's, Microsoft's and LlamaIndex's
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,openai-agents,agent-framework,llama-workflows]'
-	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/adapters/session_stores tests/adapters/openai_runs $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/adapters/session_stores tests/adapters/openai_runs tests/adapters/test_agent_sdks_page.py $(ARGS)
 
 test-openai-agents: $(STAMP)  ## the OpenAI Agents SDK's own tests with agents in durable turns: installs it in an environment of its own
 	@test -x $(VENV)/openai-agents/bin/python || $(PYTHON) -m venv $(VENV)/openai-agents
@@ -241,7 +241,7 @@ test-openai-agents: $(STAMP)  ## the OpenAI Agents SDK's own tests with agents i
 test-pydantic-ai: $(STAMP)  ## agents of Pydantic AI in durable turns, killed: installs Pydantic AI in an environment of its own
 	@test -x $(VENV)/pydantic-ai/bin/python || $(PYTHON) -m venv $(VENV)/pydantic-ai
 	@$(VENV)/pydantic-ai/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,pydantic-ai]' 'pydantic-ai-slim[mcp]'
-	@$(VENV)/pydantic-ai/bin/python -m pytest -q -m "slow or not slow" tests/adapters/pydantic_agents tests/adapters/test_rounds.py $(ARGS)
+	@$(VENV)/pydantic-ai/bin/python -m pytest -q -m "slow or not slow" tests/adapters/pydantic_agents tests/adapters/test_rounds.py tests/adapters/test_agent_sdks_page.py $(ARGS)
 
 test-crewai: $(STAMP)  ## the same for CrewAI, in an environment of its own: installs CrewAI (some 200 packages)
 	@test -x $(VENV)/crewai/bin/python || $(PYTHON) -m venv $(VENV)/crewai

@@ -1,0 +1,125 @@
+"""The blocks of code of tutorials and how-to guides run: this table names the test that runs those of each page."""
+
+import re
+
+import pytest
+from tests.house.pages import ROOT, Block, blocks_of, pages_of
+from tests.house.test_texts import commands_of, files_of
+
+GAP = ""
+"""No test runs the page's blocks yet."""
+
+TEXTS = "tests/house/test_texts.py"
+RUN_BY = {
+    "agent-sdks.md": "tests/adapters/test_agent_sdks_page.py",
+    "autogen.md": "tests/adapters/autogen/test_page.py",
+    "chaos.md": GAP,
+    "clients.md": TEXTS,
+    "crash-kit.md": TEXTS,
+    "dead-letters.md": TEXTS,
+    "dependencies.md": TEXTS,
+    "deploy.md": GAP,
+    "does-not-end.md": TEXTS,
+    "durable-turns.md": TEXTS,
+    "effects.md": TEXTS,
+    "examples.md": TEXTS,
+    "first-fleet.md": TEXTS,
+    "forks.md": TEXTS,
+    "gateway.md": GAP,
+    "going-back.md": TEXTS,
+    "grpc.md": "tests/adapters/grpc_services/test_page.py",
+    "langgraph.md": "tests/adapters/langgraph/test_page.py",
+    "migrations.md": "tests/agent_runtime/test_migrations.py",
+    "one-cut.md": "tests/adapters/one_cut/test_page.py",
+    "operating.md": GAP,
+    "protection.md": GAP,
+    "ray-actors.md": "tests/adapters/ray_actors/test_page.py",
+    "recorded-answers.md": TEXTS,
+    "runbook.md": GAP,
+    "security.md": GAP,
+    "session-stores.md": "tests/adapters/session_stores/test_page.py",
+    "simulation.md": "tests/cli/test_sim.py",
+    "state.md": "tests/examples/test_state_page.py",
+    "testing.md": TEXTS,
+    "torch.md": "tests/adapters/torch_checkpoint/test_page.py",
+    "tracing.md": GAP,
+    "tutorial.md": TEXTS,
+    "ui.md": GAP,
+}
+"""The test that writes the files of a page of docs/, and runs its commands; `GAP` if there is none yet."""
+
+NOT_RUN = {
+    "autogen.md": 2,
+    "examples.md": 3,
+    "grpc.md": 1,
+    "langgraph.md": 1,
+    "one-cut.md": 3,
+    "simulation.md": 1,
+    "torch.md": 1,
+}
+"""Number of blocks of a page that no test runs: diagrams, excerpts of programs of the repository, and gaps. New pages have none."""
+
+PAGES = pages_of("Tutorials", "How-to guides")
+
+
+def is_run(block: Block) -> bool:
+    """Tests read `console` blocks and files that name themselves; installing a package is left to the reader."""
+    is_install = all(line.startswith("pip install ") for line in block.text.splitlines())
+    return is_install or block.language == "console" or bool(re.match(r"# \w+\.(py|toml)\n", block.text))
+
+
+def blocks(page: str) -> list[Block]:
+    return list(blocks_of((ROOT / "docs" / page).read_text()))
+
+
+def test_each_page_with_blocks_has_its_test_and_no_other() -> None:
+    assert {page for page in PAGES if blocks(page)} == set(RUN_BY)
+
+
+@pytest.mark.parametrize(("page", "module"), [(page, module) for page, module in RUN_BY.items() if module != GAP])
+def test_the_test_reads_the_page_and_each_block_is_of_a_kind_that_runs(page: str, module: str) -> None:
+    source = (ROOT / module).read_text()
+    assert re.search(rf'[/"]{re.escape(page)}"', source), f"{module} does not name {page}"
+    assert re.search(r"\b(run_as_shown|files_of|commands_of|read_text)\(", source), f"{module} reads no page"
+    left = [f"{page}:{block.line}: {block.text[:50]!r}" for block in blocks(page) if not is_run(block)]
+    assert len(left) == NOT_RUN.get(page, 0), "no test runs these: " + "\n".join(left)
+
+
+@pytest.mark.parametrize("page", [page for page, module in RUN_BY.items() if module == TEXTS])
+def test_each_file_of_a_page_is_run_by_a_command_or_imported(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    files, commands = files_of(text), " ".join(command.text for command in commands_of(text))
+    for name in files:
+        others = [code for other, code in files.items() if other != name]
+        assert re.search(rf"\b{name[:-3]}\b", " ".join([commands, *others])), f"{page}: nothing runs {name}"
+
+
+PAGE = """# Title
+
+    pip install 'snapline[http]'
+
+- a list
+    goes on
+
+```python
+# shop.py
+    x = 1
+```
+
+```
+snapline status
+```
+
+    snapline down
+"""
+
+
+def test_blocks_are_found_in_a_page() -> None:
+    found = list(blocks_of(PAGE))
+    assert found == [
+        Block(3, "", "pip install 'snapline[http]'"),
+        Block(9, "python", "# shop.py\n    x = 1"),
+        Block(14, "", "snapline status"),
+        Block(17, "", "snapline down"),
+    ]
+    assert [is_run(block) for block in found] == [True, True, False, False]
