@@ -125,9 +125,10 @@ def end_processes_in(folder: Path) -> None:
 
 
 def with_free_ports(page: str) -> str:
-    """Move what a page starts at addresses of this machine to ports at which nobody listens."""
+    """Replace the ports of addresses of this machine that a page names, and those of `--port`, by ports on which nobody listens."""
     ports: dict[str, int] = {}
-    return re.sub(r"(?<=127\.0\.0\.1:)[1-9]\d*", lambda port: str(ports.setdefault(port[0], free_port())), page)
+    named = r"(?:(?<=127\.0\.0\.1:)|(?<=--port ))[1-9]\d*"
+    return re.sub(named, lambda port: str(ports.setdefault(port[0], free_port())), page)
 
 
 def run_as_shown(path: Path, folder: Path) -> int:
@@ -219,8 +220,8 @@ def test_commands_and_files_are_found_in_a_page() -> None:
 
 
 def test_addresses_of_this_machine_get_free_ports() -> None:
-    first, second, third = with_free_ports("127.0.0.1:7400, 127.0.0.1:7400, 127.0.0.1:0").split(", ")
-    assert first == second != "127.0.0.1:7400" and third == "127.0.0.1:0"
+    first, second, third = with_free_ports("127.0.0.1:7400, --port 7400, 127.0.0.1:0").split(", ")
+    assert first[10:] == second[7:] != "7400" and third == "127.0.0.1:0"
 
 
 def test_commands_run_on_a_terminal(tmp_path: Path) -> None:
@@ -280,4 +281,4 @@ def test_no_file_knows_the_machine_it_was_written_on(root: Path, files: list[Pat
 
 
 def test_the_tools_of_these_tests_are_there() -> None:
-    assert shutil.which("bash") and shutil.which("git")
+    assert shutil.which("bash") and shutil.which("curl") and shutil.which("git")
