@@ -55,7 +55,6 @@ NOT_RUN = {
     "../README.md": 1,  # on Ray: tests/deploy/test_ray_launcher.py
     "autogen.md": 2,
     "examples.md": 1,  # needs Pydantic AI: tests/adapters/pydantic_agents/test_support_team.py
-    "langgraph.md": 1,
     "one-cut.md": 1,  # a diagram
     "torch.md": 1,
 }

@@ -11,4 +11,4 @@ pytestmark = pytest.mark.langgraph
 
 
 def test_the_page_prints_what_it_shows(tmp_path: Path) -> None:
-    assert run_as_shown(Path(__file__).parents[3] / "docs" / "langgraph.md", tmp_path) == 5
+    assert run_as_shown(Path(__file__).parents[3] / "docs" / "langgraph.md", tmp_path) == 7
