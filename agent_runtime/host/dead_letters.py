@@ -283,7 +283,7 @@ def refusal_of_resolution(agent: LocalAgent, payload: bytes) -> InputOutcome | N
     if turn is None or effect is None or not _is_about(command, effect.opened):
         return InputOutcome(
             REFUSED,
-            reason=f"agent {agent.id!r} does not stand at effect {command.key!r} any more: see `snapline agent describe {agent.id}`",
+            reason=f"agent {agent.id!r} does not wait for effect {command.key!r} any more: see `snapline agent describe {agent.id}`",
         )
     if effect.needs_people:
         return None

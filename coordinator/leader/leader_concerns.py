@@ -214,7 +214,7 @@ class MissingHosts:
         )
         agents = sum(1 for _ in state.living_agents())
         return (
-            f"no host of the fleet is there ({names or 'all are forgotten'}), and its agents ({agents:,}) stand still"
+            f"no host of the fleet is there ({names or 'all are forgotten'}), and its agents ({agents:,}) are paused"
         )
 
 

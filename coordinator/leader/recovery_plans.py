@@ -287,7 +287,7 @@ class Rollbacks:
             self._restores.want(wanted)
 
     def _refuse(self, demand: RollbackDemand, why: str) -> None:
-        demand.refused = f"{demand.reason}. The fleet does not go back: {why}. The agent stands"
+        demand.refused = f"{demand.reason}. The fleet does not go back: {why}. The agent is suspended"
         self._shared.note("error", demand.refused)
         self._send_refusal(demand)
 

@@ -219,7 +219,7 @@ def test_only_what_needs_people_takes_a_word() -> None:
     people = People(first)
     assert people.say(said()) and "needs nobody's word" in people.reason(1)
     people.say(said(key="other"), "v")
-    assert "does not stand at effect 'other' any more: see `snapline agent describe a`" in people.reason(2)
+    assert "does not wait for effect 'other' any more: see `snapline agent describe a`" in people.reason(2)
     begin(first)
     people.say(said(), "u")
     assert "needs nobody's word" in people.reason(3)

@@ -211,7 +211,7 @@ def test_full_queue_makes_the_agents_stand_still_and_says_so(make: Make) -> None
     assert driver.turns == {}
     beat = heartbeat_of(driver.core, 1, now_ns=0)
     assert beat.is_standing and beat.store_problem == "the disk is full"
-    assert "the agents stand still: the disk is full" in driver.notes()
+    assert "the agents are paused: the disk is full" in driver.notes()
     assert starts(driver.feed(FREE)) == ["a"]
     assert not heartbeat_of(driver.core, 2, now_ns=0).is_standing
 

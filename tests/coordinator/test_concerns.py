@@ -73,7 +73,7 @@ def test_a_fleet_whose_hosts_have_all_left(bench: Bench) -> None:
     bench.drop("h2") if "h2" in bench.current else None
     bench.pass_time(4)
     (concern,) = of_kind(bench, "hosts")
-    assert "h1 left, h2 left" in concern.text and "its agents (4) stand still" in concern.text
+    assert "h1 left, h2 left" in concern.text and "its agents (4) are paused" in concern.text
     assert concern.since_ns >= 3 * SECOND and "snapline host run" in concern.remedy
     bench.attach("h3")
     bench.pass_time(1)

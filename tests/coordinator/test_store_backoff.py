@@ -198,7 +198,7 @@ def test_agents_that_stand_still_are_a_concern() -> None:
     bench.say("h2", msg.Heartbeat(1, store_problem="No space left on device", is_standing=True))
     bench.pass_time(0.3)
     (concern,) = bench.core.standing().concerns
-    assert (concern.kind, concern.hosts) == ("memory", ("h2",)) and "its agents stand still for 0." in concern.text
+    assert (concern.kind, concern.hosts) == ("memory", ("h2",)) and "its agents are paused for 0." in concern.text
     bench.say("h2", msg.Heartbeat(2))
     bench.pass_time(0.2)
     assert bench.core.standing().concerns == ()

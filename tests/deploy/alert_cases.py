@@ -138,7 +138,7 @@ CASES = {
     "SnaplineNoHosts": Case(
         {of_kind("concerns", 'kind="hosts"'): steady(1)},
         {"kind": "hosts", **C1},
-        "No host of the fleet is there, or too few to begin: its agents stand still",
+        "No host of the fleet is there, or too few to begin: its agents are paused",
         ({of_kind("concerns", 'kind="hosts"'): passing(1, 50)},),
     ),
     "SnaplineRecoveriesRepeat": Case(
@@ -169,7 +169,7 @@ CASES = {
     "SnaplineHostBusy": Case(
         {of_kind("concerns", 'kind="busy"'): steady(1)},
         {"kind": "busy", **C1},
-        "Code of an agent holds a host's event loop: its agents stand still",
+        "Code of an agent holds a host's event loop: its agents are paused",
         ({of_kind("concerns", 'kind="busy"'): passing(1, 10)},),
     ),
     "SnaplineHostDrained": Case(
@@ -221,7 +221,7 @@ CASES = {
     "SnaplineHostMemoryFull": Case(
         {of_kind("concerns", 'kind="memory"'): steady(1)},
         {"kind": "memory", **C1},
-        "Agents stand still: no more can wait in memory for the store",
+        "Agents are paused: no more can wait in memory for the store",
         ({of_kind("concerns", 'kind="memory"'): passing(1, 10)},),
     ),
     "SnaplineEpochsAbort": Case(
@@ -265,7 +265,7 @@ CASES = {
     "SnaplineTurnStands": Case(
         {of_kind("concerns", 'kind="turn"'): steady(1)},
         {"kind": "turn", **C1},
-        "Durable turns cannot go on: their agents stand until people do something",
+        "Durable turns cannot go on: their agents are suspended until people do something",
         ({of_kind("concerns", 'kind="turn"'): passing(1, 10)},),
     ),
     "SnaplineEffectsInDoubt": Case(

@@ -49,6 +49,6 @@ async def test_a_fleet_says_what_it_waits_for_and_when_that_is_over(data_dir: Pa
         await fleet.until(has_no("turn"))
         fleet.local.kill("h1", is_kept_down=True)
         (gone,) = of_kind(await fleet.until(has("hosts")), "hosts")
-        assert "h1 lost" in gone.text and "its agents (1) stand still" in gone.text
+        assert "h1 lost" in gone.text and "its agents (1) are paused" in gone.text
         fleet.local.restart("h1")
         await fleet.until(has_no("hosts"))

@@ -25,7 +25,7 @@ async def test_people_say_of_one_effect_what_came_of_it_and_of_another_that_it_w
             with pytest.raises(UsageError, match="needs nobody's word"):
                 await client.resolve_effect("a", "seat", result="early")
             await fleet.recovered_from("h1")
-            with pytest.raises(NotFoundError, match="it stands at 'seat'"):
+            with pytest.raises(NotFoundError, match="it waits for 'seat'"):
                 await client.resolve_effect("a", "hotel", not_done=True)
             assert [(each.key, each.fate) for each in await client.effects()] == [("seat", "needs people")]
             await client.resolve_effect("a", "seat", result="by people")

@@ -159,7 +159,7 @@ def test_under_koo_toueg_the_epoch_is_the_price_and_the_default_is_clearly_cheap
     own, default, _ = advice.costs
     assert own.low_s - default.low_s == pytest.approx(36.0, rel=0.02)
     assert advice.protocol == CHANDY_LAMPORT and advice.is_other_protocol
-    assert any("nobody stands until the round is decided" in words for words in advice.why)
+    assert any("no agent is paused until the round is decided" in words for words in advice.why)
 
 
 def test_what_the_figures_cannot_tell_is_said_with_the_way_to_tell_it() -> None:

@@ -51,7 +51,7 @@ async def test_who_may_not_see_states_sees_the_rest_of_the_page() -> None:
     fleet.state_errors = {True: UsageError("a client may not"), False: UsageError("a client may not")}
     page = await page_of(fleet)
     assert "A client may not." in state_in(page).text and not state_in(page).find(class_="tree")
-    assert page.find("section", id="stands")
+    assert page.find("section", id="status")
 
 
 async def test_while_its_host_is_lost_its_saved_state_is_there() -> None:

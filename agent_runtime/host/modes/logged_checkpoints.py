@@ -280,7 +280,7 @@ class AgentPause:
         self._holds.pause_agents()
         problem = self._holds.backlog.problem
         reason = f": {problem}" if problem else ""
-        self._shared.note("warning", f"no more can wait in memory for the store: the agents stand still{reason}")
+        self._shared.note("warning", f"no more can wait in memory for the store: the agents are paused{reason}")
 
     def _go_on(self) -> None:
         self._shared.note("info", "there is room for logs and checkpoints again: the agents go on")

@@ -287,7 +287,7 @@ class StoreWatch:
         concerns = []
         for host, since_ns in self._standing.items():
             lasts_ns = self._shared.now - since_ns
-            text = f"host {host}: no more can wait in memory for the store, and its agents stand still for {lasts_ns / 1e9:.1f} s"
+            text = f"host {host}: no more can wait in memory for the store, and its agents are paused for {lasts_ns / 1e9:.1f} s"
             concerns.append(Concern("memory", (host,), lasts_ns, text))
         return concerns
 

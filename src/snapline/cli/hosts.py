@@ -446,7 +446,7 @@ async def _renew_hosts(client: "CoordinatorClient", deadline_s: float, progress:
     names = [host.host for host in (await client.status()).hosts if host.state == "alive"]
     if len(names) < 2:
         raise UsageError(
-            "a fleet of one host stands while that starts again: give it another one before (`snapline scale`)"
+            "a fleet of one host would be down while that restarts: add another host before (`snapline scale`)"
         )
     for name in names:
         await renew(client, name, deadline_s, progress.note)

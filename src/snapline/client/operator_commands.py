@@ -281,8 +281,8 @@ def resolution_command_for(
     turn = msgspec.convert(description, _EffectsDescription).durable_turn
     opened = turn.effect if turn is not None else None
     if opened is None or opened.key != key:
-        position = f"it stands at {opened.key!r}" if opened is not None else "it stands at none"
-        raise NotFoundError(f"agent {agent!r} does not stand at effect {key!r}: {position}")
+        position = f"it waits for {opened.key!r}" if opened is not None else "it waits for none"
+        raise NotFoundError(f"agent {agent!r} does not wait for effect {key!r}: {position}")
     if not_done and result is not None:
         raise UsageError("what was not done has no result: say one of them")
     encoded = b"" if not_done else encode_result(opened.name, result)
@@ -343,20 +343,20 @@ async def say(
     if ending.ending != ev.ANSWERED or ending.outcome is None:
         raise late(word.agent, ending.reason)
     if (ending.outcome.type, ending.outcome.body) == ("", TARGET_GONE[1:]):
-        raise UsageError(f"{_too_late(word, key)}: another command has resolved it already")
+        raise UsageError(f"{_too_late(word, key)}: another command, or the undoing of its turn, came first")
 
 
 def _too_late(word: GivenInput, key: str) -> str:
     if is_retry_or_undo(word):
         return f"there is nothing left of effect {key!r} of agent {word.agent!r} that could have a turn"
-    return f"agent {word.agent!r} does not stand at effect {key!r} any more"
+    return f"agent {word.agent!r} does not wait for effect {key!r} any more"
 
 
 def late(agent: str, reason: str) -> InputUnknownError:
     """Return the error for a command whose outcome is still unknown at the deadline."""
     error = InputUnknownError(
-        f"whether agent {agent!r} has heard what was said of its effect, or will, is not known ({reason}): `snapline agent describe {agent}` shows where it "
-        "stands; saying the same again does no harm"
+        f"whether agent {agent!r} has heard what was said of its effect, or will, is not known ({reason}): `snapline agent describe {agent}` shows what "
+        "it waits for; repeating the command does no harm"
     )
     error.agent = agent
     return error

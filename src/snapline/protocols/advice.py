@@ -367,7 +367,7 @@ def _other(figures: RunningFigures, best: BestInterval, protocol: str) -> Protoc
         low_s = best_interval(plain, best.mtbf_s).cost_s
         if figures.protocol == KOO_TOUEG:
             return ProtocolCost(
-                protocol, low_s, low_s, "the same checkpoints, but nobody stands until the round is decided"
+                protocol, low_s, low_s, "the same checkpoints, but no agent is paused until the round is decided"
             )
         how = "the same price for a checkpoint; how long long turns would hold up an epoch is not known"
         return ProtocolCost(protocol, low_s, None, how)

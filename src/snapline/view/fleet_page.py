@@ -514,7 +514,7 @@ def agent_body(document: dict[str, object], state: AgentState | None = None, pro
         class_="title",
     )
     rows = [tag("div", tag("dt", name.replace("_", " ")), tag("dd", value_tree(value))) for name, value in facts]
-    listed = section("stands", "How it stands", tag("dl", *rows, class_="facts"))
+    listed = section("status", "Status", tag("dl", *rows, class_="facts"))
     return join([title, _state(state, problem), listed])
 
 

@@ -310,7 +310,7 @@ def _turns(waiting: WaitingAgents, targets: Targets) -> Markup:
 def _turn(each: WaitingAgent, targets: Targets) -> Markup:
     waits: Child = each.waits_for or "goes on"
     if each.problem:
-        waits = [tag("span", "stands", class_=f"pill {tone_of('concern', 'turn')}"), " ", each.problem]
+        waits = [tag("span", "suspended", class_=f"pill {tone_of('concern', 'turn')}"), " ", each.problem]
     since = seconds(each.waits_s) if each.waits_for else NOTHING
     cells = [tag("td", each.host), tag("td", f"{each.turn} from {each.sender}"), tag("td", waits, class_="wide")]
     numbers = [_number(each.steps), _number(each.put_off)]

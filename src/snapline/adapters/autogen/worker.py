@@ -279,7 +279,7 @@ class AutogenWorker:
                 try:
                     await self._start_once()
                 except (OSError, AutogenWorkerError, TimeoutError) as error:
-                    log.warning("AutoGen's agents stand, and are tried again in %g s: %s", AGAIN_S, error)
+                    log.warning("AutoGen's agents are suspended, and are tried again in %g s: %s", AGAIN_S, error)
                     await asyncio.sleep(AGAIN_S)
 
     async def _start_once(self) -> None:
