@@ -92,6 +92,7 @@ def test_flips_all_over_are_found_and_named(case: Case) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_flip_of_every_bit_is_found_and_named(case: Case) -> None:
     _check_flips(case, is_full=True)
 
