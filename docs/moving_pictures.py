@@ -274,7 +274,9 @@ def animated(
     now = f'<path class="now" d="M{plot.left} {top}V{bottom}"/>'
     svg = svg.replace("</defs>", f"{sweep}\n</defs>", 1).replace("</style>", "\n".join([*rules, "</style>"]), 1)
     svg = svg.replace('<g class="axis">', "\n".join([*behind, '<g class="axis">']), 1)
-    svg = svg.replace('<g class="names">', "\n".join([*before, now, '<g class="names">']), 1)
+    # Lines are behind checkpoints and their numbers, as in a picture that does not move.
+    svg = svg.replace('<g class="marks swept">', "\n".join([*before, '<g class="marks swept">']), 1)
+    svg = svg.replace('<g class="names">', f'{now}\n<g class="names">', 1)
     svg = svg.replace("snapline-head-", f"{name}-head-").replace(
         'class="snapline-spacetime"', f'class="snapline-spacetime moving-{name}"', 1
     )

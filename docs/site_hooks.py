@@ -4,6 +4,7 @@
 - Links out of docs/ lead to the page of the site that shows the file.
 - Lists are indented as Python-Markdown wants them: by four columns. CommonMark takes two or three.
 - Moving pictures become part of their page, so that they follow its colours, and get a switch that stops them.
+- `sitemap.xml` is left out.
 - Each page's Markdown is written next to it, and `llms.txt` lists all.
 """
 
@@ -60,6 +61,11 @@ def on_page_content(html: str, **_: Any) -> str:
     return re.sub(
         r'<p><img alt="([^"]*)" src="([^"]*)"\s*/?></p>', lambda found: moving(found[0], found[1], found[2]), html
     )
+
+
+def on_post_template(output_content: str, template_name: str, config: "MkDocsConfig") -> str:
+    """Leave out the list of pages for search engines, which is empty for a site without an address."""
+    return "" if template_name == "sitemap.xml" and not config.site_url else output_content
 
 
 def on_post_build(config: "MkDocsConfig") -> None:

@@ -17,8 +17,11 @@ def roles() -> list[str]:
     lines += [f"| `{role}` | {text} |" for role, text in ROLES.items()]
     lines += ["", f"| call | {' | '.join(ROLES)} |", f"| --- |{' :-: |' * len(ROLES)}"]
     for rpc, door in RPC_RULES.items():
-        service, _, name = rpc.rpartition("/")
-        shown = f"`{service.rpartition('.')[2]}/{name}`"
+        path, _, name = rpc.rpartition("/")
+        service = path.rpartition(".")[2]
+        shown = (
+            f"`{service}/{'*' if name.startswith(service) else name}`"  # the whole name would make the table too wide
+        )
         marks = ["itself" if role in ("host", "coordinator") and door.is_self_only else "yes" for role in ROLES]
         cells = [mark if role in door.roles else "" for role, mark in zip(ROLES, marks, strict=True)]
         lines.append(f"| {shown} | {' | '.join(cells)} |")

@@ -68,6 +68,10 @@ def test_links_of_the_markdown_lead_somewhere(site: Path) -> None:
     assert not offences, "\n".join(offences)
 
 
+def test_there_is_no_sitemap_without_an_address_of_the_site(site: Path) -> None:
+    assert list(site.glob("sitemap*")) == []
+
+
 def test_moving_pictures_are_part_of_their_page_and_can_be_stopped(site: Path) -> None:
     text = (site / "modes.html").read_text()
     assert text.count('<svg aria-label="') == 2 == text.count('<label class="stop">')

@@ -51,3 +51,10 @@ def test_every_round_of_the_domino_goes_further_back() -> None:
     lines = re.findall(r'class="recoveryline" d="(M[^"]*L[^"]*)"', made)
     reached = [sum(map(float, re.findall(r"[ML]([\d.]+)", line))) for line in lines]
     assert len(reached) > 5 and reached == sorted(reached, reverse=True)
+
+
+def test_lines_are_behind_the_numbers_of_checkpoints(picture: tuple[str, str]) -> None:
+    name, made = picture
+    classes = [str(each.get("class")) for each in ElementTree.fromstring(made).iter()]
+    lines = [place for place, kind in enumerate(classes) if kind == "fronts"]
+    assert lines and max(lines) < classes.index("number"), name

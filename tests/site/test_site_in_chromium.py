@@ -45,6 +45,10 @@ PARTS_MAX = 60
 """Children of each part of a page that axe-core looks at: the same styles follow, and it takes minutes for the longest tables and files."""
 
 
+WIDE_TABLES = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")]
+  .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.innerText.slice(0, 60))"""
+
+
 @asynccontextmanager
 async def browsing(**options: Any) -> AsyncIterator[tuple[Page, list[str]]]:
     """A page, and what went wrong in it: errors, words on the console, requests that leave the site."""
@@ -79,12 +83,14 @@ async def shoot(page: Page, name: str) -> None:
         await page.screenshot(path=SHOTS / f"site-{name}.png")
 
 
-async def test_no_page_has_an_error_and_each_has_one_title(site: Path) -> None:
-    async with browsing() as (page, wrong):
+async def test_no_page_has_an_error_or_a_table_that_is_too_wide_and_each_has_one_title(site: Path) -> None:
+    width, height = SIZES[0]
+    async with browsing(viewport={"width": width, "height": height}) as (page, wrong):
         for path in sorted(site.rglob("*.html")):
             if path.name != "404.html":  # it is for servers: its links begin with a slash
                 await page.goto(path.as_uri())
                 assert await page.locator("h1").count() == 1, path
+                assert await page.evaluate(WIDE_TABLES) == [], path
         assert not wrong, wrong
 
 
