@@ -1,7 +1,7 @@
 """Runs the blocks of a page of documentation as its reader does: in one folder, in the order of a test, and none may be left over.
 
 A block marked `console` holds commands and what they print (`tests/house/test_texts.py`); a command that ends with ` &` runs until the test
-has ended. A block whose first line is `# NAME.EXT` is a file of the folder. All others are for the test to take.
+has ended, and an `export` holds for all that follow. A block whose first line is `# NAME.EXT` is a file of the folder. All others are for the test to take.
 """
 
 import os
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.house.test_texts import commands_of, end_processes_in, matches, run_on_terminal
+from tests.house.test_texts import Command, commands_of, end_processes_in, matches, run_on_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,8 +53,9 @@ class ShownPage:
         for shown, run in replaced.items():
             assert shown in text, f"{name} does not show {shown}"
             text = text.replace(shown, run)
-        self.name = name
+        self.name, self.text = name, text
         self.folder = folder
+        self.exports: list[str] = []
         self.background: list[subprocess.Popen[bytes]] = []
         found = re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
         self.left = [
@@ -64,12 +65,25 @@ class ShownPage:
             (folder / block.file).write_text(block.text)
             self.left.remove(block)
 
-    def take(self, part: str) -> str:
-        """Return the block with this text, which the test runs by itself."""
-        found = [block for block in self.left if part in block.text]
+    def block(self, part: str) -> str:
+        """Return the block with this text."""
+        found = [block.text for block in self.left if part in block.text]
         assert len(found) == 1, f"{self.name}: {len(found)} blocks with {part}"
-        self.left.remove(found[0])
-        return found[0].text
+        return found[0]
+
+    def take(self, part: str) -> str:
+        """Return the block with this text, which has run, or which the test runs by itself."""
+        found = self.block(part)
+        self.left = [block for block in self.left if block.text != found]
+        return found
+
+    def commands(self, part: str) -> list[Command]:
+        """Return the commands of the block with this text."""
+        return list(commands_of(f"```console\n{self.block(part)}```\n"))
+
+    def shell(self, command: str) -> tuple[int, list[str], str]:
+        """Run a command in the page's folder; returns exit code, lines of stdout, stderr."""
+        return run_on_terminal("\n".join([*self.exports, command]), self.folder)
 
     def run(self, part: str) -> list[list[str]]:
         """Run the commands of the block with this text; returns the lines that each printed.
@@ -78,15 +92,19 @@ class ShownPage:
             AssertionError: a command ends or prints otherwise than the page shows.
         """
         printed = []
-        for command in commands_of(f"```console\n{self.take(part)}```\n"):
+        for command in self.commands(part):
+            if command.text.startswith("export "):
+                self.exports.append(command.text)
+                continue
             if command.text.endswith(" &"):
                 printed.append([self._start(command.text.removesuffix(" &"))])
                 continue
-            code, out, err = run_on_terminal(command.text, self.folder)
+            code, out, err = self.shell(command.text)
             seen = "\n".join([f"{self.name}: $ {command.text}", *out, err, self._logs()])
             assert code == command.code, f"ended with {code}: {seen}"
             assert not command.output or matches(command.output, out), seen
             printed.append(out)
+        self.take(part)
         return printed
 
     def _start(self, command: str) -> str:
@@ -95,7 +113,7 @@ class ShownPage:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         with log.open("wb") as file:
             process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
+                ["bash", "-c", "\n".join([*self.exports, f"exec {command}"])],
                 cwd=self.folder,
                 env={**environment, "PYTHONUNBUFFERED": "1"},
                 stdout=file,
