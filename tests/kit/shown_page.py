@@ -56,6 +56,7 @@ class ShownPage:
         self.name, self.text = name, text
         self.folder = folder
         self.exports: list[str] = []
+        self.ran: list[str] = []
         self.background: list[subprocess.Popen[bytes]] = []
         found = re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
         self.left = [
@@ -104,6 +105,7 @@ class ShownPage:
             assert code == command.code, f"ended with {code}: {seen}"
             assert not command.output or matches(command.output, out), seen
             printed.append(out)
+            self.ran.append(command.text)
         self.take(part)
         return printed
 
