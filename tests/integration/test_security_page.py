@@ -5,7 +5,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.house.test_texts import run_on_terminal
 from tests.kit.shown_page import free_port, shown
 
 pytestmark = pytest.mark.timeout(90)
