@@ -62,5 +62,7 @@ def check_store(folder: Path) -> None:
     assert invoke(app, "keys", "generate", folder / "other-ref.key", "--signing").code == 0
     wrong, forged = read(folder, store="other.key"), read(folder, verify="other-ref.key.pub")
     assert wrong.code == forged.code == 2, (wrong.err, forged.err)
-    keys = {"store_keys": folder / "store.key", "verify_keys": folder / "ref.key.pub"}
-    assert snapline.open_store(folder / "run" / "store", **keys).snapshot("latest").agents
+    opened = snapline.open_store(
+        folder / "run" / "store", store_keys=folder / "store.key", verify_keys=folder / "ref.key.pub"
+    )
+    assert opened.snapshot("latest").agents
