@@ -98,7 +98,7 @@ class ShownPage:
                 self.exports.append(command.text)
                 continue
             if command.text.endswith(" &"):
-                printed.append([self._start(command.text.removesuffix(" &"))])
+                printed.append([self.start(command.text.removesuffix(" &"))])
                 continue
             code, out, err = self.shell(command.text)
             seen = "\n".join([f"{self.name}: $ {command.text}", *out, err, self._logs()])
@@ -109,7 +109,7 @@ class ShownPage:
         self.take(part)
         return printed
 
-    def _start(self, command: str) -> str:
+    def start(self, command: str) -> str:
         """Run a command in the background; returns the first line that it prints, which says that it serves."""
         log = self.folder / f"background-{len(self.background)}.log"
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
