@@ -13,6 +13,7 @@ import snapline
 from snapline.compiled import is_compiled
 from snapline.errors import UsageError
 
+ROOT = Path(__file__).resolve().parents[2]
 SITE = str(Path(snapline.__file__).parents[1])
 
 pytestmark = pytest.mark.skipif(not is_compiled(), reason="the cores are not compiled here: make test-compiled")
@@ -47,6 +48,15 @@ def test_the_demo_recovers_exactly() -> None:
 
 def test_the_version_says_it() -> None:
     assert printed("-m", "snapline", "--version") == "snapline 0.1.0 (compiled)\n"
+
+
+def test_the_wheel_has_the_name_of_the_page() -> None:
+    shown = "snapline-0.1.0-cp311-cp311-linux_x86_64.whl"
+    assert shown in (ROOT / "docs" / "compiled.md").read_text()
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    (wheel,) = (Path(SITE).parent / "wheel").glob("*.whl")
+    assert wheel.name == shown.replace("cp311", python)
+    assert json.loads(printed("-m", "snapline", "version", "-o", "json"))["is_compiled"] is True
 
 
 def test_no_mutant_is_put_in() -> None:
