@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 import typer.main
 from docs.make_cli import PAGE, make_page, walk
 from tests.house.pages import ROOT, pages_of
@@ -50,7 +49,7 @@ def test_pages_name_commands_and_options_that_there_are(page: str) -> None:
     for line in named:
         words = max((words for words in COMMANDS if f"{line} ".startswith(f"{words} ")), key=len, default="")
         assert words and (not COMMANDS[words].is_group or line == words), f"no command: snapline {line}"
-        options = {name for one in COMMANDS[words].command.params for name in one.opts}
+        options = {name for one in COMMANDS[words].command.params for name in (*one.opts, *one.secondary_opts)}
         for option in re.findall(r"(?<![\w=-])--[a-z-]+", line):
             assert option in options, f"snapline {line}"
 

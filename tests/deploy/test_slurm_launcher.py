@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
+from tests.kit.shown_page import shown
 
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
@@ -56,6 +57,18 @@ async def test_faults_of_a_file_are_carried_out_on_its_processes_and_judged(clus
     check_passed(chaos(FAULTS + SLOW, tmp_path, *place), {"crash", "pause", "coordinator", "membership", "slow"})
     await until("nothing left", lambda: processes_naming(str(tmp_path)) == [])
     check_refused(chaos(FAULTS + CUT, tmp_path, *place), "slurm")
+
+
+def test_the_run_of_the_page_about_chaos_passes(cluster: Slurmds, tmp_path: Path) -> None:
+    run = {
+        "--sbatch-option=--partition=short": " ".join(f"--sbatch-option={option}" for option in OPTIONS),
+        "/shared/ann": str(tmp_path),
+    }
+    with shown("docs/chaos.md", tmp_path, run) as page:
+        (command,) = [each for each in page.commands("--on ssh") if "run crash.toml --on slurm" in each.text]
+        page.left.clear()  # `tests/chaos/test_chaos_page.py` runs the others
+        code, out, err = page.shell(command.text)
+    assert code == 0 and out[0].startswith("PASS  crash"), err
 
 
 async def test_a_dead_node_loses_its_host_alone_and_the_requeued_one_comes_back_empty(

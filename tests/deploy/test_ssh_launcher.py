@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
 from tests.deploy.served import addresses, until_renewed
+from tests.kit.shown_page import shown
 
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
@@ -164,6 +165,17 @@ async def test_faults_of_a_file_are_carried_out_on_its_processes_and_judged(
     await until("nothing left", lambda: processes_naming(str(tmp_path)) == [])
     check_refused(chaos(FAULTS + CUT, tmp_path, *place), "ssh")
     assert processes_naming(str(tmp_path)) == []
+
+
+def test_the_run_of_the_page_about_chaos_passes(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SNAPLINE_SSH", f"ssh -F {sshd.config}")
+    monkeypatch.setenv("SNAPLINE_PYTHON", sys.executable)
+    run = {"ann@north,ann@south": "m1,m2", "/shared/ann": str(tmp_path)}
+    with shown("docs/chaos.md", tmp_path, run) as page:
+        (command,) = [each for each in page.commands("--on ssh") if "run crash.toml --on ssh" in each.text]
+        page.left.clear()  # `tests/chaos/test_chaos_page.py` runs the others
+        code, out, err = page.shell(command.text)
+    assert code == 0 and out[0].startswith("PASS  crash"), err
 
 
 def test_an_agent_that_keeps_money_outside_its_state_is_convicted_there_too(
