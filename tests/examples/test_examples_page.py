@@ -18,7 +18,7 @@ BY_OTHERS = ("make demo", "support_team:fleet")
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 def test_the_order_desk_answers_as_the_page_says(tmp_path: Path) -> None:
     ports = {port: f"{free_port()}" for port in ("8401", "8402")}
     with shown("docs/examples.md", tmp_path, ports) as page:

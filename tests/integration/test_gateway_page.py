@@ -6,7 +6,7 @@ import httpx
 import pytest
 from tests.kit.shown_page import PIP, ROOT, free_port, shown
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 
 
 def test_requests_of_the_page_are_answered_as_it_says(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.kit.shown_page import ROOT, ShownPage, shown
 import snapline
 from snapline.cli.main import app
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def test_a_fleet_is_upgraded_and_restored_as_the_page_says(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.kit.shown_page import PIP, shown
 import snapline
 from snapline.cli.main import app
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 
 
 def test_a_fleet_with_the_keys_of_the_page_and_their_rotation(tmp_path: Path) -> None:

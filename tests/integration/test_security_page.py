@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.kit.shown_page import free_port, shown
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 
 
 def test_certificates_and_tokens_of_the_page_have_the_rights_that_it_says(tmp_path: Path) -> None:

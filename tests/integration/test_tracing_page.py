@@ -9,7 +9,7 @@ pytest.importorskip("opentelemetry.sdk", reason="needs OpenTelemetry: pip instal
 
 from tests.kit.collector import Collector, collecting
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 
 TURNS_MAX = 255
 """Of a trace after its first turn, says the page."""

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from tests.kit.shown_page import PIP, ShownPage, shown
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 
 ANY_PORT = {"snapline ui serve": "snapline ui serve --listen 127.0.0.1:0"}
 
@@ -19,8 +19,6 @@ def test_views_of_the_page_serve_what_it_says(tmp_path: Path) -> None:
         page.run("ui export")
         text = file.read_text()
         assert "order-desk" in text and "<script" not in text and not re.search(r'(?:src|href)="https?:', text)
-        assert page.shell("snapline ui export bare.html --data-dir run --no-states -q")[0] == 0
-        assert "1000" in text and "1000" not in (tmp_path / "bare.html").read_text()
         (traced,) = page.run("--trace traced/traces")[-1]
         assert "ping" in httpx.get(f"{traced}/space-time", timeout=30).text
         (reports,) = page.run("--reports")[-1]

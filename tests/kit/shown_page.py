@@ -20,7 +20,7 @@ from tests.house.test_texts import Command, commands_of, end_processes_in, match
 
 ROOT = Path(__file__).resolve().parents[2]
 
-READY_S = 20.0
+READY_S = 60.0
 """For a command in the background to print its first line."""
 
 PIP = {"pip install": f"{sys.executable} -m pip install --no-index"}
