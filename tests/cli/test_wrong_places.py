@@ -70,6 +70,16 @@ def test_a_name_that_dns_does_not_know_is_no_wrong_option(
     assert done.code == 1 and "cannot listen on nobody.invalid:7400" in done.err
 
 
+def test_a_folder_whose_fleet_has_its_store_elsewhere(run: Run, folder: Path) -> None:
+    """As after `snapline up --data-dir run --store other`."""
+    (folder / "run").mkdir()
+    done = run("snapshot", "copy", "latest", "--to", "copies", "--data-dir", "run")
+    assert (done.code, done.out) == (10, "") and not (folder / "copies").exists()
+    assert done.err.endswith(
+        "no store at run/store: check the path, or give the --store with which its fleet was started\n"
+    )
+
+
 def test_a_module_that_is_not_installed_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 

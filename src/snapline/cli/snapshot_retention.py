@@ -17,7 +17,7 @@ import typer
 
 from snapline.cli.command import Display, command
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size, text
-from snapline.errors import NotFoundError, UsageError
+from snapline.errors import NotFoundError, StoreMissingError, UsageError
 
 if TYPE_CHECKING:
     from snapline.storage.retention.epoch_retention import Policy
@@ -55,7 +55,14 @@ class StorePlace:
 
         if (self.store is None) == (self.data_dir is None):
             raise UsageError("which store? Give one of --store STORE and --data-dir DIR of a local fleet")
-        return Store.open(str(self.data_dir / STORE_FOLDER) if self.data_dir is not None else self.store or "")
+        if self.data_dir is None:
+            return Store.open(self.store or "")
+        path = self.data_dir / STORE_FOLDER
+        if not path.exists():
+            raise StoreMissingError(
+                f"there is no store at {path}: check the path, or give the --store with which its fleet was started"
+            )
+        return Store.open(str(path))
 
     def holds(self, store: "Store") -> "Holds":
         """Return the store's pins and tags."""
