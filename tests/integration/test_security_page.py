@@ -5,17 +5,22 @@ import stat
 from pathlib import Path
 
 import pytest
+from tests.kit.command_line import invoke
 from tests.kit.shown_page import free_port, shown
+
+from snapline.cli.main import app
 
 pytestmark = pytest.mark.timeout(180)
 
 
 def test_certificates_and_tokens_of_the_page_have_the_rights_that_it_says(tmp_path: Path) -> None:
     secrets = tmp_path / "secrets"
-    with shown("docs/security.md", tmp_path, {"127.0.0.1:7400": f"127.0.0.1:{free_port()}"}) as page:
+    address = f"127.0.0.1:{free_port()}"
+    with shown("docs/security.md", tmp_path, {"127.0.0.1:7400": address}) as page:
         page.run("auth init")
         check_owners(page.text, secrets)
         page.run("coordinator run")
+        check_strangers(address, tmp_path)
         (printed,) = [lines for lines in page.run("token create") if lines]
         token = next(line.split()[1] for line in printed if line.startswith("token"))
         file = tmp_path / "ada.token"
@@ -35,6 +40,17 @@ def test_certificates_and_tokens_of_the_page_have_the_rights_that_it_says(tmp_pa
         assert (secrets / "host-h3.crt").exists()
         code, _, err = page.shell("snapline auth token list $ADMIN")
         assert code == 0, f"a renewed certificate is known: {err}"
+
+
+def check_strangers(address: str, folder: Path) -> None:
+    """Exit codes of who has no certificate, and of who has one of another authority."""
+    plain = invoke(app, "status", "--coordinator", address)
+    assert plain.code == 2, plain.err
+    assert invoke(app, "auth", "init", folder / "others", "--tls-domain", "shop").code == 0
+    own = folder / "others" / "viewer-viewer"
+    files = ("--tls-cert", f"{own}.crt", "--tls-key", f"{own}.key", "--tls-ca", folder / "others" / "ca.crt")
+    other = invoke(app, "status", "--coordinator", address, "--tls-domain", "shop", *files)
+    assert other.code == 5, other.err
 
 
 def check_log(log: dict[str, list[dict[str, object]]]) -> None:
