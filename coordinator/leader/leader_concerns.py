@@ -213,9 +213,7 @@ class MissingHosts:
             [f"{host} {'unreachable' if x.state == 'alive' else x.state}" for host, x in records[:NAMED_MAX]]
         )
         agents = sum(1 for _ in state.living_agents())
-        return (
-            f"no host of the fleet is there ({names or 'all are forgotten'}), and its agents ({agents:,}) are paused"
-        )
+        return f"no host of the fleet is there ({names or 'all are forgotten'}), and its agents ({agents:,}) are paused"
 
 
 RPO, RTO = "rpo", "rto"

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 import typer.main
 from docs.make_cli import PAGE, make_page, walk
 from tests.house.pages import ROOT, pages_of

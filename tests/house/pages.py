@@ -15,6 +15,12 @@ class Block(NamedTuple):
     language: str
     text: str
 
+    @property
+    def file(self) -> str:
+        """The name of the file that it is, by its first line, or ""."""
+        found = re.match(r"# (\w+\.\w+)\n", self.text)
+        return found[1] if found and self.language != "console" else ""
+
 
 def pages_of(*sections: str) -> list[str]:
     """Return the pages of these sections of the navigation, in its order, as paths below docs/."""
@@ -30,7 +36,8 @@ def blocks_of(page: str) -> Iterator[Block]:
     for number, line in enumerate([*page.splitlines(), ""], 1):
         if line.lstrip().startswith("```"):
             if begun:
-                yield Block(begun, language, "\n".join(lines))
+                indent = len(line) - len(line.lstrip())
+                yield Block(begun, language, "".join(f"{each[indent:]}\n" for each in lines))
                 begun, lines = 0, []
             else:
                 begun, language = number + 1, line.strip()[3:]
@@ -39,6 +46,6 @@ def blocks_of(page: str) -> Iterator[Block]:
         elif line.startswith("    ") and (lines or not previous):
             lines.append(line[4:])
         elif lines:
-            yield Block(number - len(lines), "", "\n".join(lines))
+            yield Block(number - len(lines), "", "".join(f"{each}\n" for each in lines))
             lines = []
         previous = line

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.kit.shown_page import PIP, ROOT, free_port, shown
+from tests.house.pages import ROOT
+from tests.kit.shown_page import PIP, free_port, shown
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.house.pages import ROOT
 from tests.house.test_texts import files_of
 from tests.kit.command_line import invoke
-from tests.kit.shown_page import ROOT, ShownPage, shown
+from tests.kit.shown_page import ShownPage, shown
 
 import snapline
 from snapline.cli.main import app

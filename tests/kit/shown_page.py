@@ -5,7 +5,6 @@ has ended, and an `export` holds for all that follow. A block whose first line i
 """
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -14,30 +13,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
+from tests.house.pages import ROOT, blocks_of
 from tests.house.test_texts import Command, commands_of, end_processes_in, matches, run_on_terminal
-
-ROOT = Path(__file__).resolve().parents[2]
 
 READY_S = 60.0
 """For a command in the background to print its first line."""
 
 PIP = {"pip install": f"{sys.executable} -m pip install --no-index"}
 """Without a package registry: pip says whether all that a page installs is there."""
-
-
-class Block(NamedTuple):
-    """A fenced block, without its fences."""
-
-    language: str
-    text: str
-
-    @property
-    def file(self) -> str:
-        """The name of the file that it is, or ""."""
-        found = re.match(r"# (\w+\.\w+)\n", self.text)
-        return found[1] if found and self.language != "console" else ""
 
 
 class ShownPage:
@@ -58,10 +42,7 @@ class ShownPage:
         self.exports: list[str] = []
         self.ran: list[str] = []
         self.background: list[subprocess.Popen[bytes]] = []
-        found = re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
-        self.left = [
-            Block(language, re.sub(f"^{indent}", "", code, flags=re.MULTILINE)) for indent, language, code in found
-        ]
+        self.left = list(blocks_of(text))
         for block in [each for each in self.left if each.file]:
             (folder / block.file).write_text(block.text)
             self.left.remove(block)

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.kit.shown_page import ROOT, shown
+from tests.house.pages import ROOT
+from tests.kit.shown_page import shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(1800)]
 
