@@ -44,7 +44,7 @@ def test_a_fleet_is_upgraded_and_restored_as_the_page_says(tmp_path: Path) -> No
 
 def upgrade(page: ShownPage) -> None:
     """The commands of the page's four steps, for the newest snapshot."""
-    steps = page.text.partition("## Upgrade")[2].partition("## Plan capacity")[0]
+    steps = page.text.partition("## Upgrade")[2].partition("In step 3")[0]
     commands = [re.sub(r"\bID\b", "latest", found) for found in re.findall(r"`(snapline [^`]+)`", steps)]
     assert len(commands) > 4
     for command in commands:
