@@ -124,17 +124,13 @@ def test_old_snapshots_move_to_a_second_store(run: Run, data_dir: Path, tmp_path
     second = tmp_path / "second"
     done = run("snapshot", "copy", "--older-than", 1, "--to", f"file://{second}", "--remove", "--data-dir", data_dir)
     assert done.code == 0 and done.json["kind"] == "SnapshotCopy"
-    assert "epoch 2 written" in done.err and "stays here: pinned or tagged" in done.err
+    assert done.err == "1 of 3 snapshots done\n2 of 3 snapshots done\n3 of 3 snapshots done\n"
     rows = done.json["snapshots"]
     assert [(row["epoch"], row["is_removed"]) for row in rows] == [(1, True), (2, False), (3, True)]
     assert epochs_of(data_dir / "store") == [2, 4] and epochs_of(second) == [1, 2, 3]
     assert Store.open(second).verify().findings == []
-    done = run("snapshot", "copy", "latest", "--to", second, "--remove", "--data-dir", data_dir, "-q", "-o", "table")
-    assert done.out.endswith(
-        f"stays here: it is the newest one\n4 snapshots in {second}\n".replace("4 snap", "1 snap", 1).replace(
-            "snapshots", "snapshot", 1
-        )
-    )
+    done = run("snapshot", "copy", "latest", "--to", second, "--remove", "--data-dir", data_dir, "-o", "table")
+    assert done.out.endswith(f"; stays here: it is the newest one\n1 snapshot in {second}\n")
     assert done.err == "" and epochs_of(second) == [1, 2, 3, 4]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from snapline.cli.fleet_locations import LAST_SNAPSHOT
 from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.deploy.supervisor import Exit
@@ -95,6 +96,9 @@ async def test_hosts_take_a_last_snapshot_before_the_coordinators_end() -> None:
     stopped, notes = await _stopped(limit_s=5)
     assert stopped[:2] == [("h1", 7), ("h2", 7)] and ("coordinator", 2) in stopped[2:]
     assert notes[-1] == "epoch 7 is the last snapshot"
+    assert [note for note in notes if "second signal" in note and LAST_SNAPSHOT in note] == [], (
+        "`down` shows none of it"
+    )
 
 
 async def test_second_signal_ends_everything_at_once_and_says_what_is_lost() -> None:

@@ -59,15 +59,25 @@ async def test_up_leaves_a_fleet_running_down_ends_it_and_up_continues_it(
     made = await snapline("snapshot", "create", "--data-dir", data_dir, "-o", "json")
     assert made.code == 0, made.err
     await move_everything()
-    assert (await snapline("down")).code == 0
+    down = await snapline("down")
+    assert down.code == 0 and down.err.endswith(" is the last snapshot\n") and "signal" not in down.err, down.err
+    for words in (("status",), ("status", "--data-dir", data_dir), ("agent", "list"), ("top",)):
+        asked = await snapline(*words)
+        assert asked.code == 8 and asked.err.startswith(
+            f"snapline: the fleet in {data_dir} is down: nothing answers at "
+        ), asked.err
+        assert asked.err.endswith("; `snapline up` continues it\n"), asked.err
     alone = await snapline("scale", "--hosts", "3")
     assert alone.code == 2 and "no process on this machine keeps a fleet" in alone.err
     async with asyncio.timeout(LIMIT_S):
         while marked(mark):
             await asyncio.sleep(0.02)
     line = store_of(data_dir).epochs()[-1]
-    stop.touch()
     assert (await snapline(*command)).code == 0
+    history = await snapline("recovery", "history", "-o", "json")
+    assert history.rows("recoveries")[-1]["line_epoch"] == line
+    assert str(history.rows("recoveries")[-1]["reason"]).startswith("planned stop"), history.json
+    stop.touch()
     async with asyncio.timeout(LIMIT_S):
         while marked(mark):
             await asyncio.sleep(0.02)

@@ -73,6 +73,9 @@ DEATHS_SHOWN = 10
 
 ENDED = "an operator has ended it"
 
+PLANNED_STOP = "planned stop: the host left when it was asked to"
+"""Reason of a plan after `snapline down`, SIGTERM or the end of a pod, in the history of recoveries."""
+
 
 class Exited(msgspec.Struct, frozen=True):
     """The end of a host's process, and the turns that were running at that time."""
@@ -186,7 +189,7 @@ class FailureDetector:
             if reason:
                 lost.append(op.LostHost(host, record.start, () if lost else self._died_in(host, record)))
                 reasons.append(f"host {host}: {reason}")
-        if leaving and self._shared.propose("leave", op.LoseHosts(tuple(leaving), "the host leaves", True)):
+        if leaving and self._shared.propose("leave", op.LoseHosts(tuple(leaving), PLANNED_STOP, True)):
             self._shared.note("info", f"leaving: {', '.join(x.host for x in leaving)}")
         if lost and self._shared.propose("lose", self._loss_of(lost, reasons)):
             self._shared.note("warning", f"lost: {'; '.join(reasons)}")

@@ -7,12 +7,13 @@ The wrapper turns an error into one sentence on stderr and an exit code (docs/cl
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from snapline.cli.output import OutputFormat, Printer
-from snapline.errors import ExternalFailureError, SnaplineError, UsageError
+from snapline.errors import CoordinatorUnavailableError, ExternalFailureError, SnaplineError, UsageError
 from snapline.ids import check_id
 from snapline.package_stamp import REPLACED, was_replaced
 from snapline.security.printable import printable
@@ -428,13 +429,32 @@ class Connection(SecurityOptions):
         """Make one call to the coordinator, and return its reply. `call` must apply the time limit `timeout` itself. Raises the same errors
         as `ask`."""
 
-        return ask(self.address(), self.security(), call)
+        address = self.address()
+        with self._explaining(address):
+            return ask(address, self.security(), call)
 
     def call_agents(self, call: "Callable[[Client], Awaitable[_Reply]]", name: str = CLIENT_NAME) -> _Reply:
         """Make one call to the fleet's agents, and return the result. `call` must apply the time limit `timeout` itself. `name` is the name
         of the client if the fleet has no certificates."""
 
-        return call_agents(self.address(), self.security(), call, name)
+        address = self.address()
+        with self._explaining(address):
+            return call_agents(address, self.security(), call, name)
+
+    @contextlib.contextmanager
+    def _explaining(self, address: str) -> Iterator[None]:
+        """Raise a CoordinatorUnavailableError with the reason and the next step, if nobody answers because `snapline down` stopped the
+        fleet."""
+        try:
+            yield
+        except CoordinatorUnavailableError as error:
+            from snapline.cli.fleet_locations import background_pid
+
+            if self.coordinator is not None or background_pid(folder := self.folder()) is not None:
+                raise
+            raise CoordinatorUnavailableError(
+                f"the fleet in {folder} is down: nothing answers at {address}; `snapline up` continues it"
+            ) from error
 
 
 def read_token(file: Path | None) -> str:

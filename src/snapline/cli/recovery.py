@@ -224,8 +224,9 @@ def history(connection: Connection, display: Display, stale: Stale = False) -> N
     """List the recoveries so far, oldest first.
 
     `rolled_back` counts agents that did not keep their live state, `checkpoints_lost` their durable checkpoints after the line. With
-    `chandy-lamport` and `koo-toueg` all agents go back, and none are lost. `is_restore`: the fleet was restored on request;
-    `void_epochs` are the epochs discarded then.
+    `chandy-lamport` and `koo-toueg` all agents go back, and none are lost. `down` and `up` make a row with the reason `planned stop`,
+    whose duration contains the time between them. `is_restore`: the fleet was restored on request; `void_epochs` are the epochs
+    discarded then.
     """
     result = connection.ask(lambda client: client.recovery_history(connection.timeout, stale=stale))
     display.printer().result(result, _show_history)

@@ -129,7 +129,8 @@ def copy(
         for moved in snapshot_copy.move_epochs(source, target, epochs, holds=holds, is_fleet_store=is_fleet_store):
             row = _row(moved.copied) | {"is_removed": moved.is_removed, "kept_because": moved.kept_because}
             rows.append(row)
-            printer.progress(_copied_line(row))
+            if len(epochs) > 1:
+                printer.progress(f"{len(rows)} of {count(len(epochs), 'snapshot')} done")
     result = document("SnapshotCopy", store=source.location, to=target.location, snapshots=rows)
     printer.result(result, _show_copied)
 

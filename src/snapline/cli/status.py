@@ -129,15 +129,13 @@ def top(
     """
     from rich.console import Console
 
-    from snapline.cli.command import call_agents
-
     is_live = sys.stdout.isatty() and not once
     console = Console(no_color=no_color or None, width=None if sys.stdout.isatty() else 200, highlight=False)
 
     async def show(client: "Client") -> None:
         await (_follow(client, console, every) if is_live else _once(client, console))
 
-    call_agents(connection.address(), connection.security(), show)
+    connection.call_agents(show)
 
 
 async def _once(client: "Client", console: "Console") -> None:

@@ -239,7 +239,7 @@ class LaunchedFleet:
             return
         if before.phase in ("finished", "failed", "forming"):
             return
-        self._on_note(f"the fleet takes a last snapshot, for {limit_s:g} s at most; a second signal ends it at once")
+        self._on_note(f"the fleet stops within {limit_s:g} s; a second signal ends it at once")
         epoch, began_s = before.last_complete_epoch, clock()
         handles = [self._handles[name] for name in hosts if name in self._handles]
         try:

@@ -543,6 +543,11 @@ def named_error(error: grpc.aio.AioRpcError) -> SnaplineError | None:
     )
 
 
+def _reason_of(details: str) -> str:
+    """Describe why no connection was made, without the words of gRPC if nothing listens at the address."""
+    return "nothing listens there; is it running?" if "Connection refused" in details else f"is it running? ({details})"
+
+
 def _error_of(error: grpc.aio.AioRpcError, address: str) -> SnaplineError:
     """Return the error that the coordinator has raised, or an error that explains why the call failed."""
     details, named = error.details() or "", named_error(error)
@@ -550,7 +555,7 @@ def _error_of(error: grpc.aio.AioRpcError, address: str) -> SnaplineError:
         return named
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
-            return CoordinatorUnavailableError(f"no coordinator answers at {address}: is it running? ({details})")
+            return CoordinatorUnavailableError(f"no coordinator answers at {address}: {_reason_of(details)}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return UnknownOutcomeError(
                 f"the coordinator at {address} did not answer in time; what was asked may have happened"
