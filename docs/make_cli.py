@@ -44,6 +44,7 @@ SHARED = {
         Connection,
         """Commands that call a coordinator have these options. [security.md](security.md) explains which certificates are needed, and what each role may do.
 Without `--coordinator` and `--data-dir` the address comes from the environment or `snapline.toml` ([config show](#config-show)).
+Without options for certificates, commands for that fleet use the operator's certificate in the folder of the setting `tls`.
 
 The leading replica answers. Calls find it, and wait for an election within their time limit. If too few replicas answer, a line on stderr names
 them after three seconds, and the call continues.

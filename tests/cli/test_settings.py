@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.command_line import Run
 
+from snapline.cli.command import Connection
 from snapline.cli.settings import CONTEXT_FILE, DEFAULTS, FILE, UserSettings
-from snapline.errors import NotFoundError, UsageError
+from snapline.errors import ExternalFailureError, NotFoundError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -169,3 +170,19 @@ def test_what_is_not_up_cannot_be_taken_down(run: Run) -> None:
     Path(FILE).write_text("[up]\nhosts = 2\n")
     asked = run("status")
     assert asked.code == NotFoundError.exit_code and "`snapline up` takes a fleet up" in asked.err
+
+
+def test_commands_for_the_fleet_of_the_settings_use_the_operator_s_certificate_of_their_folder(
+    folder: Path, run: Run
+) -> None:
+    assert run("auth", "init", "keys", "--tls-domain", "bank").code == 0
+    assert not Connection().security().is_tls
+    Path(FILE).write_text('[up]\ntls = "keys"\ntls_domain = "bank"\n')
+    mine = Connection().security()
+    assert (mine.is_tls, mine.domain) == (True, "bank")
+    assert mine.authority() == Path("keys/ca.crt").read_bytes()
+    for other in (Connection(insecure=True), Connection(coordinator="127.0.0.1:1"), Connection(data_dir=Path("run"))):
+        assert not other.security().is_tls
+    Path("keys/operator-operator.key").unlink()
+    with pytest.raises(ExternalFailureError, match=r"operator-operator\.key"):
+        Connection().security().authority()

@@ -350,6 +350,9 @@ Stale = Annotated[
 ]
 
 
+OPERATOR = "operator-operator"
+"""Name of the operator's certificate and key in a folder that `snapline auth init` has made."""
+
 CLIENT_NAME = "cli"
 """Name of the sender of inputs from a client without a certificate."""
 
@@ -389,8 +392,25 @@ class Connection(SecurityOptions):
     ] = None
 
     def security(self) -> "Security":
-        """Build the `Security` from these options, including the token."""
-        return self._security(read_token(self.auth_token))
+        """Build the `Security` from these options, including the token.
+
+        If the settings select the fleet and these options name no files, use the operator's certificate in the folder of the setting `tls`.
+        """
+        token = read_token(self.auth_token)
+        given = (self.coordinator, self.data_dir, self.tls_cert, self.tls_key, self.tls_ca)
+        if token or self.insecure or any(option is not None for option in given):
+            return self._security(token)
+        from snapline.cli.settings import UserSettings
+
+        settings = UserSettings()
+        folder = settings.get("tls").value
+        if not folder:
+            return self._security("")
+        own, domain = Path(folder, OPERATOR), settings.get("tls_domain").value
+        files = SecurityOptions(
+            own.with_suffix(".crt"), own.with_suffix(".key"), own.with_name("ca.crt"), tls_domain=domain
+        )
+        return files.security()
 
     def address(self) -> str:
         """Return the address of the coordinator to call.
