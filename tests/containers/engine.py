@@ -5,6 +5,7 @@ What is needed beside podman is said by `missing`; `make test-podman` installs i
 
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.deploy.pages import page_of
+from tests.house.test_texts import commands_of
 
 from snapline.deploy.conformance import LocalBench
 from snapline.deploy.launching import Launcher
@@ -28,6 +31,13 @@ NETAVARK = Path("/usr/lib/podman/netavark")
 """Makes networks on which containers know each other's names; the older way of podman does not."""
 
 IMAGE = "snapline"
+
+WHEELS, BUILD = [shlex.split(each.text) for each in commands_of(page_of("deploy-containers.md", {}, "The image"))]
+"""Commands of the page that make the image, in a copy of the source."""
+
+HERE = ("--network", "host", "--isolation", "chroot")
+"""Options with which podman builds images where it may make no namespaces."""
+
 FILES_MAX, PROCESSES_MAX = 1024, 4096
 """Limits of a container. podman's own may be above what this machine allows."""
 
@@ -95,25 +105,11 @@ def _build(folder: Path) -> None:
     ).split()
     if version != [str(part) for part in sys.version_info[:2]]:
         pytest.skip(f"Debian has Python {'.'.join(version)} here, and wheels that are made here are of another")
-    made = (
-        "--format",
-        "docker",
-        "--network",
-        "host",
-        "--isolation",
-        "chroot",
-        "--build-arg",
-        "BASE=localhost/snapline-base",
-    )
-    podman(
-        "build",
-        *made,
-        "--file",
-        ROOT / "src" / "snapline" / "deploy" / "Containerfile",
-        "--tag",
-        IMAGE,
-        _wheels(folder),
-    )
+    source = folder / "source"  # building leaves files
+    shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "build"))
+    _run(sys.executable, "-m", *WHEELS, cwd=source)
+    _run(*BUILD, *HERE, "--build-arg", "BASE=localhost/snapline-base", cwd=source)
+    shutil.rmtree(source)
 
 
 def _base(folder: Path) -> Path:
@@ -129,17 +125,8 @@ def _base(folder: Path) -> Path:
     return tar
 
 
-def _wheels(folder: Path) -> Path:
-    """snapline's and all it needs. It is built from a copy: building leaves files in the source."""
-    source, wheels = folder / "source", folder / "wheels"
-    shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "build"))
-    _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", wheels, f"{source}[s3,crypto]")
-    shutil.rmtree(source)
-    return wheels
-
-
-def _run(*command: str | Path) -> None:
-    done = subprocess.run([*map(str, command)], check=False, capture_output=True, text=True, timeout=900)
+def _run(*command: str | Path, cwd: Path | None = None) -> None:
+    done = subprocess.run([*map(str, command)], check=False, cwd=cwd, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, f"{command[0]}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 

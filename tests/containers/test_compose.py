@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.containers.engine import NETAVARK, podman
+from tests.deploy.pages import run_page
 from tests.integration.processes import LIMIT_S
 
 from snapline.deploy.conformance.launcher_checks import judge
@@ -104,6 +105,17 @@ def test_a_fleet_is_healthy_takes_a_snapshot_and_goes_on_after_down_and_a_killed
     project.compose("down")
     store = podman("volume", "inspect", "shop_store", "--format", "{{.Mountpoint}}").strip()
     assert earlier < later <= max(judged.epoch for judged in judge(store))
+
+
+def test_the_page_runs_as_it_is_shown(project: Project) -> None:
+    """Docker's words are podman-compose's, but for `-T`: what it runs shall not want a terminal to read from."""
+    compose = f"{sys.executable} -m podman_compose --in-pod 0"
+    swapped = {
+        "in place of `docker compose`": "",
+        "docker compose": compose,
+        "run --rm operator": "run --rm -T operator",
+    }
+    run_page("deploy-containers.md", project.folder, swapped, 3 * LIMIT_S, section="Compose")
 
 
 def epoch_of(taken: dict[str, object]) -> int:

@@ -7,18 +7,24 @@ are aliases on a network, and health is asked as a node's agent asks it. podman 
 import asyncio
 import contextlib
 import copy
+import itertools
 import json
 import os
+import shlex
 import shutil
+import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from tests.containers.chart import Document, missing, one, pods, render, with_values
-from tests.containers.engine import IMAGE, NETAVARK, podman
+from tests.containers.engine import HERE, IMAGE, NETAVARK, podman
+from tests.deploy.pages import check_blocks, page_of, run_command, write_files
+from tests.house.test_texts import Command, commands_of
 from tests.integration.processes import LIMIT_S, snapline
 
 from snapline.deploy.conformance.launcher_checks import judge
@@ -45,11 +51,10 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 class Pods:
     """The pods of a release, each with an address of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, release: str, values: Document) -> None:
         self.folder = folder
-        values = {"image": {"repository": f"localhost/{IMAGE}", "tag": "latest", "pullPolicy": "Never"}}
-        objects = render(with_values(values))
-        sets = [one(objects, "StatefulSet", f"tills-{part}") for part in ("coordinator", "host")]
+        objects = render(values, release)
+        sets = [one(objects, "StatefulSet", f"{release}-{part}") for part in ("coordinator", "host")]
         self.made = {pod["metadata"]["name"]: pod for each in sets for pod in pods(each)}
         self.volumes = [CLAIM, *(f"data-{name}" for name in self.made if "coordinator" in name)]
 
@@ -65,8 +70,6 @@ class Pods:
         podman("network", "create", NETWORK)
         for volume in self.volumes:
             podman("volume", "create", "--opt", f"o=uid={USER},gid={USER}", volume)
-        self.keep_secret("tills-coordinators", "coordinator")
-        self.keep_secret("tills-hosts", "host")
         for name in self.made:
             self.start(name)
 
@@ -87,14 +90,6 @@ class Pods:
                 folder = self.folder / volume.pop("secret")["secretName"]
                 volume["hostPath"] = {"path": str(folder), "type": "Directory"}
         return found
-
-    def keep_secret(self, name: str, role: str) -> None:
-        """All files of one role, as `kubectl create secret generic --from-file` takes them, where only the pods' user reads them."""
-        files = [*(self.folder / "certificates").glob(f"{role}-*"), self.folder / "certificates" / "ca.crt"]
-        (self.folder / name).mkdir(mode=0o700)
-        for file in files:
-            os.chown(shutil.copy(file, self.folder / name), USER, USER)
-        os.chown(self.folder / name, USER, USER)
 
     def address(self, name: str) -> str:
         pod = json.loads(podman("pod", "inspect", name))
@@ -120,9 +115,18 @@ class Pods:
         podman("network", "rm", "--force", NETWORK)
 
 
+def keep_secret(folder: Path, name: str, files: Sequence[Path]) -> None:
+    """Keep files as `kubectl create secret generic --from-file` does, where only the pods' user reads them."""
+    (folder / name).mkdir(mode=0o700)
+    for file in files:
+        os.chown(shutil.copy(file, folder / name), USER, USER)
+    os.chown(folder / name, USER, USER)
+
+
 @pytest.fixture
 def tills(tmp_path: Path) -> Iterator[Pods]:
-    made = Pods(tmp_path)
+    image = {"repository": f"localhost/{IMAGE}", "tag": "latest", "pullPolicy": "Never"}
+    made = Pods(tmp_path, "tills", with_values({"image": image}))
     try:
         yield made
     finally:
@@ -134,6 +138,12 @@ def until(words: str, is_there: Callable[[], bool]) -> None:
     while not is_there():
         assert time.monotonic() < deadline_s, f"{words}: not within {3 * LIMIT_S:g} s"
         time.sleep(0.2)
+
+
+def until_ready(made: Pods) -> None:
+    for probe in PROBES:
+        asked = made.coordinators if probe == "livenessProbe" else made.made
+        until(f"the {probe}s", lambda: all(made.says(name, probe) for name in asked))  # noqa: B023  # it is called before the next
 
 
 T = TypeVar("T")
@@ -182,10 +192,11 @@ def test_pods_form_a_fleet_that_takes_a_snapshot_and_a_pod_that_ends_hands_on_it
     names = ("--replicas", ",".join(tills.coordinators), "--hosts", ",".join(tills.hosts))
     made = asyncio.run(snapline("auth", "init", tills.folder / "certificates", *names))
     assert made.code == 0, made.err
+    certificates = tills.folder / "certificates"
+    for role in ("coordinator", "host"):
+        keep_secret(tills.folder, f"tills-{role}s", [certificates / "ca.crt", *certificates.glob(f"{role}-*")])
     tills.up()
-    for probe in PROBES:
-        asked = tills.coordinators if probe == "livenessProbe" else tills.made
-        until(f"the {probe}s", lambda: all(tills.says(name, probe) for name in asked))  # noqa: B023  # it is called before the next
+    until_ready(tills)
     leader = until_led(tills, tills.coordinators[0])
     epoch = ask(tills, leader, lambda client: client.create_snapshot(LIMIT_S)).epoch
     store = podman("volume", "inspect", CLAIM, "--format", "{{.Mountpoint}}").strip()
@@ -203,3 +214,62 @@ def last_epoch(tills: Pods, leader: str) -> int:
     with contextlib.suppress(SnaplineError):
         return ask(tills, leader, lambda client: client.status()).last_complete_epoch
     return 0
+
+
+def arguments_of(command: Command, folder: Path) -> list[str]:
+    """Return the arguments with which a shell would call kubectl or helm."""
+    shown = 'kubectl() { printf \'%s\\0\' "$@"; }; helm() { kubectl "$@"; }; '
+    done = subprocess.run(["bash", "-c", shown + command.text], check=True, cwd=folder, capture_output=True, text=True)
+    return done.stdout.split("\0")[:-1]
+
+
+def values_of(arguments: Sequence[str]) -> Document:
+    """Return the values of options such as `--set a.b=c,d=e`."""
+    found: Document = {}
+    for option, given in itertools.pairwise(arguments):
+        for path, _, value in (each.partition("=") for each in given.split(",") if option == "--set"):
+            *tables, key = path.split(".")
+            table = found
+            for name in tables:
+                table = table.setdefault(name, {})
+            table[key] = value
+    return found
+
+
+def test_the_page_runs_as_it_is_shown(tmp_path: Path) -> None:
+    """kubectl and helm ask a cluster, which is not here: their arguments are read, and podman does with the chart's pods what they ask for."""
+    build = {"podman build": shlex.join(["podman", "build", *HERE]), " && podman push registry.local/bank": ""}
+    page = page_of("deploy-kubernetes.md", {**build, "registry.local/bank": "localhost/bank"})
+    check_blocks(page, "yaml")
+    write_files(page, tmp_path)
+    shop: Pods | None = None
+    address = ""
+    try:
+        for command in commands_of(page):
+            if not command.text.startswith(("kubectl ", "helm ")):
+                run_command(replace(command, text=command.text.replace("127.0.0.1:7400", address)), tmp_path, LIMIT_S)
+                continue
+            match arguments_of(command, tmp_path):
+                case ["create", "secret", "generic", name, *options]:
+                    keep_secret(tmp_path, name, [tmp_path / each.removeprefix("--from-file=") for each in options])
+                case ["install", release, "chart", *options]:
+                    shop = Pods(tmp_path, release, values_of(options))
+                    shop.up()
+                case ["wait", "--for=condition=Ready", "pod", "--selector", "app.kubernetes.io/instance=shop"] if shop:
+                    labels = [pod["metadata"]["labels"]["app.kubernetes.io/instance"] for pod in shop.made.values()]
+                    assert set(labels) == {"shop"}
+                    until_ready(shop)
+                case ["port-forward", name, "7400"] if shop:
+                    address = f"{shop.address(name)}:7400"
+                case ["delete", "pod", name, "--grace-period=0", "--force"] if shop:
+                    podman("pod", "kill", name)
+                    podman("pod", "rm", "--force", name)
+                    shop.start(name)
+                case ["uninstall", "shop"]:
+                    break
+                case other:
+                    raise AssertionError(f"teach this test what a cluster does: {other}")
+        assert shop is not None
+    finally:
+        if shop is not None:
+            shop.down()

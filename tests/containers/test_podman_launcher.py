@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, chaos, check_passed, check_refused
 from tests.containers.engine import PodmanBench, podman
+from tests.deploy.pages import run_page
 from tests.integration.processes import snapline
 
 from snapline.deploy import conformance
@@ -41,6 +42,11 @@ def test_faults_of_a_file_are_carried_out_on_its_containers_and_judged(
     check_passed(chaos(FAULTS, tmp_path, *place), {"crash", "pause", "coordinator", "membership"})
     assert "chaos-" not in podman("ps", "--all", "--format", "{{.Names}}")
     check_refused(chaos(FAULTS + CUT, tmp_path, *place), "podman")
+
+
+def test_the_page_runs_as_it_is_shown(tmp_path: Path) -> None:
+    run_page("deploy-containers.md", tmp_path, {}, section="Podman")
+    assert PodmanBench(tmp_path).remains() == [] and not pids("fleet")
 
 
 def pids(fleet: str) -> dict[str, int]:

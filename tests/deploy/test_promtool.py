@@ -72,7 +72,7 @@ def test_an_alert_is_silent_otherwise(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", ["metrics.md", "runbook.md", "deploy.md"])
+@pytest.mark.parametrize("page", ["metrics.md", "runbook.md", "deploy-kubernetes.md"])
 def test_configurations_in_the_docs_are_taken(page: str, tmp_path: Path) -> None:
     block = (ROOT / "docs" / page).read_text().partition("```yaml\n")[2].partition("```")[0]
     file = tmp_path / "prometheus.yaml"

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
+from tests.deploy.pages import run_page
 from tests.deploy.served import addresses, until_renewed
 
 from snapline.deploy import conformance
@@ -64,6 +65,11 @@ async def test_faults_of_a_file_are_carried_out_on_its_processes_and_judged(
     check_passed(chaos(FAULTS + SLOW, tmp_path, *place), {"crash", "pause", "coordinator", "membership", "slow"})
     await until("nothing left", lambda: processes_naming(str(tmp_path)) == [])
     check_refused(chaos(FAULTS + CUT, tmp_path, *place), "ray")
+
+
+async def test_the_page_runs_as_it_is_shown(cluster: Raylets, tmp_path: Path) -> None:
+    run_page("deploy-ray.md", tmp_path, {"10.0.0.7:6379": cluster.address}, LIMIT_S)
+    assert RayBench(tmp_path, cluster.address).remains() == []
 
 
 def snapline(*arguments: str | Path, cluster: Raylets, cwd: Path) -> subprocess.CompletedProcess[str]:

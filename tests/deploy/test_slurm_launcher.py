@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
 from tests.kit.shown_page import shown
+from tests.deploy.pages import run_page
 
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
@@ -163,6 +164,11 @@ async def test_what_slurm_refuses_is_said_in_one_sentence(
     refused = snapline("up", FLEET, "--on", "slurm", "--sbatch-option=--partition=nowhere")
     assert refused.returncode == 2 and "sbatch: " in refused.stderr and "nvalid partition" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+async def test_the_page_runs_as_it_is_shown(cluster: Slurmds, tmp_path: Path) -> None:
+    run_page("deploy-slurm.md", tmp_path, {}, LIMIT_S)
+    await until("nothing left", lambda: processes_naming(str(tmp_path)) == [])
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
+from tests.deploy.pages import run_page
 from tests.deploy.served import addresses, until_renewed
 from tests.kit.shown_page import shown
 
@@ -223,3 +225,16 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+async def test_the_page_runs_as_it_is_shown(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All machines are this one; `ssh` is a program in front of the real one, which names the configuration of this sshd."""
+    folder, programs = tmp_path / "bank", tmp_path / "programs"
+    folder.mkdir()
+    programs.mkdir()
+    ssh = programs / "ssh"
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {sshd.config} "$@"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    run_page("deploy-ssh.md", folder, {"/shared/bank": str(folder), "/opt/fleet/bin/python": sys.executable})
+    await until("nothing left", lambda: processes_naming(str(folder / "run")) == [])

@@ -7,9 +7,13 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tests.adapters.grpc_services.meshes import free_ports
+from tests.deploy.pages import check_blocks, page_of, run_command, write_files
+from tests.house.test_texts import commands_of, end_processes_in
 from tests.kit.command_line import invoke
 
 from snapline.cli.main import app
@@ -76,16 +80,15 @@ def test_little_is_exposed(number: int, units: list[Path]) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def command_of(text: str, name: str, folder: Path) -> list[str]:
+def command_of(text: str, name: str, values: Mapping[str, str]) -> list[str]:
     """What systemd would run, with what it fills in: `${X}` is one word, `$X` as many as it holds."""
     (line,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
-    values = {**ENVIRONMENT, "STATE_DIRECTORY": str(folder / "state"), "SNAPLINE_STORE": str(folder / "store")}
     found: list[str] = []
     for word in line.removeprefix("ExecStart=").replace("%i", name).split():
         if word.startswith("${"):
             found.append(values[word[2:-1]])
         else:
-            found += shlex.split(values[word[1:]]) if word.startswith("$") else [word]
+            found += shlex.split(values.get(word[1:], "")) if word.startswith("$") else [word]
     return found
 
 
@@ -95,9 +98,10 @@ async def test_a_unit_starts_what_says_that_it_is_ready_lives_and_stops(kind: st
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as heard:
         heard.bind(str(address))
+        values = {**ENVIRONMENT, "STATE_DIRECTORY": str(tmp_path / "state"), "SNAPLINE_STORE": str(tmp_path / "store")}
         environment = {**os.environ, "NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "300000"}
         process = await asyncio.create_subprocess_exec(
-            *command_of(unit(kind), name, tmp_path), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            *command_of(unit(kind), name, values), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         try:
             assert await next_word(heard) == "READY=1"
@@ -117,3 +121,67 @@ async def test_a_unit_starts_what_says_that_it_is_ready_lives_and_stops(kind: st
 async def next_word(heard: socket.socket) -> str:
     async with asyncio.timeout(LIMIT_S):
         return (await asyncio.get_running_loop().sock_recv(heard, 4096)).decode()
+
+
+class Systemctl:
+    """Does what a page asks of systemctl, by the units in a folder: systemd itself runs only as the first process of a machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(self, words: Sequence[str]) -> None:
+        match words:
+            case ["daemon-reload"]:
+                for path in self._folder.glob("etc/systemd/system/*.service"):
+                    assert shutil.which("systemd-analyze") is None or analyze("verify", "--man=no", path).stderr == ""
+            case ["enable", "--now", *units]:
+                for unit in units:
+                    self._start(unit)
+            case ["kill", "--signal=KILL", unit]:
+                self._running[unit].kill()
+                self._running[unit].wait()
+                self._start(unit)
+            case ["stop", *units]:
+                for unit in units:
+                    self._running[unit].terminate()
+                assert {self._running.pop(unit).wait(LIMIT_S) for unit in units} == {0}
+            case _:
+                raise AssertionError(f"systemctl {' '.join(words)}: teach this test what it does")
+
+    def _start(self, unit: str) -> None:
+        kind, _, name = unit.removeprefix("snapline-").partition("@")
+        own = self._folder / "etc" / "snapline" / f"{kind}-{name}.env"
+        values = dict(line.split("=", 1) for line in own.read_text().splitlines() if not line.startswith("#"))
+        state = self._folder / "state" / f"{kind}-{name}"
+        state.mkdir(parents=True, exist_ok=True)
+        text = (self._folder / "etc" / "systemd" / "system" / f"snapline-{kind}@.service").read_text()
+        command = command_of(text, name, {**values, "STATE_DIRECTORY": str(state)})
+        self._running[unit] = subprocess.Popen(command, cwd=state, env={**os.environ, **values})
+
+
+@pytest.mark.timeout(200)
+def test_the_page_runs_as_it_is_shown(tmp_path: Path) -> None:
+    """With other folders and ports, and without a user of its own."""
+    folder = tmp_path / "bank"
+    folder.mkdir()
+    (tmp_path / "etc" / "systemd" / "system").mkdir(parents=True)
+    swapped = {
+        "/etc/": f"{tmp_path}/etc/",
+        "/srv/": f"{tmp_path}/srv/",
+        "-o snapline": "",
+        "useradd --system snapline": "true",
+    }
+    swapped |= dict(zip(("7400", "7501", "7502"), map(str, free_ports(3)), strict=True))
+    page = page_of("deploy-systemd.md", swapped)
+    check_blocks(page)
+    write_files(page, folder)
+    systemctl = Systemctl(tmp_path)
+    try:
+        for command in commands_of(page):
+            if command.text.startswith("systemctl "):
+                systemctl.run(command.text.split()[1:])
+            else:
+                run_command(command, folder, LIMIT_S)
+    finally:
+        end_processes_in(tmp_path)

@@ -81,7 +81,7 @@ def matches(shown: list[str], printed: list[str]) -> bool:
     return re.fullmatch("".join(parts), "".join(line.rstrip() + "\n" for line in printed)) is not None
 
 
-def run_on_terminal(command: str, folder: Path) -> tuple[int, list[str], str]:
+def run_on_terminal(command: str, folder: Path, limit_s: float = README_S) -> tuple[int, list[str], str]:
     """Run with stdout on a terminal, as the reader does; returns exit code, lines of stdout, stderr."""
     ours, theirs = pty.openpty()
     chunks: list[bytes] = []
@@ -107,7 +107,9 @@ def run_on_terminal(command: str, folder: Path) -> tuple[int, list[str], str]:
     os.close(theirs)
     reader.start()
     try:
-        _, err = process.communicate(timeout=PAGE_S)
+        _, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired as late:
+        err = (late.stderr or b"") + f"\nnot ended after {limit_s:g} s".encode()
     finally:
         process.kill()
         process.wait()

@@ -107,7 +107,7 @@ async def silent(watch: Watch) -> set[str]:
 
 
 async def test_a_process_with_certificates_tells_prometheus_if_that_shows_one(tmp_path: Path) -> None:
-    """With its name looked at, as docs/metrics.md says; and without, as docs/deploy.md says of pods."""
+    """With its name looked at, as docs/metrics.md says; and without, as docs/deploy-kubernetes.md says of pods."""
     keys, store = tmp_path / "keys", tmp_path / "store"
     assert (await snapline("auth", "init", keys)).code == 0
     trust = [f"--tls-cert={keys}/coordinator-c1.crt", f"--tls-key={keys}/coordinator-c1.key", f"--tls-ca={keys}/ca.crt"]
@@ -120,7 +120,7 @@ async def test_a_process_with_certificates_tells_prometheus_if_that_shows_one(tm
         "unnamed": {**own, "insecure_skip_verify": True},
         "nobody": {"insecure_skip_verify": True},
     }
-    (pods,) = shown("deploy.md")["scrape_configs"]
+    (pods,) = shown("deploy-kubernetes.md")["scrape_configs"]
     assert pods["tls_config"] == {**looks["unnamed"], "cert_file": "viewer-viewer.crt", "key_file": "viewer-viewer.key"}
     jobs = [
         {

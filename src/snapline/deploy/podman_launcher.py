@@ -146,7 +146,7 @@ async def containers_of(program: Sequence[str], fleet: str) -> list[Container]:
 
 
 IMAGE = "snapline"
-"""Name of the image that docs/deploy.md builds."""
+"""Name of the image that docs/deploy-containers.md builds."""
 
 SECRETS = "/run/secrets"
 """Folder for podman's secrets in a container. The folder is a file system of its own, because secrets cannot be mounted on a read-only file
