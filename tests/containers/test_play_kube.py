@@ -23,8 +23,8 @@ from typing import TypeVar
 import pytest
 from tests.containers.chart import Document, missing, one, pods, render, with_values
 from tests.containers.engine import HERE, IMAGE, NETAVARK, podman
-from tests.deploy.pages import check_blocks, page_of, run_command, write_files
-from tests.house.test_texts import Command, commands_of
+from tests.deploy.pages import check_blocks, page_of, write_files
+from tests.house.test_texts import Command, commands_of, run_command
 from tests.integration.processes import LIMIT_S, snapline
 
 from snapline.deploy.conformance.launcher_checks import judge
@@ -247,7 +247,8 @@ def test_the_page_runs_as_it_is_shown(tmp_path: Path) -> None:
     try:
         for command in commands_of(page):
             if not command.text.startswith(("kubectl ", "helm ")):
-                run_command(replace(command, text=command.text.replace("127.0.0.1:7400", address)), tmp_path, LIMIT_S)
+                there = replace(command, text=command.text.replace("127.0.0.1:7400", address))
+                run_command(there, tmp_path, "deploy-kubernetes.md", LIMIT_S)
                 continue
             match arguments_of(command, tmp_path):
                 case ["create", "secret", "generic", name, *options]:

@@ -1,17 +1,12 @@
 """The how-tos of the launchers (`docs/deploy-*.md`), run as a reader runs them, in a folder with the files of the first tutorial."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.house.test_texts import Command, commands_of, end_processes_in, files_of, matches, run_on_terminal
+from tests.house.pages import ROOT, blocks_of
+from tests.house.test_texts import commands_of, end_processes_in, files_of, run_command
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-
-NAMED = re.compile(r"# ([\w-]+\.\w+|Containerfile)\n")
-"""First line of a block that is a file."""
+DOCS = ROOT / "docs"
 
 
 def page_of(name: str, swapped: Mapping[str, str], section: str = "") -> str:
@@ -27,24 +22,15 @@ def page_of(name: str, swapped: Mapping[str, str], section: str = "") -> str:
 
 def write_files(page: str, folder: Path) -> None:
     """Write `bank.py`, `audit.py` and the files that the page shows."""
-    shown = {first[1]: text for _, text in FENCED.findall(page) if (first := NAMED.match(text))}
+    shown = {block.file: block.text for block in blocks_of(page) if block.file}
     for name, text in {**files_of((DOCS / "first-fleet.md").read_text()), **shown}.items():
         (folder / name).write_text(text)
 
 
 def check_blocks(page: str, *elsewhere: str) -> None:
     """Check that each block is of commands, is a file, or is of a language whose blocks another test reads."""
-    for language, text in FENCED.findall(page):
-        assert language in ("console", *elsewhere) or NAMED.match(text), f"nothing runs this block:\n{text}"
-
-
-def run_command(command: Command, folder: Path, limit_s: float) -> None:
-    """Run one command of a page, and compare what it prints with what the page shows."""
-    code, out, err = run_on_terminal(command.text, folder, limit_s)
-    printed = "\n".join(out) + "\n" + err
-    assert code == command.code, f"line {command.line}: $ {command.text}\nended with {code}\n{printed}"
-    if command.output:
-        assert matches(command.output, out), f"line {command.line}: $ {command.text}\nprinted\n{printed}"
+    for block in blocks_of(page):
+        assert block.language in ("console", *elsewhere) or block.file, f"nothing runs this block:\n{block.text}"
 
 
 def run_page(name: str, folder: Path, swapped: Mapping[str, str], limit_s: float = 110.0, *, section: str = "") -> None:
@@ -54,6 +40,6 @@ def run_page(name: str, folder: Path, swapped: Mapping[str, str], limit_s: float
     write_files(page, folder)
     try:
         for command in commands_of(page):
-            run_command(command, folder, limit_s)
+            run_command(command, folder, name, limit_s)
     finally:
         end_processes_in(folder)

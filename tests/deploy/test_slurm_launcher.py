@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
-from tests.kit.shown_page import shown
 from tests.deploy.pages import run_page
+from tests.kit.shown_page import shown
 
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until

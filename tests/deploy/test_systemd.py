@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.adapters.grpc_services.meshes import free_ports
-from tests.deploy.pages import check_blocks, page_of, run_command, write_files
-from tests.house.test_texts import commands_of, end_processes_in
+from tests.deploy.pages import check_blocks, page_of, write_files
+from tests.house.test_texts import commands_of, end_processes_in, run_command
 from tests.kit.command_line import invoke
 
 from snapline.cli.main import app
@@ -182,6 +182,6 @@ def test_the_page_runs_as_it_is_shown(tmp_path: Path) -> None:
             if command.text.startswith("systemctl "):
                 systemctl.run(command.text.split()[1:])
             else:
-                run_command(command, folder, LIMIT_S)
+                run_command(command, folder, "deploy-systemd.md", LIMIT_S)
     finally:
         end_processes_in(tmp_path)

@@ -18,7 +18,7 @@ class Block(NamedTuple):
     @property
     def file(self) -> str:
         """The name of the file that it is, by its first line, or ""."""
-        found = re.match(r"# (\w+\.\w+)\n", self.text)
+        found = re.match(r"# ([\w-]+\.\w+|Containerfile)\n", self.text)
         return found[1] if found and self.language != "console" else ""
 
 

@@ -8,9 +8,6 @@ import pytest
 from tests.house.pages import ROOT, Block, blocks_of, pages_of
 from tests.house.test_texts import commands_of, files_of
 
-GAP = ""
-"""No test runs the page's blocks yet."""
-
 TEXTS = "tests/house/test_texts.py"
 RUN_BY = {
     "../README.md": TEXTS,
@@ -21,7 +18,13 @@ RUN_BY = {
     "crash-kit.md": TEXTS,
     "dead-letters.md": TEXTS,
     "dependencies.md": TEXTS,
-    "deploy.md": GAP,
+    "deploy.md": "tests/deploy/test_pages.py",
+    "deploy-containers.md": "tests/containers/test_podman_launcher.py",
+    "deploy-kubernetes.md": "tests/containers/test_play_kube.py",
+    "deploy-ray.md": "tests/deploy/test_ray_launcher.py",
+    "deploy-slurm.md": "tests/deploy/test_slurm_launcher.py",
+    "deploy-ssh.md": "tests/deploy/test_ssh_launcher.py",
+    "deploy-systemd.md": "tests/deploy/test_systemd.py",
     "does-not-end.md": TEXTS,
     "durable-turns.md": TEXTS,
     "effects.md": TEXTS,
@@ -49,7 +52,7 @@ RUN_BY = {
     "tutorial.md": TEXTS,
     "ui.md": "tests/integration/test_ui_page.py",
 }
-"""The test that writes the files of a page of docs/, and runs its commands; `GAP` if there is none yet."""
+"""The test that writes the files of a page of docs/, and runs its commands."""
 
 NOT_RUN = {
     "../README.md": 1,  # on Ray: tests/deploy/test_ray_launcher.py
@@ -88,12 +91,12 @@ def test_each_page_with_blocks_has_its_test_and_no_other() -> None:
     assert {page for page in PAGES if blocks(page)} == set(RUN_BY)
 
 
-@pytest.mark.parametrize(("page", "module"), [(page, module) for page, module in RUN_BY.items() if module != GAP])
+@pytest.mark.parametrize(("page", "module"), RUN_BY.items())
 def test_the_test_reads_the_page_and_each_block_is_of_a_kind_that_runs(page: str, module: str) -> None:
     source = (ROOT / module).read_text()
     assert re.search(rf'[/"]{re.escape(PurePath(page).name)}"', source), f"{module} does not name {page}"
-    if "tests.kit.shown_page import" in source:
-        return  # it says by itself which blocks are left over
+    if re.search(r"from tests\.(kit\.shown_page|deploy\.pages) import", source):
+        return  # these say by themselves which blocks are left over
     assert re.search(r"\b(run_as_shown|files_of|commands_of|read_text|shown)\(", source), f"{module} reads no page"
     left = [f"{page}:{block.line}: {block.text[:50]!r}" for block in blocks(page) if not is_run(block)]
     assert len(left) == NOT_RUN.get(page, 0), "no test runs these: " + "\n".join(left)

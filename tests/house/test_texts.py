@@ -81,7 +81,7 @@ def matches(shown: list[str], printed: list[str]) -> bool:
     return re.fullmatch("".join(parts), "".join(line.rstrip() + "\n" for line in printed)) is not None
 
 
-def run_on_terminal(command: str, folder: Path, limit_s: float = README_S) -> tuple[int, list[str], str]:
+def run_on_terminal(command: str, folder: Path, limit_s: float = PAGE_S) -> tuple[int, list[str], str]:
     """Run with stdout on a terminal, as the reader does; returns exit code, lines of stdout, stderr."""
     ours, theirs = pty.openpty()
     chunks: list[bytes] = []
@@ -133,6 +133,14 @@ def with_free_ports(page: str) -> str:
     return re.sub(named, lambda port: str(ports.setdefault(port[0], free_port())), page)
 
 
+def run_command(command: Command, folder: Path, page: str, limit_s: float = PAGE_S) -> None:
+    """Run a command of a page, and compare how it ends, and what it prints, with what the page shows."""
+    code, out, err = run_on_terminal(command.text, folder, limit_s)
+    seen = f"{page}:{command.line}: $ {command.text}\nended with {code}, and printed\n" + "\n".join([*out, err])
+    assert code == command.code, seen
+    assert not command.output or matches(command.output, out), seen
+
+
 def run_as_shown(path: Path, folder: Path) -> int:
     """Write a page's files into the folder, run its commands there, and compare what they print with what it shows; returns how many there were."""
     page = with_free_ports(path.read_text())
@@ -140,11 +148,7 @@ def run_as_shown(path: Path, folder: Path) -> int:
     for file, text in files_of(page).items():
         (folder / file).write_text(text)
     for command in commands:
-        code, out, err = run_on_terminal(command.text, folder)
-        where = f"{path.name}:{command.line}: $ {command.text}"
-        assert code == command.code, f"{where}\nended with {code}\n" + "\n".join(out) + err
-        if command.output:
-            assert matches(command.output, out), f"{where}\nprinted\n" + "\n".join(out) + "\n" + err
+        run_command(command, folder, path.name)
     return len(commands)
 
 
