@@ -7,6 +7,7 @@ test compares the page with what this makes, and every public name with the page
 import ast
 import functools
 import importlib.util
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -133,18 +134,29 @@ def _about(name: str) -> Iterator[str]:
 
 def _about_class(source: str, definition: ast.ClassDef, owner: str = "") -> Iterator[str]:
     name = owner or definition.name
-    methods = [node for node in definition.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     if not owner and name not in MADE_FOR_YOU:
-        yield from _code("\n".join([f"class {_maker(source, definition, methods)}", *_settings(source, definition)]))
+        yield from _code("\n".join([f"class {_maker(source, definition)}", *_settings(source, definition)]))
     yield from render(definition)
-    for method in methods:
-        if not method.name.startswith("_") and method.name not in RUNTIME.get(definition.name, ()):
-            yield from _about_method(source, method, name)
+    for method in public_methods(definition):
+        yield from _about_method(source, method, name)
 
 
-def _maker(source: str, definition: ast.ClassDef, methods: list[ast.FunctionDef | ast.AsyncFunctionDef]) -> str:
+def _methods(definition: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in definition.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def public_methods(definition: ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the methods and properties that have a section of the page. Those without a docstring of their own are among the class's attributes."""
+    for method in _methods(definition):
+        is_public = not method.name.startswith("_") and method.name not in RUNTIME.get(definition.name, ())
+        is_overload = any("overload" in ast.unparse(mark) for mark in method.decorator_list)
+        if is_public and not is_overload and ast.get_docstring(method):
+            yield method
+
+
+def _maker(source: str, definition: ast.ClassDef) -> str:
     """How an object is made."""
-    for method in methods:
+    for method in _methods(definition):
         if method.name == "__init__":
             return _signature(source, method, name=definition.name).removesuffix(" -> None")
     fields = _fields(source, definition)
@@ -162,8 +174,6 @@ def _settings(source: str, definition: ast.ClassDef) -> list[str]:
 
 def _about_method(source: str, method: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> Iterator[str]:
     marks = {ast.unparse(mark) for mark in method.decorator_list}
-    if any("overload" in mark for mark in marks) or not ast.get_docstring(method):
-        return  # what has no docstring of its own stands among its class's attributes
     called = f"{owner}.{method.name}"
     if marks & {"property", "functools.cached_property", "cached_property"}:
         returned = f" -> {_source(source, method.returns)}" if method.returns else ""
@@ -235,6 +245,14 @@ def render(definition: Definition | ast.Module) -> Iterator[str]:
             at += 1
     if lines:
         yield ""
+
+
+def attributes(definition: ast.ClassDef) -> list[str]:
+    """Return the names under "Attributes:" in the docstring of a class."""
+    _, _, section = (ast.get_docstring(definition) or "").partition("\nAttributes:\n")
+    lines = itertools.takewhile(lambda line: not line or line[0] == " ", section.splitlines())
+    entries = [_ENTRY.match(line[4:]) for line in lines if not line.startswith("     ")]
+    return [name for entry in entries if entry is not None for name in entry[1].split(", ")]
 
 
 def _entries(lines: list[str]) -> Iterator[str]:

@@ -121,13 +121,14 @@ class CommandText(NamedTuple):
     is_group: bool
 
 
-def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[CommandText]:
-    """Return the visible commands and groups below this one, each group before its commands."""
-    below = {name: each for name, each in getattr(command, "commands", {}).items() if not each.hidden}
+def walk(command: Any, words: tuple[str, ...] = (), *, with_hidden: bool = False) -> Iterator[CommandText]:
+    """Return the commands and groups below this one, each group before its commands. Hidden ones are left out unless `with_hidden`."""
+    commands = getattr(command, "commands", {})
+    below = {name: each for name, each in commands.items() if with_hidden or not each.hidden}
     if words:
         yield CommandText(" ".join(words), command, bool(below))
     for name, each in below.items():
-        yield from walk(each, (*words, name))
+        yield from walk(each, (*words, name), with_hidden=with_hidden)
 
 
 def make_page() -> str:

@@ -2,7 +2,8 @@
 
 Run it once for each release, and keep what earlier ones wrote: `test_stored_formats.py` reads all of them. Each `*.tar.xz` is the folder of a fleet
 whose processes were killed while they worked: store, logs of inputs and steps, the coordinator's Raft logs, keys if it is protected, and
-`expected.json`, what the release itself read from it. `wire.binpb` holds the descriptors of all messages between processes.
+`expected.json`, what the release itself read from it. `wire.binpb` holds the descriptors of all messages between processes, `promises.json` the
+names that users rely on.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from tests.compatibility import promises
 from tests.compatibility.tills import TOKENS
 
 import snapline
@@ -155,6 +157,7 @@ def main() -> None:
     target = HERE / snapline.__version__
     target.mkdir(exist_ok=True)
     (target / "wire.binpb").write_bytes(wire().SerializeToString(deterministic=True))
+    promises.write(target / "promises.json")
     SOURCES.symlink_to(ROOT)
     try:
         for name, kind in KINDS.items():
