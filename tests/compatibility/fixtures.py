@@ -1,7 +1,7 @@
 """Stored formats of releases. `python -m tests.compatibility.fixtures` makes those of the present code, in `tests/compatibility/VERSION/`.
 
 Run it once for each release, and keep what earlier ones wrote: `test_stored_formats.py` reads all of them. Each `*.tar.xz` is the folder of a fleet
-whose processes were killed while they worked: store, logs of inputs and steps, the coordinator's Raft logs, keys if it is protected, and
+whose processes were killed while they worked: store, logs of inputs, steps and commits, the coordinator's Raft logs, keys if it is protected, and
 `expected.json`, what the release itself read from it. `wire.binpb` holds the descriptors of all messages between processes, `promises.json` the
 names that users rely on.
 """
@@ -39,7 +39,7 @@ SOURCES = Path(tempfile.gettempdir()) / "snapline-sources"
 
 COMMAND_S = 120
 
-GATHER_S = 3.0
+GATHER_S = 4.0
 """Long enough for several snapshots, and tokens in transit in one of them."""
 
 KEPT = ("coordinator", "coordinators", "store")
@@ -47,24 +47,47 @@ KEPT = ("coordinator", "coordinators", "store")
 
 
 class Kind(NamedTuple):
-    """A fleet whose folder is a fixture."""
+    """A fleet whose folder is a fixture. `is_questioned`: its answers to `OF_FLEET` are stored too."""
 
     protocol: str
-    coordinators: int
-    is_protected: bool
+    coordinators: int = 1
+    recovery: str = "global"
+    is_protected: bool = False
+    is_questioned: bool = False
 
 
 KINDS = {
-    "protected": Kind("chandy-lamport", 1, is_protected=True),
-    "replicated": Kind("uncoordinated", 3, is_protected=False),
+    "protected": Kind("chandy-lamport", is_protected=True),
+    "replicated": Kind("uncoordinated", coordinators=3, is_questioned=True),
+    "local": Kind("chandy-lamport", recovery="local"),
 }
+
+OF_STORE = {
+    "list": ("snapshot", "list"),
+    "show": ("snapshot", "show", "latest"),
+    "effects": ("effect", "list"),
+}
+"""Questions to a store, by the names of their answers in `expected.json`. A later release gives the same answers."""
+
+OF_FLEET = (
+    ("status",),
+    ("agent", "list"),
+    ("agent", "describe", "treasurer"),
+    ("agent", "dead-letters", "list"),
+    ("host", "list"),
+    ("coordinator", "members"),
+    ("recovery", "line"),
+    ("snapshot", "history"),
+    ("effect", "list"),
+)
+"""Questions to the running fleet. Answers of a later release have the same keys, with values of the same types."""
 
 
 def variables(folder: Path, *, release: str, sources: Path) -> dict[str, str]:
     """Return the environment of a fixture's processes and commands. Keys are those that lie in the folder."""
     keys = {"SNAPLINE_STORE_KEY": "store.key", "SNAPLINE_SIGNING_KEY": "ref.key", "SNAPLINE_VERIFY_KEY": "ref.key.pub"}
     return {
-        "TILLS_STOP": str(folder / "stop"),
+        "TILLS_FOLDER": str(folder),
         "TILLS_RELEASE": release,
         "PYTHONPATH": f"{sources / 'src'}:{sources}",
         **{name: str(folder / file) for name, file in keys.items() if (folder / file).exists()},
@@ -76,6 +99,7 @@ def command(*words: object, environment: Mapping[str, str]) -> Any:
     done = subprocess.run(
         [sys.executable, "-m", "snapline", *map(str, words), "-o", "json"],
         env={**os.environ, **environment},
+        cwd="/",  # else modules come from there, and not from `PYTHONPATH`
         capture_output=True,
         text=True,
         timeout=COMMAND_S,
@@ -87,14 +111,32 @@ def command(*words: object, environment: Mapping[str, str]) -> Any:
 
 def up(folder: Path, kind: Kind, environment: Mapping[str, str]) -> None:
     """Start the fleet of a folder, or continue it."""
-    count, protocol = ("--coordinators", kind.coordinators), ("--arg", f"protocol={kind.protocol}")
-    command("up", FLEET, "--hosts", 2, *count, *protocol, "--data-dir", folder, environment=environment)
+    made = ("--arg", f"protocol={kind.protocol}", "--arg", f"recovery={kind.recovery}")
+    count = ("--hosts", 2, "--coordinators", kind.coordinators)
+    command("up", FLEET, *count, *made, "--data-dir", folder, environment=environment)
 
 
 def deposit(folder: Path, key: str, amount: int, environment: Mapping[str, str]) -> Any:
     """Give the first till an input."""
     words = ("agent", "send", "till-0", "Deposit", json.dumps({"amount": amount}), "--key", key)
     return command(*words, "--data-dir", folder, environment=environment)
+
+
+def ask_fleet(folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the answers to `OF_FLEET`, by the words of their commands."""
+    return {" ".join(words): command(*words, "--data-dir", folder, environment=environment) for words in OF_FLEET}
+
+
+def begin_turns(folder: Path, environment: Mapping[str, str]) -> None:
+    """Begin the turns of auditor and treasurer, and wait until the second payment is open."""
+    sends = {"auditor": "Report", "treasurer": "Settle", "courier": "Forward"}
+    for agent, message in sends.items():
+        command("agent", "send", agent, message, "{}", "--data-dir", folder, environment=environment)
+    payments = folder / "payments"
+    end = time.monotonic() + COMMAND_S
+    while not payments.exists() or "pay-2" not in payments.read_text():
+        assert time.monotonic() < end, "the second payment does not begin"
+        time.sleep(0.1)
 
 
 def kill(folder: Path) -> None:
@@ -121,16 +163,19 @@ def make(name: str, kind: Kind, target: Path) -> None:
         up(folder, kind, environment)
         deposit(folder, "deposit-1", 7, environment)
         deposit(folder, "deposit-2", -1, environment)
-        command("agent", "send", "auditor", "Report", "{}", "--data-dir", folder, environment=environment)
+        begin_turns(folder, environment)
         deposit(folder, "deposit-3", 11, environment)  # its note waits for the end of the auditor's turn
+        answers = ask_fleet(folder, environment) if kind.is_questioned else {}
         time.sleep(GATHER_S)
         deposit(folder, "deposit-4", 5, environment)  # in the log of inputs, and in no snapshot
+        passed = command("agent", "ask", "till-0", "Count", "{}", "--data-dir", folder, environment=environment)
         kill(folder)
         store = ("--store", folder / "store")
         expected = {
             "tokens": 3 * TOKENS + 7 + 11 + 5,
-            "list": command("snapshot", "list", *store, environment=environment),
-            "show": command("snapshot", "show", "latest", *store, environment=environment),
+            "passed": passed["message"]["fields"]["times"],
+            "answers": answers,
+            **{name: command(*words, *store, environment=environment) for name, words in OF_STORE.items()},
         }
         (folder / "expected.json").write_text(json.dumps(expected, indent=1))
         for path in folder.iterdir():
