@@ -136,10 +136,10 @@ test-compiled: compiled  ## the cores' tests on machine code, and the same seeds
 	@PYTHONPATH=$(abspath $(COMPILED))/site $(BIN)/python -m pytest -q -rs -p tests.kit.compiled \
 	  $(or $(ARGS),$(CORE_TESTS) tests/integration/test_compiled.py)
 
-release: $(STAMP)  ## sdist, wheels, list of components, licences and checksums, in dist/: some minutes a Python, needs gcc; PYTHONS="python3.11 …", ARGS=--pure
+release: $(STAMP)  ## sdist, wheels, lists of components, licences and checksums, in dist/: some minutes a Python, needs gcc; PYTHONS="python3.11 …", ARGS=--pure
 	@$(BIN)/python -m release.build --pythons $(PYTHONS) $(ARGS)
 
-test-wheel: $(STAMP)  ## the wheels of dist/ in new environments, with the lowest and the newest dependencies: two minutes a Python; PYTHONS="python3.11 …"
+test-wheel: $(STAMP)  ## the wheels of dist/ in new environments, with the lowest and the newest dependencies: two minutes a Python; and with extras, six minutes; PYTHONS="python3.11 …"
 	@$(BIN)/python -m release.check_wheel --pythons $(PYTHONS) $(ARGS)
 
 test-upgrade: $(STAMP)  ## a fleet of a commit's wheel, upgraded to the present one while it works and processes are killed; minutes: COMMIT=main

@@ -11,6 +11,7 @@ published: the command that makes a signed tag is printed for the person who rel
 import argparse
 import gzip
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -18,15 +19,30 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from release.optional_components import bill, components, licences
 
 ROOT = Path(__file__).resolve().parents[1]
 VENVS = ROOT / ".venv" / "release"
 REQUIREMENTS = ROOT / "release" / "requirements.txt"
 
 EXTRAS = ("numpy", "s3", "crypto", "http", "ui", "otel")
-"""Extras whose packages are listed with the runtime's. The others connect a framework that a user's program has anyway, some exclude each other."""
+"""Extras whose packages are listed with the runtime's. The others connect a framework that a user's program has anyway, some exclude each other:
+they have a list of their own."""
+
+OF_CHECKOUT = ("dev", "docs")
+"""Extras for work on snapline itself. No list has them."""
+
+VALIDATE = """
+import sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+sys.exit(JsonStrictValidator(SchemaVersion.V1_6).validate_str(open(sys.argv[1]).read()) and f"{sys.argv[1]} is no CycloneDX 1.6")
+"""
+"""Program that fails if a file is not what it should be."""
 
 
 class ReleaseError(Exception):
@@ -141,7 +157,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def list_components(dist: Path, name: str, python: str, scratch: Path) -> None:
-    """Write a CycloneDX list and the licences of all packages that the pure wheel and `EXTRAS` install."""
+    """Write a CycloneDX list and the licences of all packages that the pure wheel and `EXTRAS` install, and the same for the other extras."""
     tools = prepared(python, VENVS / "tools", "-r", REQUIREMENTS)
     installed = scratch / "installed"
     run(python, "-m", "venv", "--without-pip", installed)
@@ -152,15 +168,46 @@ def list_components(dist: Path, name: str, python: str, scratch: Path) -> None:
     words = ("--output-reproducible", "--of", "JSON", "--pyproject", ROOT / "pyproject.toml")
     run(tools, "-m", "cyclonedx_py", "environment", *words, "-o", dist / f"{name}.cdx.json", target)
     output = dist / f"{name}-licenses.md"
-    licences = ("--format=markdown", "--with-urls", "--order=name", f"--output-file={output}")
-    run(tools.parent / "pip-licenses", f"--python={target}", *licences)
+    options = ("--format=markdown", "--with-urls", "--order=name", f"--output-file={output}")
+    run(tools.parent / "pip-licenses", f"--python={target}", *options)
+    where = run(
+        target, "-c", "import platform as p; print(f'on {p.system()} {p.machine()} with Python {p.python_version()}')"
+    )
+    covers = f"Packages that `pip install snapline[{','.join(EXTRAS)}]` installs {where.strip()}."
+    made = json.loads((dist / f"{name}.cdx.json").read_text())
+    made["metadata"].setdefault("properties", []).append({"name": "snapline:covers", "value": covers})
+    (dist / f"{name}.cdx.json").write_text(json.dumps(made, indent=2))
+    output.write_text(f"{covers}\n\n{output.read_text()}")
+    list_extras(tools, wheel, dist / name, {each["purl"] for each in made["components"]}, where.strip())
+
+
+def list_extras(tools: Path, wheel: Path, name: Path, listed: Collection[str], where: str) -> None:
+    """Write a CycloneDX list and the licences of what each of the other extras would install more than what is `listed`."""
+    version, _ = settings()
+    extras = [extra for extra in project()["optional-dependencies"] if extra not in (*EXTRAS, *OF_CHECKOUT)]
+    words = ("--quiet", "--disable-pip-version-check", "--dry-run", "--ignore-installed", "--report", "-")
+    reports = {extra: json.loads(run(tools, "-m", "pip", "install", *words, f"{wheel}[{extra}]")) for extra in extras}
+    found = components(reports, listed)
+    covers = (
+        f"Packages that an extra of snapline installs {where} in addition, each extra by itself: {', '.join(extras)}."
+    )
+    bills = name.with_name(f"{name.name}-extras.cdx.json")
+    bills.write_text(json.dumps(bill(found, version, covers), indent=2))
+    run(tools, "-c", VALIDATE, bills)
+    name.with_name(f"{name.name}-extras-licenses.md").write_text(licences(found, covers))
+
+
+def project() -> dict[str, Any]:
+    """Return the table `project` of pyproject.toml."""
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
 
 
 def settings() -> tuple[str, list[str]]:
     """Return the project's version, and the dependencies of it and of `EXTRAS`: the compiler reads their types."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [name for extra in EXTRAS for name in project["optional-dependencies"][extra]]
-    return project["version"], project["dependencies"] + [name for name in extras if not name.startswith("snapline[")]
+    found = project()
+    extras = [name for extra in EXTRAS for name in found["optional-dependencies"][extra]]
+    return found["version"], found["dependencies"] + [name for name in extras if not name.startswith("snapline[")]
 
 
 def fragments() -> list[str]:

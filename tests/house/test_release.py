@@ -1,11 +1,14 @@
-"""A release is what its commit says: one version everywhere, the same bytes at each build, every change in the changelog."""
+"""A release is what its commit says: one version everywhere, the same bytes at each build, every change in the changelog, every extra tested and listed."""
 
 import re
 import tarfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
-from release.build import differences, with_fixed_times
+from release.build import EXTRAS, OF_CHECKOUT, differences, with_fixed_times
+from release.optional_components import bill, components, licences
+from release.smoke_extras import CHECKS
 
 import snapline
 
@@ -55,3 +58,43 @@ def test_builds_that_differ_are_found(tmp_path: Path) -> None:
         for name, text in files.items():
             (tmp_path / folder / name).write_text(text)
     assert differences(tmp_path / "first", tmp_path / "second") == ["one", "other"]
+
+
+def test_every_extra_is_tested_from_the_wheel(root: Path) -> None:
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert sorted([*EXTRAS, *OF_CHECKOUT, *CHECKS]) == sorted(extras)
+
+
+def package(name: str, version: str, **metadata: Any) -> dict[str, Any]:
+    archive = {"archive_info": {"hashes": {"sha256": "ab" * 32}}}
+    return {"metadata": {"name": name, "version": version, **metadata}, "download_info": archive}
+
+
+REPORTS = {
+    "crewai": {
+        "install": [package("snapline", "1"), package("openai", "2.1", license="MIT\ntext"), package("rich", "15")]
+    },
+    "openai-agents": {
+        "install": [
+            package("Open_AI", "3.0", license_expression="MIT", license="x", project_url=["Home, https://home"]),
+            package("typing_x", "1", classifier=["License :: OSI Approved :: BSD License", "Typing :: Typed"]),
+        ]
+    },
+    "torch": {"install": [package("typing_x", "1")]},
+}
+
+
+def test_what_extras_bring_is_listed_with_their_names() -> None:
+    """Each version that one of them brings; what the runtime has already is left out."""
+    found = components(REPORTS, {"pkg:pypi/rich@15"})
+    assert [(each.purl, each.licence, each.page, each.extras) for each in found] == [
+        ("pkg:pypi/open-ai@3.0", "MIT", "https://home", ["openai-agents"]),
+        ("pkg:pypi/openai@2.1", "MIT", "", ["crewai"]),
+        ("pkg:pypi/typing-x@1", "BSD License", "", ["openai-agents", "torch"]),
+    ]
+    made = bill(found, "0.1.0", "All of it.")
+    assert made["metadata"]["properties"] == [{"name": "snapline:covers", "value": "All of it."}]
+    assert [each["scope"] for each in made["components"]] == ["optional"] * 3
+    assert [each["value"] for each in made["components"][2]["properties"]] == ["openai-agents", "torch"]
+    table = licences(found, "All of it.").splitlines()
+    assert table[0] == "All of it." and table[-1] == "| typing_x | 1 | BSD License |  | openai-agents, torch |"
