@@ -279,8 +279,10 @@ def _state_type(agent_class: type[Agent]) -> Any:
 def _fields_of(state_type: Any) -> dict[str, str]:
     """Return the declared type of each field as text, so that an error message can compare two versions of a class."""
     try:
-        hints = typing.get_type_hints(state_type)
+        hints = typing.get_type_hints(state_type) if isinstance(state_type, type) else None
     except (TypeError, NameError):
+        hints = None
+    if hints is None:  # such as dict[str, int], which Python 3.14 takes for a type without annotations
         return {"": str(state_type)}
     return {name: _type_text(hints[name]) for name in field_names(state_type) or hints}
 
