@@ -201,9 +201,10 @@ async def test_streams_are_calls_under_way_too(protected: Protected, monkeypatch
     monkeypatch.setattr(under_way, "CALLS_MAX", 2)
     async with protected.channel("host", "h1") as channel:
         opened: list[grpc.aio.StreamStreamCall[bytes, bytes]] = []
-        for _ in range(3):
+        for _ in range(2):
             opened.append(channel.stream_stream(f"{COORDINATOR}/Attend")(wait_for_ready=True))
             await opened[-1].wait_for_connection()
+        opened.append(channel.stream_stream(f"{COORDINATOR}/Attend")(wait_for_ready=True))  # refused, perhaps at once
         async with asyncio.timeout(10):
             assert await opened[2].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "2 calls of this caller are under way" in (await opened[2].details() or "")

@@ -151,11 +151,11 @@ def check(
 def test_each_question_gets_the_answer_of_its_occurrence(
     snapline_sim: Simulation, answers: str, faults: str, recovery: str
 ) -> None:
-    check(snapline_sim, answers, recovery, seeds=12, faults=faults, moves=1)
+    check(snapline_sim, answers, recovery, seeds=6, faults=faults, moves=1)
 
 
 def test_a_restored_fleet_asks_for_the_same_occurrences_again(snapline_sim: Simulation, answers: str) -> None:
-    check(snapline_sim, answers, "global", seeds=8, faults="crashes", restores=2)
+    check(snapline_sim, answers, "global", seeds=4, faults="crashes", restores=2)
 
 
 def count_by_completion(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +341,7 @@ def run_keeping(seed: int) -> Store:
 
 
 def test_what_is_collected_since_a_snapshot_is_what_the_agents_have_heard_since() -> None:
-    stores = [run_keeping(seed) for seed in range(8)]
+    stores = [run_keeping(seed) for seed in range(5)]
     assert sum(map(check_kept, stores)) > 500 and sum(len(store.answer_files()) for store in stores) > 5
 
 
