@@ -60,7 +60,6 @@ NOT_RUN = {
     "examples.md": 1,  # needs Pydantic AI: tests/adapters/pydantic_agents/test_support_team.py
     "one-cut.md": 1,  # a diagram
     "runbook.md": 1,  # a part of Prometheus' configuration, which the test reads
-    "torch.md": 1,
 }
 """Number of blocks of a page that its test does not run. New pages have none."""
 
