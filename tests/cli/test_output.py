@@ -134,6 +134,10 @@ def test_status_says_what_the_fleet_waits_for_on_lines_of_their_own(capsys: pyte
     assert re.fullmatch(rf"! {sentence}, since \d\d:\d\d:\d\d\. To do: {remedy}", line)
     Printer(OutputFormat.TABLE).result({**shown, "concerns": []}, partial(status._show, FleetStatus()))
     assert "!" not in capsys.readouterr().out
+    hosts = [{"host": "h1", "dead_letters": 2}, {"host": "h2", "dead_letters": 1}]
+    Printer(OutputFormat.TABLE).result({**shown, "concerns": [], "hosts": hosts}, partial(status._show, FleetStatus()))
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("!")]
+    assert line == "! 3 messages could not be handled: `snapline agent dead-letters list` shows why"
 
 
 def test_quiet_silences_progress_but_no_warning(capsys: pytest.CaptureFixture[str]) -> None:

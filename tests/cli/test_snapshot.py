@@ -175,7 +175,7 @@ def test_no_store_ends_with_10(run: Run, tmp_path: Path, verb: str) -> None:
         (["--store", "x", "--coordinator", "127.0.0.1:1"], "give one of them"),
         (["--store", "x", "--data-dir", "y"], "give one of them"),
         (["--coordinator", "127.0.0.1:1", "--data-dir", "y"], "give one of them"),
-        (["--data-dir", "nowhere"], "names no coordinator"),
+        (["--data-dir", "nowhere"], "there is no folder nowhere here: run this where `snapline up` ran"),
         (["--coordinator", "nonsense"], "write HOST:PORT"),
         (["--coordinator", "127.0.0.1:1", "--tls-cert", "x"], "give all three"),
         (["--store", "ftp://bucket"], "ftp"),

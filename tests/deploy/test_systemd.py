@@ -170,7 +170,7 @@ def test_the_page_runs_as_it_is_shown(tmp_path: Path) -> None:
         "/etc/": f"{tmp_path}/etc/",
         "/srv/": f"{tmp_path}/srv/",
         "-o snapline": "",
-        "useradd --system snapline": "true",
+        "useradd --system --user-group snapline": "true",
     }
     swapped |= dict(zip(("7400", "7501", "7502"), map(str, free_ports(3)), strict=True))
     page = page_of("deploy-systemd.md", swapped)

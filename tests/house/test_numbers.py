@@ -11,7 +11,7 @@ LIMITS = {
     "names with retired words": 25,
     "docstrings that begin badly": 4,
     "words of the README": 800,
-    "words of docs without api.md and cli.md": 74_060,
+    "words of docs without api.md and cli.md": 74_180,
     "long sentences in the README": 0,
     "long sentences in docs": 0,
     "long sentences in --help": 0,

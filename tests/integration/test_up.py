@@ -66,7 +66,8 @@ async def test_up_leaves_a_fleet_running_down_ends_it_and_up_continues_it(
         assert asked.code == 8 and asked.err.startswith(
             f"snapline: the fleet in {data_dir} is down: nothing answers at "
         ), asked.err
-        assert asked.err.endswith("; `snapline up` continues it\n"), asked.err
+        place = f" --data-dir {data_dir}" if "--data-dir" in words else ""
+        assert asked.err.endswith(f"; `snapline up MODULE:FLEET{place}` continues it\n"), asked.err
     alone = await snapline("scale", "--hosts", "3")
     assert alone.code == 2 and "no process on this machine keeps a fleet" in alone.err
     async with asyncio.timeout(LIMIT_S):

@@ -429,6 +429,10 @@ class Connection(SecurityOptions):
 
             return default_address()
         address = read_address(self.data_dir)
+        if address is None and not self.data_dir.exists():
+            raise UsageError(
+                f"there is no folder {self.data_dir} here: run this where `snapline up` ran, or give its path"
+            )
         if address is None:
             raise UsageError(
                 f"{self.data_dir / ADDRESS_FILE} names no coordinator: is {self.data_dir} the folder of a local fleet?"
@@ -472,8 +476,9 @@ class Connection(SecurityOptions):
 
             if self.coordinator is not None or background_pid(folder := self.folder()) is not None:
                 raise
+            command = "snapline up MODULE:FLEET" + ("" if self.data_dir is None else f" --data-dir {self.data_dir}")
             raise CoordinatorUnavailableError(
-                f"the fleet in {folder} is down: nothing answers at {address}; `snapline up` continues it"
+                f"the fleet in {folder} is down: nothing answers at {address}; `{command}` continues it"
             ) from error
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli.command import Connection, Display, Stale, command
-from snapline.cli.output import Document, DocumentTables, concern_lines, rows_of
+from snapline.cli.output import Document, DocumentTables, concern_lines, count, rows_of
 from snapline.cli.progress import DEGRADED
 from snapline.cli.snapshot_transfer import describe
 from snapline.protocols.names import CHANDY_LAMPORT
@@ -86,6 +86,9 @@ def _show(status: "FleetStatus", result: Document, tables: DocumentTables) -> No
     tables.fields({**fields, "store": _store_line(result), **_losses(status)}.items())
     for line in concern_lines(result):
         tables.line(f"! {line}")
+    if dead := sum([int(str(row.get("dead_letters") or 0)) for row in hosts]):
+        failed = count(dead, "message could not be handled", "messages could not be handled")
+        tables.line(f"! {failed}: `snapline agent dead-letters list` shows why")
     if not hosts:
         return
     tables.line()
