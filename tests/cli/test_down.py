@@ -28,6 +28,17 @@ def kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.
     started.wait()
 
 
+def test_only_a_fleet_that_up_has_kept_is_continued_by_up(run: Run, folder: Path) -> None:
+    """Of one that `snapline run` or a unit keeps, a coordinator that does not answer may be back in a second."""
+    for name in ("kept", "run"):
+        (folder / name).mkdir()
+        (folder / name / "coordinator.json").write_text('{"address": "127.0.0.1:1"}')
+    (folder / "kept" / fleet_locations.BACKGROUND_LOG).touch()
+    said = {name: run("status", "--data-dir", name, "--timeout", "1").err for name in ("kept", "run")}
+    assert "`snapline up MODULE:FLEET --data-dir kept` continues it" in said["kept"]
+    assert "snapline up" not in said["run"] and "no coordinator answers at 127.0.0.1:1" in said["run"]
+
+
 def test_a_copy_of_the_folder_of_a_fleet_that_is_up_is_of_no_fleet(
     run: Run, folder: Path, kept: "subprocess.Popen[bytes]"
 ) -> None:

@@ -467,18 +467,18 @@ class Connection(SecurityOptions):
 
     @contextlib.contextmanager
     def _explaining(self, address: str) -> Iterator[None]:
-        """Raise a CoordinatorUnavailableError with the reason and the next step, if nobody answers because `snapline down` stopped the
-        fleet."""
+        """Raise a CoordinatorUnavailableError with the next step, if nobody answers, and `snapline up` kept the fleet and does not any
+        more."""
         try:
             yield
         except CoordinatorUnavailableError as error:
-            from snapline.cli.fleet_locations import background_pid
+            from snapline.cli.fleet_locations import is_down
 
-            if self.coordinator is not None or background_pid(folder := self.folder()) is not None:
+            if self.coordinator is not None or not is_down(folder := self.folder()):
                 raise
             command = "snapline up MODULE:FLEET" + ("" if self.data_dir is None else f" --data-dir {self.data_dir}")
             raise CoordinatorUnavailableError(
-                f"the fleet in {folder} is down: nothing answers at {address}; `{command}` continues it"
+                f"no `snapline up` keeps the fleet in {folder} any more, and nothing answers at {address}; `{command}` continues it"
             ) from error
 
 

@@ -138,6 +138,11 @@ def background_pid(folder: Path) -> int | None:
     return record["pid"]
 
 
+def is_down(folder: Path) -> bool:
+    """Return whether `snapline up` has kept a fleet in this folder, and does not any more. Fleets of other launchers are not down."""
+    return (folder / BACKGROUND_LOG).exists() and background_pid(folder) is None
+
+
 def stop_background(folder: Path, limit_s: float = END_S) -> list[str]:
     """Stop the background launcher and its fleet, but keep the fleet's files. Return the launcher's log lines about the last snapshot.
 
