@@ -110,7 +110,7 @@ def moving(image: str, words: str, source: str) -> str:
 
 
 def without_directives(markdown: str) -> str:
-    """Return Markdown in which the docstrings of a module replace the instruction to mkdocstrings."""
+    """Return Markdown in which the docstrings of a module replace the instruction to mkdocstrings, and without comments."""
 
     def described(found: re.Match[str]) -> str:
         names = found[2].split(", ")
@@ -118,6 +118,7 @@ def without_directives(markdown: str) -> str:
         docstring = re.match(r'"""(.*?)"""', text, re.DOTALL)
         return f"{docstring[1].strip() if docstring else ''}\n\nPublic names: {', '.join(f'`{name}`' for name in names)}.\n"
 
+    markdown = re.sub(r"^<!-- .* -->\n", "", markdown, flags=re.MULTILINE)
     return re.sub(r"::: (\S+)\n    options:\n      members: \[(.*)\]\n", described, markdown)
 
 

@@ -1,5 +1,6 @@
 """Settings: flag before environment before file before default, key by key; and the commands that show them."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -128,6 +129,27 @@ def test_the_command_says_who_said_so(run: Run) -> None:
 def test_what_is_wrong_with_up_is_said(arguments: list[str], code: int, words: str, run: Run) -> None:
     outcome = run("up", "snapline.examples.hello:fleet", *arguments, "--dry-run")
     assert outcome.code == code and words in outcome.err and outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("fleet", "code", "words"),
+    [
+        ("flet", "", "module 'bank' has no 'flet'"),
+        ("fleet", "fleet = (", "module 'bank' does not parse"),
+        ("fleet", "import nothere", "module 'bank' needs 'nothere', which is not installed"),
+        ("fleet", "print('Hello')\nfleet = 1 / 0", "module 'bank' cannot be imported: ZeroDivisionError"),
+        ("fleet", "fleet = 1", "bank:fleet"),
+    ],
+)
+def test_a_definition_that_does_not_load_is_refused_before_anything_starts(
+    fleet: str, code: str, words: str, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "bank", raising=False)
+    monkeypatch.syspath_prepend(folder)
+    (folder / "bank.py").write_text(code)
+    outcome = run("up", f"bank:{fleet}")
+    assert outcome.code == 2 and words in outcome.err and not outcome.out and "process" not in outcome.err
+    assert not (folder / "runs").exists()
 
 
 def test_a_setting_from_the_file_that_is_no_number_is_named_with_its_place(run: Run) -> None:

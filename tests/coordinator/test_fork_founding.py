@@ -181,7 +181,7 @@ def test_another_definition_than_the_one_it_was_made_for_is_turned_away(fork: St
     bench = Forked(state_of(fork))
     number = bench.join("h1", digest=b"e" * 32)
     told = bench.heard[number][-1]
-    assert isinstance(told, msg.TurnedAway) and told.is_final and "defines another fleet" in told.reason
+    assert isinstance(told, msg.TurnedAway) and told.is_final and "another definition of fleet" in told.reason
     other = op.DefineFleet(fork.store_id, "f", "p", 0, 0, b"e" * 32, 5)
     assert bench.state.apply(op.Operation(1, "c", 1, other)).status == REFUSED
 

@@ -1,5 +1,6 @@
 """The leader core: who is there, starting, recovering, ending."""
 
+import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.coordinator.leader import events as ev
@@ -157,21 +158,32 @@ def test_another_definition_is_turned_away_before_and_after_the_fleet_is_defined
     late = bench.join("h3", digest=b"other")
     for number in (early, late):
         away = bench.heard[number][-1]
-        assert isinstance(away, msg.TurnedAway) and away.is_final and "defines another fleet" in away.reason
+        assert isinstance(away, msg.TurnedAway) and away.is_final and "another definition of fleet" in away.reason
         assert "triggers" in away.reason and "snapline snapshot fork" in away.reason
 
 
-def test_a_definition_of_the_same_fleet_that_is_turned_away_is_told_what_differs() -> None:
+KEPT = ("agents=a (m:A), b (m:B)", "protocol=p", "triggers=every 1 s", "rpo_s=None")
+
+
+@pytest.mark.parametrize(
+    ("parts", "changed"),
+    [
+        (("agents=a (m:A)", "protocol=p", "triggers=every 5 s", "odd"), "no agent b any more; triggers (was every 1 s, is every 5 s)"),
+        (("agents=a (m:A), b (m:B), d (m:D), c (m:C)", *KEPT[1:]), "new agents c, d"),
+        (("agents=a (n:A), b (m:B)", *KEPT[1:]), "the class of agent a (was m:A, is n:A)"),
+        (("agents=a (n:A), b (n:A), c (n:A)", *KEPT[1:]), "new agent c; the class of agents a (was m:A, is n:A), b (was m:B, is n:A)"),
+        (("agents=5 of digest aa", *KEPT[1:]), "agents (was a (m:A), b (m:B), is 5 of digest aa)"),
+        ((f"agents={', '.join(f'x{n} (m:A)' for n in range(9))}", *KEPT[1:]), "new agents x0, x1, x2 and 6 more; no agents a, b any more"),
+        (KEPT, "agents, their order and classes, protocol"),
+    ],
+)  # fmt: skip
+def test_the_refusal_of_a_changed_definition_names_only_the_changes(parts: tuple[str, ...], changed: str) -> None:
     bench = Bench(hosts_expected=2)
-    bench.parts = ("agents=a (m:A), b (m:B)", "protocol=p", "triggers=every 1 s", "rpo_s=None")
+    bench.parts = KEPT
     bench.attach("h1")
-    number = bench.join("h2", digest=b"other", parts=("agents=a (m:A)", "protocol=p", "triggers=every 5 s", "odd"))
-    away = bench.heard[number][-1]
+    away = bench.heard[bench.join("h2", digest=b"other", parts=parts)][-1]
     assert isinstance(away, msg.TurnedAway)
-    differs = (
-        "It differs in agents (a (m:A) there, a (m:A), b (m:B) here); triggers (every 5 s there, every 1 s here). "
-    )
-    assert differs in away.reason and "snapline snapshot fork" in away.reason
+    assert f"Changed: {changed}" in away.reason and "snapline snapshot fork" in away.reason
 
 
 def test_a_definition_that_cannot_be_run_is_turned_away() -> None:

@@ -88,7 +88,7 @@ async def test_a_fleet_with_certificates_runs_and_turns_strangers_away(by_hand: 
     )
     assert (stranger.code, other_fleet.code, other_store.code) == (2, 2, 2)
     assert "the certificate says host h4, the caller says host h3" in last_line(stranger)
-    assert "host h3 defines another fleet ('paced-bank'" in last_line(other_fleet)
+    assert "host h3 has another definition of fleet 'paced-bank'" in last_line(other_fleet)
     assert "host h3 does not see the coordinator's store" in last_line(other_store)
     assert "--store must be the same shared directory for all" in last_line(other_store)
     assert (forbidden.code, "this certificate may not do that" in forbidden.err) == (2, True)

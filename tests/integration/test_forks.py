@@ -127,5 +127,5 @@ async def test_another_fleet_than_the_forks_own_is_turned_away(data_dir: Path) -
     made = await snapline("snapshot", "fork", "latest", "--data-dir", data_dir, "--to", forked, "--name", "f")
     assert made.code == 0, made.err
     async with running(forked, "counters:fleet", {"stop": str(stop), "counters": "7"}, hosts=1) as other:
-        with pytest.raises(UsageError, match=r"defines another fleet \('counters', of the same name\)"):
+        with pytest.raises(UsageError, match=r"has another definition of fleet 'counters'"):
             await other.local.wait(LIMIT_S)

@@ -78,3 +78,7 @@ def test_lists_are_indented_as_the_site_needs_them() -> None:
 def test_the_markdown_of_a_page_of_docstrings_names_what_it_describes(made: dict[str, str]) -> None:
     text = without_directives(made["adapters-api.md"])
     assert ":::" not in text and "`SnaplineSaver`" in text
+
+
+def test_the_markdown_of_a_page_has_no_comments() -> None:
+    assert without_directives("# a\n<!-- fmt: off -->\nb\n") == "# a\nb\n"

@@ -47,11 +47,14 @@ from snapline.protocols.names import GLOBAL, problem_of_recovery
 PROBE_NS = 10 * SECOND_NS
 """Time limit, in nanoseconds, to write or read a probe. A coordinator or host that exceeds the limit counts as unable to use its store."""
 
-DEFINITION_MUST_MATCH = "What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, recovery, and whether there is a stop_when"
-"""Error text for definitions whose difference is unknown."""
+DEFINITION_MUST_MATCH = (
+    "agents, their order and classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, recovery, or whether there is a "
+    "stop_when"
+)
+"""What is said to have changed if the difference between two definitions is unknown."""
 
-FORK_ADVICE = "To go on from a snapshot with a changed one: `snapline snapshot fork ID --fleet MODULE:FLEET …`"
-"""Advice for a host whose fleet has the same name as this fleet but a different definition."""
+ITEMS_SHOWN = 3
+"""Number of agents that a refusal names of each change."""
 
 
 class Admission:
@@ -129,15 +132,16 @@ class Admission:
         if record is not None and join.instance in record.past:
             return f"a newer process has taken the place of host {join.host}: end this one"
         if known and known != join.definition_digest:
-            same = join.fleet == state.image.name
-            return (
-                f"host {join.host} defines another fleet ({join.fleet!r}{', of the same name' * same}) than the one here "
-                f"({state.image.name!r}): start it with that one's code and arguments, or give the new fleet a --data-dir of its own"
-                + (
-                    f". {_describe_difference(join.definition_parts, state.image.definition_parts)}. {FORK_ADVICE}"
-                    if same
-                    else ""
+            if join.fleet != state.image.name:
+                return (
+                    f"host {join.host} defines another fleet ({join.fleet!r}) than the one here ({state.image.name!r}): start it with that "
+                    "one's code and arguments, or give the new fleet a --data-dir of its own"
                 )
+            return (
+                f"host {join.host} has another definition of fleet {join.fleet!r} than the one here. Changed: "
+                f"{_describe_difference(join.definition_parts, state.image.definition_parts)}. Start it with the code and arguments of before, "
+                "give the new fleet a --data-dir of its own, or continue from a snapshot with the changed definition: `snapline snapshot fork "
+                "ID --fleet MODULE:FLEET …`"
             )
         if join.plan > state.plan_number:
             return f"host {join.host} has applied plan {join.plan} of another run of the fleet: start it anew"
@@ -275,17 +279,41 @@ def _is_same_run(record: HostRecord, join: Join) -> bool:
     return record.instance == join.instance and record.state == ALIVE and record.address == join.address
 
 
-def _describe_difference(there: Iterable[str], here: Iterable[str]) -> str:
-    """Describe how a host's definition differs from the fleet's. Each difference has the form `name=value`.
+def _describe_difference(parts: Iterable[str], parts_before: Iterable[str]) -> str:
+    """Describe which parts of a fleet's definition have changed. Each part has the form `name=value`.
 
     If the difference is unknown, name all properties that must match.
     """
-    known = {name: value for name, _, value in [part.partition("=") for part in here]}
-    parts = [part.partition("=") for part in there]
-    differences = [
-        f"{name} ({value} there, {known[name]} here)" for name, _, value in parts if known.get(name, value) != value
+    before = {name: value for name, _, value in [part.partition("=") for part in parts_before]}
+    differences = []
+    for name, _, value in [part.partition("=") for part in parts]:
+        if before.get(name, value) == value:
+            continue
+        changes = _changes_of_agents(value, before[name]) if name == "agents" else []
+        differences += changes or [f"{name} (was {before[name]}, is {value})"]
+    return "; ".join(differences) or DEFINITION_MUST_MATCH
+
+
+def _changes_of_agents(agents: str, agents_before: str) -> list[str]:
+    """Describe which agents are new, are missing, or have another class. Return nothing for lists that are given only by their digest."""
+    now, before = (
+        {agent: kind for agent, _, kind in [x.partition(" (") for x in y.split(", ")]} for y in (agents, agents_before)
+    )
+    if not all(now.values()) or not all(before.values()):
+        return []
+    new, gone = [x for x in now if x not in before], [x for x in before if x not in now]
+    other = [f"{x} (was {before[x][:-1]}, is {now[x][:-1]})" for x in now if before.get(x, now[x]) != now[x]]
+    changes = [
+        (f"new {_named(new)}", new),
+        (f"no {_named(gone)} any more", gone),
+        (f"the class of {_named(other)}", other),
     ]
-    return f"It differs in {'; '.join(differences)}" if differences else DEFINITION_MUST_MATCH
+    return [change for change, items in changes if items]
+
+
+def _named(agents: list[str]) -> str:
+    more = f" and {len(agents) - ITEMS_SHOWN} more" if len(agents) > ITEMS_SHOWN else ""
+    return f"agent{'s' * (len(agents) != 1)} {', '.join(sorted(agents)[:ITEMS_SHOWN])}{more}"
 
 
 BATCH_BYTES_MAX = 48 * 1024

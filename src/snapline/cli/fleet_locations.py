@@ -187,7 +187,7 @@ async def until_up(
     while time.monotonic() < deadline_s:
         if started.poll():
             kind = UsageError if started.returncode == UsageError.exit_code else ExternalFailureError
-            raise kind(f"the fleet has ended: {_last_words(folder)}")
+            raise kind(f"the fleet did not start: {_last_words(folder)}")
         address = read_address(folder) or ""
         if started.returncode == 0:
             return address

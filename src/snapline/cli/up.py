@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import shlex
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -32,7 +33,7 @@ from snapline.cli.command import (
     command,
     parse_arguments,
 )
-from snapline.cli.fleet import check_reference
+from snapline.cli.fleet import check_reference, load
 from snapline.cli.fleet_locations import background_pid, folder_of, join, start_in_background, stop_background, until_up
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.progress import FleetProgress
@@ -332,7 +333,6 @@ def up(
     Exit codes: 0: all hosts take part, or the fleet has stopped already. 1: the fleet has failed. 9: it is still starting after
     --timeout. 11: another launcher runs in this folder.
     """
-    check_reference(fleet)
     settings = UserSettings(context)
     flags: dict[str, object] = {
         "on": on,
@@ -346,6 +346,7 @@ def up(
     values = {key: settings.get(key, flag).value for key, flag in {**dict.fromkeys(KEYS), **flags}.items()}
     place = _place_of(settings.get("on", on))
     arguments = parse_arguments(arg)
+    _check_definition(fleet, arguments, place)
     log = _log_lines(settings.get("log_format", log_format), settings.get("log_level", log_level)).arguments()
     log += spans.arguments()
     plan = _plan(
@@ -406,6 +407,15 @@ def down(
     subject = f"the fleet in {folder}" if place is Place.LOCAL else f"fleet {fleet}"
     sentence = f"{subject} would be taken down" if dry_run else f"{subject} is down"
     display.printer().result(result, lambda _, tables: tables.line(sentence))
+
+
+def _check_definition(fleet: str, arguments: Mapping[str, str], place: Place) -> None:
+    """Check that the fleet can be loaded, before anything starts. Other places may have modules that this machine lacks, so for them only
+    check the reference."""
+    check_reference(fleet)
+    if place is Place.LOCAL:
+        with contextlib.redirect_stdout(sys.stderr):  # the module may print
+            load(fleet, arguments)
 
 
 def _place_of(setting: UserSetting) -> Place:
