@@ -248,7 +248,7 @@ class Context:
         rare.timers = [timer for timer in rare.timers if timer[0] != name]
         rare.cancelled.append(name)
 
-    def spawn(self, agent: str, made: Agent) -> None:
+    def spawn(self, agent: str, instance: Agent) -> None:
         """Create the agent `agent` on this host when the turn ends, before the turn's messages are sent.
 
         A fleet never reuses an agent id. If an agent with this id exists or has existed, the spawn request becomes a dead letter, usually
@@ -260,16 +260,16 @@ class Context:
             UsageError: If this turn has already spawned an agent with that id, or if the agent's state cannot be saved as declared.
         """
         rare = self._more()
-        if not isinstance(agent, str) or not isinstance(made, Agent):
+        if not isinstance(agent, str) or not isinstance(instance, Agent):
             raise UsageError(
                 f"ctx.spawn takes an agent id and a snapline.Agent, not a {type(agent).__qualname__} "
-                f"and a {type(made).__qualname__}"
+                f"and a {type(instance).__qualname__}"
             )
         if agent in rare.spawns:
             raise UsageError(f"agent {agent!r} is spawned twice in one turn: an id stands for one agent, for ever")
-        kind = agent_type(type(made))
-        image = encode_unchecked(agent, made, kind)
-        check_state_image(agent, made, kind, image)
+        kind = agent_type(type(instance))
+        image = encode_unchecked(agent, instance, kind)
+        check_state_image(agent, instance, kind, image)
         rare.spawns[check_id(agent)] = (agent, kind.kind, image)
 
     def stop(self) -> None:
@@ -834,11 +834,11 @@ class Context:
         was_open, self._closed = not self._closed, "has ended: use a context in its own turn only"
         return was_open
 
-    def stand(self) -> None:
+    def suspend(self) -> None:
         """Suspend the context while its durable turn waits. Tasks that the handler has started must not use a suspended context."""
         self._closed = "waits: only its handler may use the context, not a task beside it"
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Reopen the context when its durable turn stops waiting."""
         self._closed = ""
 

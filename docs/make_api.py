@@ -64,8 +64,11 @@ TOPICS = {
 RUNTIME = {
     "Blob": ("capture", "restore", "table_entries"),
     "Client": ("start",),
-    "Context": ("begin", "close", "journal", "outcome", "send_encoded", "take_segment"),
-    "Fleet": ("policy", "period_ns", "make", "kind_of", "definition_digest"),
+    "Context": (
+        *("begin", "check_output", "close", "guard_with", "is_final", "journal", "outcome", "resume", "send_encoded"),
+        *("suspend", "take_segment", "undo_effect"),
+    ),
+    "Fleet": ("policy", "period_ns", "make", "kind_of", "definition_digest", "definition_parts"),
     "History": (
         *("records_for_inline", "records_to_check", "note_checked", "capture", "restore", "of_decoded"),
         *("table_entries", "mark", "rollback"),

@@ -74,7 +74,7 @@ class WaitingTurn:
 
     def close(self) -> None:
         """Close the handler of a turn that was undone. If the handler awaits again or raises an error while it is closed, ignore this."""
-        self.ctx.go_on()
+        self.ctx.resume()
         with contextlib.suppress(Exception):
             self.coroutine.close()
             self.ctx.close()
@@ -707,7 +707,7 @@ class Turns:
         running.tasks.clear()  # the steps of earlier segments have ended
         journal = ctx.journal
         assert journal is not None
-        ctx.go_on()
+        ctx.resume()
         try:
             with unawaited.no_task(no_tasks):
                 segment = flight.coroutine.send(found)
@@ -725,7 +725,7 @@ class Turns:
             flight.close()
             return self._failed(turn, ctx, problem)
         running.flight, flight.work, flight.works = flight, segment.work, segment.works
-        ctx.stand()
+        ctx.suspend()
         pause = segment.pause(journal.seed, journal.place)
         outcome = ctx.take_segment(pause)
         return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause) if segment.is_repeated else outcome

@@ -353,10 +353,10 @@ class Client:
         records = [x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
         return with_standing(fold(records), open_effects)
 
-    async def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
+    async def acknowledge(self, consumer: str, last: Output | OutputsReverted | str) -> None:
         """Record that the named consumer has processed all outputs up to and including the given output or cursor. The consumer's next
         call of `outputs` starts after this position. A consumer's position never moves backwards."""
-        cursor = had if isinstance(had, str) else had.cursor
+        cursor = last if isinstance(last, str) else last.cursor
         await retry_until_available(lambda: self._coordinator.move_consumer(consumer, cursor))
 
     # ---- the fleet as a whole ---------------------------------------------------------------------------------------

@@ -119,9 +119,9 @@ class SyncClient:
         """Return effects, as `Client.effects` does."""
         return self._run(self._open.effects())
 
-    def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
+    def acknowledge(self, consumer: str, last: Output | OutputsReverted | str) -> None:
         """Acknowledge outputs, as `Client.acknowledge` does."""
-        self._run(self._open.acknowledge(consumer, had))
+        self._run(self._open.acknowledge(consumer, last))
 
     def status(self) -> FleetStatus:
         """Return the status of the fleet, as `Client.status` does."""
