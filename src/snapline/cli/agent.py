@@ -187,7 +187,7 @@ def _show_durable_turn(turn: object, tables: DocumentTables) -> None:
     for entry in rows_of(turn, "journal"):
         tables.line(f"  {entry.get('number')}. {entry.get('asked')}: {entry.get('outcome')}")
     if turn.get("put_off"):
-        tables.line(f"  {count(turn['put_off'], 'message')} put off until it is over")
+        tables.line(f"  {count(turn['put_off'], 'message')} deferred until it is over")
 
 
 def _turn(result: Document) -> str | None:

@@ -386,7 +386,7 @@ def _show_rest(row: Document, tables: DocumentTables, *, prefix: str) -> None:
         heading = f"durable turn for {show_message(turn.get('message'))} from {turn.get('sender')}"
         tables.line(f"{prefix}{heading} {waits} after {count(turn['entries'], 'entry', 'entries')}")
     for deferred in rows_of(row, "put_off"):
-        tables.line(f"{prefix}put off, from {deferred.get('sender')}: {show_message(deferred.get('message'))}")
+        tables.line(f"{prefix}deferred, from {deferred.get('sender')}: {show_message(deferred.get('message'))}")
     for spawn in rows_of(row, "spawns"):
         tables.line(f"{prefix}asked for agent {spawn.get('agent')} ({spawn.get('kind')})")
     for dead_letter in rows_of(row, "dead_letters"):

@@ -187,7 +187,7 @@ WORDS_SHOWN = 300
 
 TURN_COLUMNS = (
     *(("Agent", ""), ("Host", ""), ("Begun for", ""), ("Waits for", "wide"), ("Since", "number")),
-    *(("Steps", "number"), ("Put off", "number")),
+    *(("Steps", "number"), ("Deferred", "number")),
 )
 APPROVAL_COLUMNS = (
     *(("Agent", ""), ("Host", ""), ("Asks", "wide")),
