@@ -85,7 +85,10 @@ def write_file_of_answers(file: Path, data: bytes) -> None:
 @app.command("show")
 @command
 def show(display: Display, file: File) -> None:
-    """List exported answers: agent, name of the step, how often the agent had asked this then, and the result."""
+    """List exported answers: agent, name of the step, how often the agent had asked this then, and the result.
+
+    Only a digest of the arguments is recorded. `snapline effect show` has the arguments of effects.
+    """
     from snapline.storage.log.answer_files import read_export
 
     answers = read_export(file)
@@ -103,8 +106,9 @@ def compare(
 ) -> None:
     """Compare what fleets have asked, what they were answered, and how many tokens that cost.
 
-    The answers of a fork, and of its parent, begin at the snapshot from which the fork was made. Exit codes: 0: with or without
-    differences. 4: that snapshot is not kept any more.
+    The answers of a fork, and of its parent, begin at the snapshot from which the fork was made. Only a digest of the arguments is
+    recorded: a request with other arguments is another request. Exit codes: 0: with or without differences. 4: that snapshot is not
+    kept any more.
     """
     import msgspec
 
@@ -149,11 +153,44 @@ def _show_comparison(result: Document, tables: DocumentTables) -> None:
     different = rows_of(result, "different")
     same = integer_of(result, "same")
     tables.line(f"{count(same, 'request')} with the same answer, {len(different):,} with others")
+    asked = _asked_differently(different)
     for row in different:
-        tables.line(f"{row['agent']}  {row['kind']} {row['name']}  {row['occurrence']}.")
-        results = row["results"]
-        for number, shown in enumerate(results if isinstance(results, list) else [], 1):
-            tables.line(f"  {number}: {'not asked' if shown is None else _shortened(str(shown))}")
+        tables.line(f"{row['agent']}  {row['kind']} {row['name']}  {row['occurrence']}.{_arguments(row)}")
+        for number, shown in enumerate(_results(row), 1):
+            others = asked.get((*_request(row), number), set()) - {str(row["arguments"])}
+            tables.line(f"  {number}: {_not_asked(others) if shown is None else _shortened(str(shown))}")
+
+
+def _asked_differently(different: list[Document]) -> dict[tuple[object, ...], set[str]]:
+    """Return the arguments of each fleet's requests by agent, kind, name and number of the fleet, without those that all fleets made."""
+    found: dict[tuple[object, ...], set[str]] = {}
+    for row in different:
+        results = _results(row)
+        for number, shown in enumerate(results, 1):
+            if shown is not None and None in results:
+                found.setdefault((*_request(row), number), set()).add(str(row["arguments"]))
+    return found
+
+
+def _request(row: Document) -> tuple[object, ...]:
+    return row["agent"], row["kind"], row["name"]
+
+
+def _results(row: Document) -> list[object]:
+    results = row["results"]
+    return results if isinstance(results, list) else []
+
+
+def _not_asked(others: set[str]) -> str:
+    """Say that a fleet has not made a request. `others` are the arguments with which it has asked the same instead."""
+    first, *rest = sorted(others) or [""]
+    more = f" and {len(rest):,} more" if rest else ""
+    return f"not asked with these arguments, but with {first or 'none'}{more}" if others else "not asked"
+
+
+def _arguments(row: Document) -> str:
+    """Name the arguments of a request by their digest, or return "" if it has none."""
+    return f"  arguments {row['arguments']}" if row.get("arguments") else ""
 
 
 def _cost(row: Document) -> str:
@@ -172,4 +209,6 @@ def _shortened(text: str) -> str:
 def _show(result: Document, tables: DocumentTables) -> None:
     for row in rows_of(result, "answers"):
         shown = _shortened(str(row.get("result")))
-        tables.line(f"{row['agent']}  {row['kind']} {row['name']}  {row['occurrence']}.  {row['outcome']}: {shown}")
+        tables.line(
+            f"{row['agent']}  {row['kind']} {row['name']}  {row['occurrence']}.{_arguments(row)}  {row['outcome']}: {shown}"
+        )
