@@ -7,7 +7,7 @@ from tests.cli.conftest import checkpoint_of
 from tests.kit.command_line import Run
 
 from snapline.cli.run import count_dead_letters
-from snapline.storage.packs.checkpoint import DeadLetterRecord, encode_checkpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord, encode_checkpoint
 from snapline.storage.packs.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
@@ -72,7 +72,11 @@ def with_dead_letters(path: Path, count: int) -> None:
         DeadLetterRecord("bank-1", b"", "Traceback\nKeyError: 'x'", 3, 0),
         DeadLetterRecord("b", b"\x01C\x80", "Late", 1, 0),
     ]
-    found = msgspec.structs.replace(checkpoint_of("bank-1", 3), dead_letters=letters, dead_letter_count=count)
+    publish(store, msgspec.structs.replace(checkpoint_of("bank-1", 3), dead_letters=letters, dead_letter_count=count))
+
+
+def publish(store: Store, found: AgentCheckpoint) -> None:
+    """Publish epoch 3 with this checkpoint of `bank-1` alone."""
     pack = store.write_pack(writer="h1.1", epoch=3, blobs=[("bank-1", encode_checkpoint(found))])
     lines = [
         agent_line(entry, pack=0, kind="tests:Bank", host="h1", incarnation=1) for entry in store.read_pack_index(pack)
@@ -96,6 +100,53 @@ def test_letters_are_numbered_as_they_came_and_older_ones_are_counted(run: Run, 
     assert (newest["number"], newest["error"]) == (7, "Late")
     shown = run("agent", "dead-letters", "show", "bank-1", "6", "--store", store, "-o", "table").out
     assert "(on_start)" in shown and "Traceback\nKeyError: 'x'\n" in shown
+
+
+def with_errors(path: Path, errors: list[str]) -> None:
+    """Epoch 3: `bank-1` has a dead letter with each of these errors."""
+    import msgspec
+
+    store = Store.open(path)
+    letters = [DeadLetterRecord("b", b"\x01C\x80", error, 1, 0) for error in errors]
+    found = msgspec.structs.replace(checkpoint_of("bank-1", 3), dead_letters=letters, dead_letter_count=len(letters))
+    publish(store, found)
+
+
+@pytest.mark.parametrize(
+    ("errors", "limit", "listed", "beneath"),
+    [
+        (["A"] * 20, (), 20, ["", "COUNT  ERROR", "   20  A"]),
+        (
+            ["B", *["A"] * 24],
+            (),
+            20,
+            ["and 5 more: `--limit 25` lists all", "", "COUNT  ERROR", "   24  A", "    1  B"],
+        ),
+        (["B", "A", "A"], ("--limit", "1"), 1, ["and 2 more: `--limit 3` lists all", "", "COUNT  ERROR"]),
+        (["A", "B", "C"], ("--limit", "2"), 2, ["and 1 more: `--limit 3` lists all"]),
+        (["A", "B"], (), 2, []),
+        (["A", *map(str, range(12))] * 2, ("--limit", "99"), 26, ["", "COUNT  ERROR", "    2  A"]),
+    ],
+)
+def test_the_first_letters_are_listed_and_all_are_counted_by_their_errors(
+    run: Run, store: Path, errors: list[str], limit: tuple[str, ...], listed: int, beneath: list[str]
+) -> None:
+    with_errors(store, errors)
+    where = ("agent", "dead-letters", "list", "--store", store, *limit)
+    lines = [line.rstrip() for line in run(*where, "-o", "table").out.splitlines()]
+    assert [line.split()[1] for line in lines[1 : listed + 1]] == [str(n) for n in range(1, listed + 1)]
+    assert lines[listed + 1 :][: len(beneath)] == beneath and bool(lines[listed + 1 :]) == bool(beneath)
+    if len(set(errors)) > 10:
+        assert len(lines) == listed + 14 and lines[-1] == "and 3 other errors"
+
+
+def test_json_lists_all_letters_unless_a_limit_is_given(run: Run, store: Path) -> None:
+    with_errors(store, ["B", *["A"] * 24])
+    where = ("agent", "dead-letters", "list", "--store", store)
+    every, few = run(*where).json, run(*where, "--limit", "2").json
+    assert (len(every["dead_letters"]), every["dead_letter_count"]) == (25, 25)
+    assert every["errors"] == {"A": 24, "B": 1}
+    assert few == {**every, "dead_letters": every["dead_letters"][:2]}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ turn could handle."""
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,17 @@ import typer
 
 from snapline.cli.command import PARTIAL, Connection, Display, command
 from snapline.cli.hosts import MOVE_S, Within, place_agents
-from snapline.cli.output import Document, DocumentTables, concern_lines, count, document, last_line, rows_of, text
+from snapline.cli.output import (
+    Document,
+    DocumentTables,
+    OutputFormat,
+    concern_lines,
+    count,
+    document,
+    last_line,
+    rows_of,
+    text,
+)
 from snapline.cli.progress import FleetProgress
 from snapline.cli.snapshot import Source, show_message
 from snapline.cli.snapshot_state import show_field, show_state
@@ -359,14 +370,33 @@ def _fields_of(text: str) -> object:
     return msgspec.Raw(raw)
 
 
+LISTED, ERRORS_MAX = 20, 10
+"""Default number of dead letters in the table, and largest number of errors whose dead letters are counted beneath it."""
+
+
 @dead_letters.command("list")
 @command
-def list_dead_letters(source: Source, display: Display, snapshot: Snapshot = "latest") -> None:
-    """List the dead letters of all agents in a snapshot.
+def list_dead_letters(
+    source: Source,
+    display: Display,
+    snapshot: Snapshot = "latest",
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            metavar="N",
+            min=1,
+            help="Number of dead letters to list.",
+            show_default=f"{LISTED} in a table, all in json",
+        ),
+    ] = None,
+) -> None:
+    """List the dead letters of all agents in a snapshot, by agent, oldest first, and count those with the same error.
 
     A message whose turn fails more often than its agent's `retries` allow becomes a dead letter. An agent keeps its newest hundred,
     numbered from its first one; older ones are only counted. Messages to an agent that has stopped are counted in `status` alone.
     """
+    printer = display.printer()
     snapshot_document = source.read("show", snapshot)
     rows = [
         _row(agent, number, dead_letter)
@@ -379,9 +409,10 @@ def list_dead_letters(source: Source, display: Display, snapshot: Snapshot = "la
         epoch=snapshot_document.get("epoch"),
         dead_letter_count=sum(counts.values()),
         agents={agent: found for agent, found in counts.items() if found},
-        dead_letters=rows,
+        errors=dict(Counter(map(_reason, rows)).most_common()),
+        dead_letters=rows[: LISTED if limit is None and printer.format is OutputFormat.TABLE else limit],
     )
-    display.printer().result(result, _show_list)
+    printer.result(result, _show_list)
 
 
 @dead_letters.command("show")
@@ -477,11 +508,20 @@ def _show_list(result: Document, tables: DocumentTables) -> None:
             for row in rows
         ],
     )  # fmt: skip
-    dropped = total - len(rows) if isinstance(total, int) else 0
-    if dropped:
+    errors = result["errors"]
+    assert isinstance(errors, dict) and isinstance(total, int), "made above"
+    kept = sum(errors.values())
+    if len(rows) < kept:
+        tables.line(f"and {kept - len(rows):,} more: `--limit {kept}` lists all")
+    if dropped := total - kept:
         tables.line(
             f"and {count(dropped, 'other')}, which {'is' if dropped == 1 else 'are'} not kept: older, or dropped"
         )
+    if len(errors) < kept:
+        tables.line()
+        tables.table(("COUNT", "ERROR"), [(number, error) for error, number in list(errors.items())[:ERRORS_MAX]])
+        if len(errors) > ERRORS_MAX:
+            tables.line(f"and {count(len(errors) - ERRORS_MAX, 'other error')}")
 
 
 def _show_one(result: Document, tables: DocumentTables) -> None:
