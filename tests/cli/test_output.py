@@ -6,9 +6,12 @@ import json
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import typer
+from hypothesis import HealthCheck, given, settings, strategies
 from rich.console import Console
 
 from snapline.cli import output, progress, recovery, status
@@ -27,7 +30,8 @@ from snapline.cli.output import (
 )
 from snapline.cli.progress import FleetProgress, describe
 from snapline.errors import UsageError
-from snapline.messages.status import Concern, FleetStatus, HostStatus, StoreStatus
+from snapline.messages.answers import document_of
+from snapline.messages.status import Concern, FleetStatus, HostStatus, LossStatus, StoreStatus
 
 
 def test_json_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +142,38 @@ def test_status_says_what_the_fleet_waits_for_on_lines_of_their_own(capsys: pyte
     Printer(OutputFormat.TABLE).result({**shown, "concerns": [], "hosts": hosts}, partial(status._show, FleetStatus()))
     (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("!")]
     assert line == "! 3 messages could not be handled: `snapline agent dead-letters list` shows why"
+
+
+FIGURES = [field.name for field in msgspec.structs.fields(FleetStatus) if field.type is int]
+
+
+def shown_status(capsys: pytest.CaptureFixture[str], **changes: Any) -> dict[str, str]:
+    """The fields of the table of a status, and their values."""
+    reply = FleetStatus(**changes)
+    Printer(OutputFormat.TABLE).result(document_of(reply), partial(status._show, reply))
+    fields = capsys.readouterr().out.split("\n\n")[0]
+    return {line.split()[0]: " ".join(line.split()[1:]) for line in fields.splitlines()}
+
+
+def test_the_table_of_a_new_fleet_leaves_out_what_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_status(capsys, fleet="bank", phase="forming", replicas=("c1", "c2", "c3"))
+    important = dict.fromkeys(("agents", "epochs_begun", "epochs_completed", "last_complete_epoch"), "0")
+    assert shown == {**important, "fleet": "bank", "phase": "forming", "replicas": "c1, c2, c3", "interval": "by hand"}
+
+
+@given(strategies.dictionaries(strategies.sampled_from(FIGURES), strategies.integers(1, 9)))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_table_of_a_status_has_each_figure_that_is_not_zero(
+    capsys: pytest.CaptureFixture[str], figures: dict[str, int]
+) -> None:
+    shown = shown_status(capsys, **figures)
+    assert {name: int(shown[name]) for name in figures} == figures
+    assert {name for name in FIGURES if name in shown} == {*figures, *status.SHOWN_IF_ZERO}
+
+
+def test_objectives_are_shown_before_there_is_anything_to_lose(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_status(capsys, loss=LossStatus(rpo_ns=10**9, rto_ns=2 * 10**9))
+    assert (shown["at_risk"], shown["recoveries"]) == ("– (RPO 1.00 s)", "none yet (RTO 2.00 s)")
 
 
 def test_quiet_silences_progress_but_no_warning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "agents_standing")
 """Names of a host's counters that are shown only if they are not zero."""
 
+SHOWN_IF_ZERO = ("agents", "epochs_begun", "epochs_completed", "last_complete_epoch")
+"""Names of the fleet's figures that tell an operator something even if they are zero. Tables leave out all others that are."""
+
+NOTHING_TO_SHOW = ("–", "none yet")
+"""Descriptions of losses that tables leave out."""
+
 
 @command
 def status(connection: Connection, display: Display, stale: Stale = False) -> None:
@@ -34,7 +40,8 @@ def status(connection: Connection, display: Display, stale: Stale = False) -> No
     list` show concerns too. Three lines show the cost of failures. `at_risk`: the work lost if all hosts failed now. `recoveries`: how
     long the last recoveries took, and what they undid. `interval`: how often epochs occur, and how long agents wait for them.
 
-    `leader` is the replica that leads, `term` counts elections, `caller_role` is the role of the caller.
+    `leader` is the replica that leads, `term` counts elections, `caller_role` is the role of the caller. The table leaves out most
+    figures that are zero; JSON has all.
     """
     from snapline.messages.answers import document_of
 
@@ -60,12 +67,12 @@ def _losses(status: "FleetStatus") -> Document:
     """Describe the work at risk, the recovery times and the cost of the checkpoint interval, each in one line."""
     from snapline.view.display_text import describe_interval, describe_recoveries, describe_work_at_risk
 
-    return {
-        "loss": "",
+    lines = {
         "at_risk": describe_work_at_risk(status),
         "recoveries": describe_recoveries(status.loss),
         "interval": describe_interval(status.interval),
     }
+    return {name: line for name, line in lines.items() if line not in NOTHING_TO_SHOW}
 
 
 def _seconds(value: object) -> str:
@@ -79,10 +86,15 @@ def _show_hosts(hosts: list[Document], names: tuple[str, ...], tables: DocumentT
 
 def _show(status: "FleetStatus", result: Document, tables: DocumentTables) -> None:
     hosts = rows_of(result, "hosts")
-    fields = {name: value for name, value in result.items() if name not in ("apiVersion", "kind", "hosts", "concerns")}
-    fork = result.get("fork")
+    elsewhere = ("apiVersion", "kind", "hosts", "concerns", "loss", "interval")
+    fields = {
+        name: value for name, value in result.items() if name not in elsewhere and (value or name in SHOWN_IF_ZERO)
+    }
+    fork, replicas = result.get("fork"), result.get("replicas")
     if isinstance(fork, Mapping):
         fields["fork"] = describe(fork)
+    if isinstance(replicas, list) and replicas:
+        fields["replicas"] = ", ".join(map(str, replicas))
     tables.fields({**fields, "store": _store_line(result), **_losses(status)}.items())
     for line in concern_lines(result):
         tables.line(f"! {line}")
