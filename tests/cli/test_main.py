@@ -1,14 +1,16 @@
 """The command line as a whole: start-up, errors at its border, exit codes."""
 
 import errno
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
+from docs import make_cli
 from tests.kit.command_line import Run
 from typer.testing import CliRunner
 
@@ -222,6 +224,47 @@ def test_misuse_ends_with_2(run: Run, arguments: list[str]) -> None:
     done = run(*arguments)
     assert (done.code, done.out) == (2, "")
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["up", "a:b", "--hosts", "two"], "'--hosts': 'two' is not a whole number of 1 or more."),
+        (
+            ["up", "a:b", "--hosts", "2 is not in the range"],
+            "'2 is not in the range' is not a whole number of 1 or more.",
+        ),
+        (["run", "a:b", "--hosts", "0"], "'--hosts': 0 is not a whole number of 1 or more."),
+        (["demo", "--ui-port", "x"], "'--ui-port': 'x' is not a whole number from 0 to 65,535."),
+        (["status", "--timeout", "x"], "'--timeout': 'x' is not a number from 0.1 to 86,400."),
+        (["agent", "dead-letters", "drop", "a", "1", "b"], "'b' is not a whole number of 1 or more."),
+        (["status", "-o", "yaml"], "'--output' / '-o': 'yaml' is not one of 'table', 'json'."),
+    ],
+)
+def test_a_wrong_value_is_explained_in_plain_words(run: Run, arguments: list[str], sentence: str) -> None:
+    done = run(*arguments)
+    (line,) = [line for line in done.err.splitlines() if line.startswith("Error: ")]
+    assert (
+        (done.code, done.out) == (2, "") and line.startswith("Error: Invalid value for '") and line.endswith(sentence)
+    )
+
+
+NUMBERS = [
+    (each.words, option)
+    for each in make_cli.walk(typer.main.get_command(app))
+    if not each.is_group
+    for option in each.command.params
+    if option.param_type_name == "option" and option.type.name.startswith(("int", "float"))
+]
+
+
+@pytest.mark.parametrize(("words", "option"), NUMBERS, ids=lambda value: getattr(value, "name", value))
+def test_each_option_that_takes_a_number_says_which(run: Run, words: str, option: Any) -> None:
+    sentence = run(*words.split(), f"{option.opts[0]}=x").err.splitlines()[-1]
+    assert re.search(r"'x' is not a (whole )?number( of| from|\.)", sentence)
+    limits = [getattr(option.type, name, None) for name in ("min", "max")]
+    shown = [f"{limit:,}".removesuffix(".0") for limit in limits if limit is not None]
+    assert re.findall(r"[\d.,]+(?= to | or more|\.)", sentence) == shown
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ functions. So `snapline --help` and all commands start quickly.
 """
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
@@ -79,9 +80,47 @@ GROUPS = {
 """Command groups. The typer app in a group's module contains the group's commands."""
 
 
+_NO_NUMBER = re.compile(r"(?P<given>.*) is not (a valid (int|float)|in the range )", re.DOTALL)
+"""Beginning of typer's message about a value that is no number, or not in the range of its option."""
+
+
+class ExplainingGroup(TyperGroup):
+    """A command group that says in plain words which number an option takes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the arguments name."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _explain_number(error.message, getattr(error.param, "type", None))
+            raise
+
+
+def _explain_number(message: str, kind: Any) -> str:
+    """Return `'two' is not a whole number of 1 or more.` for a value of an option of that kind, and any other message unchanged."""
+    found = _NO_NUMBER.match(message)
+    if found is None:
+        return message
+    noun = "a whole number" if kind.name.startswith("int") else "a number"
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    if least is not None:
+        noun += f" of {_shown(least)} or more" if most is None else f" from {_shown(least)} to {_shown(most)}"
+    return f"{found['given']} is not {noun}."
+
+
+def _shown(limit: float) -> str:
+    return f"{limit:,}".removesuffix(".0")
+
+
 def app_of(first: str) -> typer.Typer:
     """Return the typer app of a group, or a typer app that contains a single top-level command."""
-    app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+    app = typer.Typer(
+        cls=ExplainingGroup,
+        rich_markup_mode=None,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
     app.callback()(_nothing)  # without a callback, typer would omit the name of a single command
     group = GROUPS.get(first) or COMMANDS[first]
     module = import_module(f"snapline.cli.{group.module}")
@@ -118,7 +157,7 @@ class AllCommands(Mapping[str, Any]):
         return len(COMMANDS) + len(GROUPS)
 
 
-class RootGroup(TyperGroup):
+class RootGroup(ExplainingGroup):
     """The root command, which contains all top-level commands and groups."""
 
     def __init__(self, **options: Any) -> None:
