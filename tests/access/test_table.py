@@ -17,6 +17,7 @@ from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos import v1
 from snapline.security import rpc_authorization
 from snapline.security.rpc_authorization import RPC_RULES
+from snapline.security.tokens import USER_ROLES
 from snapline.security.transport import Security
 from snapline.telemetry import metrics_server as metrics_endpoint
 from snapline.view.action_requests import Operators
@@ -42,6 +43,13 @@ def test_the_guard_goes_by_the_same_roles_and_sizes() -> None:
         assert door.is_self_only == ("!" in row.roles), rpc
         assert door.request_bytes_max == (0 if row.is_stream else row.bytes_max), rpc
     assert set(metrics_endpoint.READERS) == set(METRICS_READERS.split())
+
+
+def test_an_error_names_what_a_user_may_not_do() -> None:
+    users = {*USER_ROLES, rpc_authorization.CLIENT}
+    for rpc, rule in RPC_RULES.items():
+        is_for_some_users = bool(users & {*rule.roles}) and {*rule.roles} != {*rpc_authorization.ROLES}
+        assert bool(rule.action) == is_for_some_users, rpc
 
 
 def routes_of(routes: object) -> set[str]:

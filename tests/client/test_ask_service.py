@@ -167,7 +167,7 @@ async def test_with_certificates_clients_and_operators_may_and_nobody_else(tmp_p
                 assert (await ask(host, "a", "k1", security=security)).number == 1
                 continue
             with pytest.raises(
-                OfferError, match=f"Ask takes one of client, approver, operator, admin, and it says {role}"
+                OfferError, match=f"needs the role client or approver or operator or admin, and this one is for {role}"
             ) as caught:
                 await ask(host, "a", "k1", security=security)
             assert caught.value.is_final

@@ -366,7 +366,8 @@ async def test_with_certificates_a_client_may_and_others_are_told(tmp_path: Path
             await client.send("a", Paid(1))
     host = authority.issue("h1", role="host")
     with pytest.raises(
-        UsageError, match="Locate takes one of viewer, approver, operator, admin, client, and it says host h1"
+        UsageError,
+        match="needs the role viewer or approver or operator or admin or client, and this one is for host h1",
     ):
         await Client.connect(fleet.address, tls=Certificates(host.certificate, host.key, host.authority))
     await fleet.stop()

@@ -271,7 +271,9 @@ async def test_with_certificates_clients_may_and_nobody_else(authority: Authorit
             if role == "client":
                 assert (await offer(host, paid("a", role), security=security))[0].status == "accepted"
                 continue
-            with pytest.raises(OfferError, match=f"Offer takes one of client, and it says {role}") as caught:
+            with pytest.raises(
+                OfferError, match=f"sending an input needs the role client, and this one is for {role}"
+            ) as caught:
                 await offer(host, paid("a", role), security=security)
             assert caught.value.is_final and caught.value.is_unsent
         assert [client for client, _ in host.offered] == ["somebody"], "the certificate says who it is"

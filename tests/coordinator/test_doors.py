@@ -120,7 +120,9 @@ async def test_requests_are_bounded_and_have_a_status_of_their_own(protected: Pr
 
 async def test_the_sentence_says_which_roles_may(protected: Protected) -> None:
     client = CoordinatorClient(protected.address, protected.security("viewer", "victor"))
-    with pytest.raises(UsageError, match="CreateSnapshot takes one of operator, admin, and it says viewer victor"):
+    with pytest.raises(
+        UsageError, match="taking a snapshot needs the role operator or admin, and this one is for viewer victor"
+    ):
         await client.create_snapshot(10)
     await client.close()
 
@@ -161,7 +163,7 @@ async def test_a_host_with_another_roles_certificate_is_turned_away_for_good(pro
     await asyncio.gather(attending, return_exceptions=True)
     (away,) = told
     assert isinstance(away, TurnedAway)
-    assert away.is_final and "Attend takes one of host, and it says viewer h1" in away.reason
+    assert away.is_final and "the call Attend needs the role host, and this one is for viewer h1" in away.reason
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,8 @@ async def test_a_token_says_who_calls_and_what_they_do_is_written_down(protected
         await bob.forget_host("h7")
     for _ in range(3):
         with pytest.raises(
-            UsageError, match="this token may not do that: MakeToken takes one of admin, and it says operator bob"
+            UsageError,
+            match="this token may not do that: creating a token needs the role admin, and this one is for operator bob",
         ):
             await bob.make_token("eve", "admin", digest_of("x"), 60)
     await admin.revoke_token("bob")
@@ -278,11 +281,11 @@ async def test_a_token_counts_for_what_it_says_and_no_certificate_beside_it(prot
     ):
         vera = CoordinatorClient(protected.address, security)
         await vera.status()
-        with pytest.raises(UsageError, match="it says viewer vera"):
+        with pytest.raises(UsageError, match="this one is for viewer vera"):
             await vera.backup()
         await vera.close()
     bare = CoordinatorClient(protected.address, protected.security("bearer", "people"))
-    with pytest.raises(UsageError, match="and it says bearer people"):
+    with pytest.raises(UsageError, match="and this one is for bearer people"):
         await bare.status()
     nonsense = CoordinatorClient(protected.address, bearing(protected.security("admin", "root"), "x" * 500))
     with pytest.raises(UsageError, match="this token may not do that"):

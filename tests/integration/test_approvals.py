@@ -123,7 +123,10 @@ async def test_with_certificates_approvers_answer_and_viewers_do_not_while_the_l
             asking = asyncio.create_task(client.ask("clerk0", approving.Refund(18, 5000), timeout_s=120))
             found = await the_open_one(command)
             refused = await command("grant", found["id"], role="viewer")
-            assert refused.code == 2 and "Settle takes one of approver, operator, admin" in refused.err
+            assert (
+                refused.code == 2
+                and "effects and dead letters needs the role approver or operator or admin" in refused.err
+            )
             leader = await fleet.until_led()
             answering = asyncio.create_task(command("grant", found["id"], "--by", "somebody"))
             fleet.local.kill(leader)

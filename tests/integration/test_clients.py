@@ -156,22 +156,28 @@ async def test_with_certificates_the_role_client_gives_inputs_and_no_other(data_
             assert set(places.values()) == {"h1", "h2"}, "each is dialled by its own name"
             receipts = await client.send_many([(agent, Tokens(amount=1)) for agent in places])
             assert [receipt.number for receipt in receipts] == [1] * 4
-            with pytest.raises(UsageError, match="CreateSnapshot takes one of operator, admin, and it says client"):
+            with pytest.raises(
+                UsageError, match="taking a snapshot needs the role operator or admin, and this one is for client"
+            ):
                 await client.snapshot()
             with pytest.raises(
-                UsageError, match="RecoveryLine takes one of viewer, approver, operator, admin, and it says"
+                UsageError, match="the recovery line needs the role viewer or approver or operator or admin, and"
             ):
                 await client.recovery_line()
             with pytest.raises(
-                UsageError, match="Show takes one of viewer, approver, operator, admin, and it says client"
+                UsageError,
+                match="looking into an agent needs the role viewer or approver or operator or admin, and this one is for client",
             ):
                 await client.retry_dead_letters("teller-0")
         async with await Client.connect(fleet.local.address, tls=files("operator")) as operator:
-            with pytest.raises(UsageError, match="Offer takes one of client, and it says operator operator"):
+            with pytest.raises(
+                UsageError, match="sending an input needs the role client, and this one is for operator operator"
+            ):
                 await operator.send("teller-0", Tokens(amount=1))
             assert (await operator.snapshot())["is_new"] is True
             assert await operator.drop_dead_letters("teller-0") == []
         with pytest.raises(
-            UsageError, match="Locate takes one of viewer, approver, operator, admin, client, and it says launcher"
+            UsageError,
+            match="reading where agents run needs the role viewer or approver or operator or admin or client, and this one is for launcher",
         ):
             await Client.connect(fleet.local.address, tls=files("launcher"))

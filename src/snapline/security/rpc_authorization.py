@@ -156,6 +156,7 @@ class RpcRule(NamedTuple):
         request_bytes_max: largest permitted size of a request in bytes. 0 means a stream, whose size the handler limits.
         is_self_only: whether a host or replica may use this RPC only on its own behalf. The handler checks this.
         changes_state: whether the RPC changes state. If so, calls by operators and admins are logged.
+        action: what a user does by this RPC, for the error if the user may not; "" if users never call it.
     """
 
     roles: tuple[str, ...]
@@ -163,6 +164,7 @@ class RpcRule(NamedTuple):
     note: str = ""
     is_self_only: bool = False
     changes_state: bool = False
+    action: str = ""
 
 
 _HEALTH, _REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
@@ -170,46 +172,56 @@ _COORDINATOR = "/snapline.protos.v1.Coordinator"
 
 RPC_RULES = {
     f"{_COORDINATOR}/Attend": RpcRule((HOST,), 0, is_self_only=True),
-    f"{_COORDINATOR}/Status": RpcRule((*_READING, LAUNCHER, CLIENT)),
-    f"{_COORDINATOR}/CreateSnapshot": RpcRule(_ACTING, changes_state=True),
-    f"{_COORDINATOR}/ReadSnapshots": RpcRule(_READING),
-    f"{_COORDINATOR}/RecoveryLine": RpcRule(_READING),
-    f"{_COORDINATOR}/RecoveryHistory": RpcRule(_READING),
-    f"{_COORDINATOR}/PreviewRestore": RpcRule(_READING),
-    f"{_COORDINATOR}/Restore": RpcRule(_ACTING, changes_state=True),
-    f"{_COORDINATOR}/ReportHostExit": RpcRule((*_ACTING, LAUNCHER, HOST), is_self_only=True, changes_state=True),
+    f"{_COORDINATOR}/Status": RpcRule((*_READING, LAUNCHER, CLIENT), action="reading the status"),
+    f"{_COORDINATOR}/CreateSnapshot": RpcRule(_ACTING, changes_state=True, action="taking a snapshot"),
+    f"{_COORDINATOR}/ReadSnapshots": RpcRule(_READING, action="listing snapshots"),
+    f"{_COORDINATOR}/RecoveryLine": RpcRule(_READING, action="computing the recovery line"),
+    f"{_COORDINATOR}/RecoveryHistory": RpcRule(_READING, action="reading past recoveries"),
+    f"{_COORDINATOR}/PreviewRestore": RpcRule(_READING, action="previewing a restore"),
+    f"{_COORDINATOR}/Restore": RpcRule(_ACTING, changes_state=True, action="restoring a snapshot"),
+    f"{_COORDINATOR}/ReportHostExit": RpcRule(
+        (*_ACTING, LAUNCHER, HOST), is_self_only=True, changes_state=True, action="reporting the end of a host"
+    ),
     f"{_COORDINATOR}/ReportHostBusy": RpcRule((HOST,), 4096, is_self_only=True),
-    f"{_COORDINATOR}/ReadReplica": RpcRule(_READING),
-    f"{_COORDINATOR}/TransferLeader": RpcRule((*_ACTING, COORDINATOR), is_self_only=True, changes_state=True),
-    f"{_COORDINATOR}/Backup": RpcRule((ADMIN,), changes_state=True),
-    f"{_COORDINATOR}/ForgetHost": RpcRule(_ACTING, changes_state=True),
-    f"{_COORDINATOR}/MoveAgents": RpcRule(_ACTING, changes_state=True),
-    f"{_COORDINATOR}/EndHost": RpcRule(_ACTING, changes_state=True),
-    f"{_COORDINATOR}/EndReplica": RpcRule((*_ACTING, COORDINATOR), changes_state=True),
-    f"{_COORDINATOR}/Locate": RpcRule((*_READING, CLIENT)),
-    f"{_COORDINATOR}/ReadOutputs": RpcRule((*_READING, CLIENT), 4096),
-    f"{_COORDINATOR}/ReadConsumers": RpcRule((*_READING, CLIENT), 1024),
-    f"{_COORDINATOR}/MoveConsumer": RpcRule((*_ACTING, CLIENT), 4096),
-    f"{_COORDINATOR}/ForgetConsumer": RpcRule(_ACTING, 4096, changes_state=True),
-    "/snapline.protos.v1.People/MakeToken": RpcRule((ADMIN,), 4096, changes_state=True),
-    "/snapline.protos.v1.People/RevokeToken": RpcRule((ADMIN,), 1024, changes_state=True),
-    "/snapline.protos.v1.People/ReadTokens": RpcRule((ADMIN,), 1024),
+    f"{_COORDINATOR}/ReadReplica": RpcRule(_READING, action="reading the status of a replica"),
+    f"{_COORDINATOR}/TransferLeader": RpcRule(
+        (*_ACTING, COORDINATOR), is_self_only=True, changes_state=True, action="transferring the lead"
+    ),
+    f"{_COORDINATOR}/Backup": RpcRule((ADMIN,), changes_state=True, action="taking a backup"),
+    f"{_COORDINATOR}/ForgetHost": RpcRule(_ACTING, changes_state=True, action="removing a host"),
+    f"{_COORDINATOR}/MoveAgents": RpcRule(_ACTING, changes_state=True, action="moving agents"),
+    f"{_COORDINATOR}/EndHost": RpcRule(_ACTING, changes_state=True, action="ending a host"),
+    f"{_COORDINATOR}/EndReplica": RpcRule((*_ACTING, COORDINATOR), changes_state=True, action="ending a replica"),
+    f"{_COORDINATOR}/Locate": RpcRule((*_READING, CLIENT), action="reading where agents run"),
+    f"{_COORDINATOR}/ReadOutputs": RpcRule((*_READING, CLIENT), 4096, action="reading outputs"),
+    f"{_COORDINATOR}/ReadConsumers": RpcRule((*_READING, CLIENT), 1024, action="listing consumers of outputs"),
+    f"{_COORDINATOR}/MoveConsumer": RpcRule((*_ACTING, CLIENT), 4096, action="moving a consumer of outputs"),
+    f"{_COORDINATOR}/ForgetConsumer": RpcRule(
+        _ACTING, 4096, changes_state=True, action="removing a consumer of outputs"
+    ),
+    "/snapline.protos.v1.People/MakeToken": RpcRule((ADMIN,), 4096, changes_state=True, action="creating a token"),
+    "/snapline.protos.v1.People/RevokeToken": RpcRule((ADMIN,), 1024, changes_state=True, action="revoking a token"),
+    "/snapline.protos.v1.People/ReadTokens": RpcRule((ADMIN,), 1024, action="listing tokens"),
     "/snapline.protos.v1.People/CheckToken": RpcRule((HOST,), 1024, "a user has called the host"),
     "/snapline.protos.v1.People/RecordCall": RpcRule((HOST,), RECORD_BYTES_MAX, "a user has called the host"),
-    "/snapline.protos.v1.People/ReadAudit": RpcRule((ADMIN,), 1024),
-    "/snapline.protos.v1.Inputs/Offer": RpcRule((CLIENT,), 0),
+    "/snapline.protos.v1.People/ReadAudit": RpcRule((ADMIN,), 1024, action="reading the audit log"),
+    "/snapline.protos.v1.Inputs/Offer": RpcRule((CLIENT,), 0, action="sending an input"),
     "/snapline.protos.v1.Inputs/Settle": RpcRule(
-        _ANSWERING, 0, "an approver only answers approvals", changes_state=True
+        _ANSWERING,
+        0,
+        "an approver only answers approvals",
+        changes_state=True,
+        action="settling approvals, effects and dead letters",
     ),
-    "/snapline.protos.v1.Inputs/Ask": RpcRule((CLIENT, *_ANSWERING), 4096),
-    "/snapline.protos.v1.Agents/Show": RpcRule(_READING, 4096),
+    "/snapline.protos.v1.Inputs/Ask": RpcRule((CLIENT, *_ANSWERING), 4096, action="waiting for the answer to an input"),
+    "/snapline.protos.v1.Agents/Show": RpcRule(_READING, 4096, action="looking into an agent"),
     "/snapline.protos.v1.Raft/Replicate": RpcRule((COORDINATOR,), 0, is_self_only=True),
     "/snapline.protos.v1.Raft/Confirm": RpcRule((COORDINATOR,), 2048, "asked only where there are no certificates"),
     "/snapline.protos.v1.Link/Open": RpcRule((HOST,), 0, is_self_only=True),
     "/snapline.protos.v1.Link/Confirm": RpcRule((HOST,), 2048, "asked only where there are no certificates"),
     f"{_HEALTH}/Check": RpcRule(_ALL, 1024),
     f"{_HEALTH}/Watch": RpcRule(_ALL, 1024),
-    f"{_REFLECTION}/ServerReflectionInfo": RpcRule(_READING, 4096),
+    f"{_REFLECTION}/ServerReflectionInfo": RpcRule(_READING, 4096, action="listing the calls of a server"),
 }
 """Full name of each RPC → its rule. docs/security.md shows the table, and tests check it against a running fleet."""
 
@@ -323,8 +335,9 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             return "it names nobody of this fleet"
         if identity.role in rule.roles:
             return None
-        rpc = method.rpartition("/")[2]
-        return f"{rpc} takes one of {', '.join(rule.roles)}, and it says {identity.role} {identity.name}"
+        action, roles = rule.action or f"the call {method.rpartition('/')[2]}", " or ".join(rule.roles)
+        remedy = "`snapline auth token create` makes tokens" if caller.digest else "`snapline auth issue` makes others"
+        return f"{action} needs the role {roles}, and this one is for {identity.role} {identity.name}; {remedy}"
 
     def _is_new_refusal(self, name: str, method: str) -> bool:
         now_s, key = time.monotonic(), (name, method)
