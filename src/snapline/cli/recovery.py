@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli.command import AcceptChanges, Connection, Display, Stale, command
-from snapline.cli.output import Document, DocumentTables, document, rows_of, text
+from snapline.cli.output import Document, DocumentTables, count, document, rows_of, text
 from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_failed
 
@@ -318,9 +318,8 @@ def _show_history(result: Document, tables: DocumentTables) -> None:
     if not recoveries:
         tables.line("no recoveries yet")
     else:
-        names = ("plan", "line_epoch", "lost_hosts", "suspected", "duration_s", "rolled_back")
-        columns = (*map(_heading, names), "IN TRANSIT")
-        tables.table(columns, [_history_cells(row, names) for row in recoveries])
+        columns = ("PLAN", "LINE EPOCH", "LOST", "SUSPECTED (UTC)", "TOOK", "ROLLED BACK", "IN TRANSIT")
+        tables.table(columns, [_history_cells(row) for row in recoveries])
     for row in recoveries:
         tables.line(f"plan {row.get('plan')}: {text(row.get('reason'))}")
         void = row.get("void_epochs")
@@ -332,17 +331,21 @@ def _show_history(result: Document, tables: DocumentTables) -> None:
         tables.line(f"epoch {row.get('epoch')} is not used any more: {row.get('path')}: {row.get('reason')}")
 
 
-def _history_cells(row: Document, names: Sequence[str]) -> list[object]:
-    """Return a recovery's row in the table. Its time can be broken in two lines, to fit into 80 columns."""
-    cells = [_cell(row.get(name)) for name in (*names, "messages_delivered_again")]
-    at = names.index("suspected")
-    cells[at] = text(cells[at]).replace("T", " ")
-    return cells
+LOST_CHARACTERS_MAX = 7
+"""Largest number of characters for the lost hosts of a recovery, whose number is shown otherwise: a row fits into 80 columns."""
 
 
-def _heading(name: str) -> str:
-    return name.replace("_", " ").upper()
+def _history_cells(row: Document) -> list[object]:
+    """Return a recovery's row in the table, without fractions of the second in which it began."""
+    from snapline.view.display_text import seconds
 
-
-def _cell(value: object) -> object:
-    return ", ".join(map(text, value)) if isinstance(value, list) else value
+    hosts, duration_s = _list(row, "lost_hosts"), row.get("duration_s")
+    lost = ", ".join(sorted(map(str, hosts)))
+    began = str(row.get("suspected") or "").replace("T", " ")[: len("2026-11-30 09:15:49")]
+    return [
+        *(row.get("plan"), row.get("line_epoch")),
+        lost if len(hosts) == 1 or len(lost) <= LOST_CHARACTERS_MAX else count(len(hosts), "host"),
+        began,
+        seconds(duration_s) if isinstance(duration_s, int | float) else "",
+        *(row.get("rolled_back"), row.get("messages_delivered_again")),
+    ]
