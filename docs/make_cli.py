@@ -77,6 +77,10 @@ SEE = {
     "run": "deploy.md#planned-stops",
     "up": "deploy.md",
     "version": "compiled.md",
+    "demo": "protocols.md",
+    "gateway run": "gateway.md",
+    "ui serve": "ui.md",
+    "coordinator backup": "snapshot-format.md",
 }
 """Commands or groups whose texts name no page → the page on their topic."""
 

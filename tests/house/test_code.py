@@ -1,6 +1,7 @@
 """House rules on code: what the ground floor imports, how long functions are. What cores keep away from: `tests/sim/test_determinism_rules.py`."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,38 @@ def test_the_ground_floor_stands_on_the_standard_library_and_msgspec(root: Path,
         for line, module in imports(parsed(path)):
             if module.partition(".")[0] not in sys.stdlib_module_names and not is_within(module, GROUND_FLOOR_MAY):
                 offences.append(f"{name}:{line} imports {module}")
+    assert not offences, "\n".join(offences)
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+
+
+OF_THE_REPOSITORY = re.compile(r"\bdocs/|`make ")
+"""Parts of texts that help nobody who has installed a wheel."""
+
+FOR_TESTS = "src/snapline/deploy/conformance/"
+"""Folder whose texts only tests of the repository show."""
+
+
+def texts_for_users(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Texts in the code, and docstrings of commands, which are their help; no other docstrings."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    shown = {node.body[0] for node in functions if "command" in map(ast.unparse, node.decorator_list)}
+    hidden = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and node not in shown}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in hidden:
+            yield node
+
+
+def test_texts_for_users_name_no_file_of_the_repository(root: Path, handwritten: list[Path]) -> None:
+    names = {path: path.relative_to(root).as_posix() for path in handwritten}
+    offences = [
+        f"{name}:{text.lineno}: {text.value!r}"
+        for path, name in names.items()
+        if is_product(name) and not name.startswith(FOR_TESTS)
+        for text in texts_for_users(parsed(path))
+        if OF_THE_REPOSITORY.search(str(text.value))
+    ]
     assert not offences, "\n".join(offences)
 
 

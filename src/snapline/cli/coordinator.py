@@ -80,7 +80,7 @@ def backup(connection: Connection, display: Display, file: BackupFile) -> None:
     """Write the coordinator's state to FILE.
 
     It contains plans, epochs, agents and hosts, not the snapshots: store it with a copy of the store, and renew it from time to time.
-    It is for a majority of replicas that have lost their disks. FILE is a record of kind `BKUP` (docs/snapshot-format.md) around a
+    It is for a majority of replicas that have lost their disks. FILE is a record of kind `BKUP` of the snapshot format, around a
     MessagePack map of `cluster`, the store's id, and `image`, the state.
     """
     from snapline.coordinator.service.backup import describe_backup, write_backup

@@ -57,7 +57,7 @@ def demo(
     ] = None,
     hosts: Annotated[int, typer.Option("--hosts", min=2, metavar="N", help="Number of host processes.")] = 4,
     protocol: Annotated[
-        str, typer.Option("--protocol", metavar="NAME", help="Checkpointing protocol (docs/protocols.md).")
+        str, typer.Option("--protocol", metavar="NAME", help="Checkpointing protocol; an unknown name lists all.")
     ] = "chandy-lamport",
 ) -> None:
     """Rank modules on several hosts, kill a host and the coordinator's leader, and compare the ranks.

@@ -52,7 +52,7 @@ def run(
         ),
     ] = False,
 ) -> None:
-    """Serve a fleet's agents over HTTP until interrupted, and print the address; see docs/gateway.md.
+    """Serve a fleet's agents over HTTP until interrupted, and print the address.
 
     Requests become inputs, outputs are server-sent events, and /openapi.json describes the requests. Serves handlers marked
     `@snapline.handler(public=True)`. With certificates it needs one of the role `client`. Needs snapline[http]. Exit codes: 0: ended by

