@@ -191,7 +191,21 @@ def test_what_is_not_up_cannot_be_taken_down(run: Run) -> None:
     assert run("down", "--dry-run").code == NotFoundError.exit_code
     Path(FILE).write_text("[up]\nhosts = 2\n")
     asked = run("status")
-    assert asked.code == NotFoundError.exit_code and "`snapline up` takes a fleet up" in asked.err
+    assert asked.code == NotFoundError.exit_code
+    assert (
+        "no fleet is up in runs/fleet: start one with `snapline up`, or name another folder by --data-dir" in asked.err
+    )
+
+
+def test_errors_name_the_setting_of_the_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = run("status").err
+    assert all(way in sentence for way in ("--data-dir", "--coordinator", "SNAPLINE_DATA_DIR", f"data_dir in {FILE}"))
+    Path(FILE).write_text('[up]\ndata_dir = "here"\n')
+    assert f"no fleet is up in here (data_dir from {FILE} [up]): start one" in run("status").err
+    monkeypatch.setenv("SNAPLINE_DATA_DIR", "there")
+    asked = run("status")
+    assert asked.code == NotFoundError.exit_code
+    assert "no fleet is up in there (data_dir from SNAPLINE_DATA_DIR): start one" in asked.err
 
 
 def test_commands_for_the_fleet_of_the_settings_use_the_operator_s_certificate_of_their_folder(

@@ -64,18 +64,25 @@ def default_address() -> str:
         UsageError: If no fleet is selected.
         NotFoundError: If the selected fleet is not running.
     """
-    from snapline.deploy.data_directory import ADDRESS_FILE, read_address
+    from snapline.deploy.data_directory import read_address
 
     settings = UserSettings()
     on = settings.get("on").value
     if on == "ray":
         return _address_on_ray(settings.get("name").value, settings.get("address").value)
     if not settings.path.exists() and not settings.get("data_dir").value:
-        raise UsageError("whom to ask? Give --coordinator HOST:PORT, or --data-dir DIR of a local fleet")
+        raise UsageError(
+            "which fleet? Give --coordinator HOST:PORT, or --data-dir DIR of a local fleet, or set SNAPLINE_DATA_DIR, "
+            f"or data_dir in {settings.path}"
+        )
     folder = folder_of(settings, settings.get("name").value, None, on)
     address = read_address(folder)
     if address is None:
-        raise NotFoundError(f"{folder / ADDRESS_FILE} names no coordinator: `snapline up` takes a fleet up")
+        chosen = settings.get("data_dir")
+        origin = f" (data_dir from {chosen.origin})" if chosen.value and on != "ssh" else ""
+        raise NotFoundError(
+            f"no fleet is up in {folder}{origin}: start one with `snapline up`, or name another folder by --data-dir"
+        )
     return address
 
 
