@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from snapline.cli import doctor
 from snapline.cli.main import app
 from snapline.storage.store.store import Store
 
@@ -46,4 +47,26 @@ def test_a_fleet_that_nobody_answers_for_is_bad() -> None:
 
 def test_too_few_open_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 8192))
-    assert look()[1]["open files"] == ("warning", "1,024 at once: `ulimit -n 8192` before large fleets")
+    remedy = "run `ulimit -n 8192` before you start a large fleet"
+    assert look()[1]["open files"] == ("warning", f"a process may open 1,024: {remedy}")
+
+
+def test_each_finding_begins_with_its_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 8192))
+    shown = CliRunner().invoke(app, ["doctor", "--store", str(tmp_path / "nothing"), "-o", "table"]).stdout
+    found = {line[9:22].strip(): line[:8].strip() for line in shown.splitlines()}
+    assert (found["snapline"], found["open files"], found["store"]) == ("ok", "warning", "bad")
+
+
+@pytest.mark.parametrize(
+    ("states", "finding"),
+    [
+        (["alive", "alive"], ("ok", "2 hosts alive")),
+        (["alive", "left"], ("ok", "1 host alive, 1 left on request")),
+        (["lost", "alive", "lost"], ("warning", "1 host alive; lost: h1, h3; `snapline host logs h1` says why")),
+        ([], ("ok", "0 hosts alive")),
+    ],
+)
+def test_hosts_are_counted_by_their_state_and_lost_ones_are_named(states: list[str], finding: tuple[str, str]) -> None:
+    rows = [{"host": f"h{number}", "state": state} for number, state in enumerate(states, 1)]
+    assert doctor._hosts(rows)[1:] == finding

@@ -4,7 +4,7 @@ take."""
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -66,7 +66,7 @@ def doctor(
 ) -> None:
     """Check this machine, a store and a fleet for problems, without changing them.
 
-    The fleet is that of --coordinator, --data-dir or snapline.toml, if one of them names a fleet. Exit code 1: something is wrong.
+    The fleet is that of --coordinator, --data-dir or snapline.toml, if one of them names a fleet. Exit code 1: a finding is `bad`.
     """
     is_named = connection.coordinator is not None or connection.data_dir is not None or UserSettings().path.exists()
     checks: list[Callable[[], Iterator[DoctorFinding]]] = [_python, _files, _programs]
@@ -79,9 +79,8 @@ def doctor(
 
 
 def _show(result: Document, tables: DocumentTables) -> None:
-    signs = {"ok": " ", "warning": "?", "bad": "!"}
     for row in rows_of(result, "findings"):
-        tables.line(f"{signs[str(row['state'])]} {row['what']:<12} {row['text']}")
+        tables.line(f"{row['state']:<8} {row['what']:<12} {row['text']}")
 
 
 # ---- this machine -----------------------------------------------------------------------------------------------------
@@ -96,8 +95,8 @@ def _python() -> Iterator[DoctorFinding]:
     yield DoctorFinding("snapline", "ok", f"{version_text()} on Python {version}, gRPC {grpc.__version__}")
     installed = [extra for extra, module in EXTRAS.items() if find_spec(module) is not None]
     missing = [extra for extra in EXTRAS if extra not in installed]
-    rest = f"; not there: {', '.join(missing)} (pip install 'snapline[{missing[0]}]')" if missing else ""
-    yield DoctorFinding("extras", "ok", f"{', '.join(installed) or 'none'}{rest}")
+    rest = f"; `pip install 'snapline[{','.join(missing)}]'` adds {', '.join(missing)}" if missing else ""
+    yield DoctorFinding("extras", "ok", f"{', '.join(installed) or 'none'} installed{rest}")
 
 
 def _files() -> Iterator[DoctorFinding]:
@@ -105,24 +104,21 @@ def _files() -> Iterator[DoctorFinding]:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= FILES_MIN or soft == resource.RLIM_INFINITY:
-        yield DoctorFinding("open files", "ok", f"{soft:,} at once")
+        yield DoctorFinding("open files", "ok", f"a process may open {soft:,}")
     else:
-        yield DoctorFinding(
-            "open files", "warning", f"{soft:,} at once: `ulimit -n {min(hard, 65_536)}` before large fleets"
-        )
+        remedy = f"run `ulimit -n {min(hard, 65_536)}` before you start a large fleet"
+        yield DoctorFinding("open files", "warning", f"a process may open {soft:,}: {remedy}")
     shared = Path("/dev/shm")
     if shared.is_dir():
         free = shutil.disk_usage(shared).free
         state: State = "ok" if free >= FREE_BYTES_MIN else "warning"
-        yield DoctorFinding(
-            "/dev/shm", state, f"{free >> 20:,} MiB free, for what hosts capture and have not stored yet"
-        )
+        yield DoctorFinding("/dev/shm", state, f"{free >> 20:,} MiB free for checkpoints that are not in the store yet")
 
 
 def _programs() -> Iterator[DoctorFinding]:
     available = [place for place, program in PROGRAMS.items() if shutil.which(program)]
     available += ["ray"] if find_spec("ray") is not None else []
-    yield DoctorFinding("up --on", "ok", ", ".join(["local", *available]))
+    yield DoctorFinding("up --on", "ok", f"`snapline up` can use {', '.join(['local', *available])}")
 
 
 # ---- a store ------------------------------------------------------------------------------------------------------------
@@ -145,21 +141,19 @@ def _store(location: str) -> Iterator[DoctorFinding]:
         return
     took_s = statistics.median(times)
     state: State = "ok" if took_s < SLOW_S else "warning"
-    yield DoctorFinding(
-        "store", state, f"a durable write takes {took_s * 1e3:.1f} ms in the median, {max(times) * 1e3:.1f} at most"
-    )
+    cost = "" if state == "ok" else ": snapshots and inputs are slow"
+    text = f"a durable write takes {took_s * 1e3:.1f} ms (median), at most {max(times) * 1e3:.1f} ms{cost}"
+    yield DoctorFinding("store", state, text)
     if creates_only(disk):
-        yield DoctorFinding(
-            "store logs", "ok", "files can be made that never replace one: inputs, steps and effects are logged"
-        )
+        yield DoctorFinding("store logs", "ok", "the store can log inputs, steps and effects")
     else:
-        yield DoctorFinding(
-            "store logs", "bad", "files cannot be made without replacing others: fleets take no inputs there"
-        )
+        why = "the store cannot create a file without perhaps replacing another"
+        yield DoctorFinding("store logs", "bad", f"{why}, so fleets accept no inputs: use another store")
     if Path(location).is_dir():
         free = shutil.disk_usage(location).free
         free_state: State = "ok" if free >= FREE_BYTES_MIN else "bad"
-        yield DoctorFinding("store space", free_state, f"{free >> 20:,} MiB free")
+        remedy = "" if free_state == "ok" else ": `snapline snapshot prune` deletes old snapshots"
+        yield DoctorFinding("store space", free_state, f"{free >> 20:,} MiB free{remedy}")
 
 
 def _write_once(store: "Store") -> float:
@@ -203,19 +197,30 @@ def _fleet(connection: Connection) -> Iterator[DoctorFinding]:
         return
     phase = str(status["phase"])
     state: State = "bad" if phase == "failed" else "ok" if phase in ("running", "finished") else "warning"
-    reason = f": {status['reason']}" if status.get("reason") else ""
-    yield DoctorFinding(
-        "fleet", state, f"{status['fleet']} is {phase}, epoch {status['last_complete_epoch']} is complete{reason}"
-    )
-    hosts = rows_of(status, "hosts")
-    lost = [str(row["host"]) for row in hosts if row["state"] == "lost"]
-    text = f"{count(len(hosts) - len(lost), 'host')} alive or gone by themselves"
-    yield DoctorFinding("hosts", "warning" if lost else "ok", f"{text}; lost: {', '.join(lost)}" if lost else text)
+    reason = f" ({status['reason']})" if status.get("reason") else ""
+    epoch = status["last_complete_epoch"]
+    newest = f"its newest complete snapshot is epoch {epoch}" if epoch else "it has no complete snapshot yet"
+    yield DoctorFinding("fleet", state, f"{status['fleet']} is {phase}{reason}; {newest}")
+    yield _hosts(rows_of(status, "hosts"))
     store = status.get("store")
     if isinstance(store, dict) and store.get("state") == "degraded":
         yield DoctorFinding("its store", "bad", f"{store.get('reason')}")
     for line in concern_lines(status):
         yield DoctorFinding("concern", "warning", line)
+
+
+def _hosts(hosts: Sequence[Document]) -> DoctorFinding:
+    """Count the hosts that are alive and that have left, and name those that are lost."""
+    by_state = {
+        state: [str(row["host"]) for row in hosts if row["state"] == state] for state in ("alive", "left", "lost")
+    }
+    left, lost = by_state["left"], by_state["lost"]
+    text = f"{count(len(by_state['alive']), 'host')} alive" + (f", {len(left):,} left on request" if left else "")
+    if not lost:
+        return DoctorFinding("hosts", "ok", text)
+    return DoctorFinding(
+        "hosts", "warning", f"{text}; lost: {', '.join(lost)}; `snapline host logs {lost[0]}` says why"
+    )
 
 
 @command
