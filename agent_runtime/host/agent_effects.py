@@ -139,7 +139,8 @@ class AgentEffects:
         return intent.generation or (known.generation if known is not None else 1)
 
     def settled(self, intent: EffectIntent, digest: bytes, name: str) -> tuple[str, bytes] | None:
-        """Return the known outcome and result of an effect for the journal, or None if the effect must be called."""
+        """Return the known outcome and result of an effect for the journal, or None if the effect must be called. The outcome is DONE if
+        this turn takes the effect over, and ADOPTED if a turn that succeeded has performed it."""
         if intent.is_undo and self._is_in_effect(intent):
             return ADOPTED, NOTHING
         known = self.keys.get(self.identity(intent)[0])
@@ -280,11 +281,6 @@ class AgentEffects:
         self.keys[key] = KnownEffect(
             key, generation, entry.digest, outcome, result, "", TIME_UNKNOWN, is_orphan=True, name=entry.name
         )
-
-    def knows_unrecorded_effect(self, intent: EffectIntent) -> bool:
-        """Return whether the effect is known to be done only because of an entry in a host log."""
-        known = self.keys.get(intent.key)
-        return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
 
     def resumes_undone_effect(self, place: int) -> bool:
         """Return whether the open effect was done and then undone in a discarded history. If the result is True, the current history has

@@ -122,10 +122,9 @@ class Effects:
             record = self._outcome(effect_records.FAILED, agent.id, effects.open.pop(place).opened, _UNDONE)
             self._emit(agent, record, intent.asked_ns)
         if place not in effects.open:
-            is_news = effects.knows_unrecorded_effect(intent)
             settled = effects.settled(intent, waits.digest, waits.name)
             if settled is not None:
-                if is_news and settled[0] == DONE:
+                if settled[0] == DONE:
                     self._emit(agent, self._taken_over(agent, waits.name, intent, settled[1]), intent.asked_ns)
                 return settled
             if recorded is not None:
@@ -308,8 +307,8 @@ class Effects:
         ]
 
     def _taken_over(self, agent: LocalAgent, name: str, intent: EffectIntent, result: bytes) -> EffectRecord:
-        """Return a new ledger record of an effect that this turn has adopted from a discarded history. The records of the discarded history
-        are no longer in the ledger."""
+        """Return a new ledger record of an effect that this turn has taken over from a failed turn, or from a discarded history. The ledger
+        calls such an effect "left", or does not contain it any more."""
         assert agent.effects is not None
         key, generation = agent.effects.identity(intent)
         outside = outside_key(self._shared.cluster, agent.id, key, generation)

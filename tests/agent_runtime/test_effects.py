@@ -354,6 +354,24 @@ def test_what_a_failed_turn_has_done_is_undone_next_and_newest_first() -> None:
     assert letter.payload == GO
 
 
+def test_an_effect_that_a_later_turn_takes_over_is_done_in_the_ledger_again() -> None:
+    """Otherwise an operator would undo by hand what the retry of its turn has made part of the agent's work."""
+    driver = begun()
+    done(driver, intent("one"))
+    failing(driver)
+    assert stages(driver)[-1] == "left one"
+    driver.remote_sends("z", "a", GO)
+    ask(driver, intent("one"))
+    found = driver.turns["a"].found
+    assert found is not None and (found.outcome, found.result) == (DONE, PAID)
+    record = ledger(driver)[-1]
+    assert (record.stage, record.key, record.generation, record.outside_key) == ("done", "one", 1, "c/a/one")
+    taken_over = stages(driver)
+    next_turn(driver)
+    ask(driver, intent("one"))
+    assert stages(driver) == taken_over, "it belongs to a turn that has succeeded"
+
+
 def test_a_turn_that_ends_well_leaves_nothing_to_undo() -> None:
     driver = begun()
     done(driver, intent(undo="m:undo"))

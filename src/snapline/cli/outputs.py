@@ -229,9 +229,8 @@ def list_effects(
 
     States: `open`: requested, and perhaps called. `waiting`: not called yet. `in doubt`: perhaps called by an earlier incarnation; it
     is called again or probed. `needs people`: in doubt, and waits for `effect resolve`. `done`. `failed`: its function raised, and it
-    may have happened. `compensated`. `left`: not undone, though its turn failed permanently. Retry the turn's dead letter, or undo the
-    effect by hand. A retry takes over what was done, which stays `left`: then nothing is to do. `undone`: the fleet was restored to
-    before it. Only a running fleet shows `waiting`, `in doubt` and `needs people`.
+    may have happened. `compensated`. `left`: not undone, though its turn failed permanently. Retry the turn's dead letter, which takes
+    the effect over if it has a key, or undo it by hand. `undone`: the fleet was restored to before it. Only a running fleet shows `waiting`, `in doubt` and `needs people`.
     """
     from snapline.agent_runtime.effect_ledger import UNSETTLED
 
@@ -298,7 +297,7 @@ def retry_effects(connection: Connection, display: Display, agent: Agent, keys: 
     """Retry effects that failed, or that are in doubt and need an operator.
 
     A failed effect is retried by another turn of its dead letter, from the beginning of the turn. That turn takes over effects that were
-    done under a key; they stay `left` in `effect list`, and need nothing more. A failed compensation, or an effect in doubt, is retried
+    done under a key. A failed compensation, or an effect in doubt, is retried
     by another call. An effect in doubt may thereby happen twice. Exit codes for one KEY: 0: done, and a snapshot contains it.
     2: not possible or not permitted. 3: failed again, and a new dead letter. 4: no such agent. 9: unknown in time; repeating is safe.
     For several: 0, or 3 as the lines say.
@@ -374,10 +373,10 @@ def _row(effect: "Effect") -> dict[str, object]:
 
 
 LEFT_NOTE = (
-    "`left`: the turn failed, and did not undo the effect. If a retry of the turn has succeeded since, nothing is to do; "
-    "otherwise retry its dead letter (`snapline agent dead-letters list`), or undo the effect by hand."
+    "`left`: the turn failed, and did not undo the effect: retry its dead letter (`snapline agent dead-letters list`), or undo the "
+    "effect by hand."
 )
-"""Explanation beneath a list with such effects. No record says whether a retry has taken an effect over."""
+"""Explanation beneath a list with such effects."""
 
 
 def _show_effects(result: Document, tables: DocumentTables) -> None:
