@@ -1,14 +1,10 @@
 """docs/agent-sdks.md runs as it is shown, each SDK where it is installed."""
 
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
-from tests.house.test_texts import end_processes_in, run_as_shown
-
-PAGE = Path(__file__).parents[2] / "docs" / "agent-sdks.md"
-PARTS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+from tests.kit.shown_page import shown
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -25,8 +21,6 @@ def needs(module: str, target: str) -> pytest.MarkDecorator:
     ],
 )
 def test_the_program_of_an_sdk_runs_and_prints_what_the_page_shows(heading: str, commands: int, tmp_path: Path) -> None:
-    (tmp_path / PAGE.name).write_text(PARTS[heading])
-    try:
-        assert run_as_shown(tmp_path / PAGE.name, tmp_path) == commands
-    finally:
-        end_processes_in(tmp_path)
+    with shown("docs/agent-sdks.md", tmp_path, section=heading) as page:
+        page.take("pip install")
+        assert page.run_all() == commands

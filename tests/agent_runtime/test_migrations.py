@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from tests.agent_runtime.migrating import Plain, State, same, saved, worker
-from tests.house.test_texts import files_of
+from tests.house.pages import files_of
 
 import snapline
 from snapline.agent_runtime.agent import Agent, agent_type

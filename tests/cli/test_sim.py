@@ -9,13 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.house.pages import commands_of, files_of
 from tests.kit.command_line import Run
+from tests.kit.shown_page import matches
 
 from snapline import failpoints
 from snapline.cli import sim
@@ -736,25 +738,12 @@ def test_the_page_names_every_word_key_and_point() -> None:
     assert [point for point in FAILPOINTS if f"{point} " not in page] == []
 
 
-def house_texts() -> ModuleType:
-    """The README's tests: how commands and files are found in a page."""
-    path = ROOT / "tests" / "house" / "test_texts.py"
-    spec = importlib.util.spec_from_file_location("house_texts", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_commands_of_the_page_run_and_print_what_it_shows(run: Run, folder: Path) -> None:
-    page, texts = PAGE.read_text(), house_texts()
-    for name, text in texts.files_of(page).items():
+    page = PAGE.read_text()
+    for name, text in files_of(page).items():
         (folder / name).write_text(text)
-    for name, text in re.findall(r"^```toml\n# (\w+\.toml)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        (folder / name).write_text(text)
-        assert format_scenario(parse_scenario(text, source=name))
-    commands = list(texts.commands_of(page))
+        assert not name.endswith(".toml") or format_scenario(parse_scenario(text, source=name))
+    commands = commands_of(page)
     assert len(commands) >= 12
     for command, after in zip(commands, [*commands[1:], None], strict=True):
         if command.text == "echo $?":
@@ -767,4 +756,4 @@ def test_the_commands_of_the_page_run_and_print_what_it_shows(run: Run, folder: 
         done = run(*words[1:], *form)
         where = f"simulation.md:{command.line}: $ {command.text}"
         assert done.code == expected, f"{where}\nended with {done.code}\n{done.out}{done.err}"
-        assert texts.matches(command.output, done.out.splitlines()), f"{where}\nprinted\n{done.out}"
+        assert matches(command.output, done.out.splitlines()), f"{where}\nprinted\n{done.out}"

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.deploy.pages import page_of
-from tests.house.test_texts import commands_of
+from tests.house.pages import commands_of, read_page
 
 from snapline.deploy.conformance import LocalBench
 from snapline.deploy.launching import Launcher
@@ -32,7 +31,7 @@ NETAVARK = Path("/usr/lib/podman/netavark")
 
 IMAGE = "snapline"
 
-WHEELS, BUILD = [shlex.split(each.text) for each in commands_of(page_of("deploy-containers.md", {}, "The image"))]
+WHEELS, BUILD = [shlex.split(each.text) for each in commands_of(read_page("docs/deploy-containers.md", "The image"))]
 """Commands of the page that make the image, in a copy of the source."""
 
 HERE = ("--network", "host", "--isolation", "chroot")

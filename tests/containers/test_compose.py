@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.containers.engine import NETAVARK, podman
-from tests.deploy.pages import run_page
 from tests.integration.processes import LIMIT_S
+from tests.kit.shown_page import shown
 
 from snapline.deploy.conformance.launcher_checks import judge
 
@@ -115,7 +115,9 @@ def test_the_page_runs_as_it_is_shown(project: Project) -> None:
         "docker compose": compose,
         "run --rm operator": "run --rm -T operator",
     }
-    run_page("deploy-containers.md", project.folder, swapped, 3 * LIMIT_S, section="Compose")
+    page, files = "docs/deploy-containers.md", "docs/first-fleet.md"
+    with shown(page, project.folder, swapped, section="Compose", files_from=files) as run:
+        run.run_all()
 
 
 def epoch_of(taken: dict[str, object]) -> int:

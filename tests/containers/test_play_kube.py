@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
@@ -23,9 +22,9 @@ from typing import TypeVar
 import pytest
 from tests.containers.chart import Document, missing, one, pods, render, with_values
 from tests.containers.engine import HERE, IMAGE, NETAVARK, podman
-from tests.deploy.pages import check_blocks, page_of, write_files
-from tests.house.test_texts import Command, commands_of, run_command
+from tests.house.pages import Command
 from tests.integration.processes import LIMIT_S, snapline
+from tests.kit.shown_page import shown
 
 from snapline.deploy.conformance.launcher_checks import judge
 from snapline.errors import SnaplineError
@@ -218,8 +217,10 @@ def last_epoch(tills: Pods, leader: str) -> int:
 
 def arguments_of(command: Command, folder: Path) -> list[str]:
     """Return the arguments with which a shell would call kubectl or helm."""
-    shown = 'kubectl() { printf \'%s\\0\' "$@"; }; helm() { kubectl "$@"; }; '
-    done = subprocess.run(["bash", "-c", shown + command.text], check=True, cwd=folder, capture_output=True, text=True)
+    functions = 'kubectl() { printf \'%s\\0\' "$@"; }; helm() { kubectl "$@"; }; '
+    done = subprocess.run(
+        ["bash", "-c", functions + command.text], check=True, cwd=folder, capture_output=True, text=True
+    )
     return done.stdout.split("\0")[:-1]
 
 
@@ -239,38 +240,35 @@ def values_of(arguments: Sequence[str]) -> Document:
 def test_the_page_runs_as_it_is_shown(tmp_path: Path) -> None:
     """kubectl and helm ask a cluster, which is not here: their arguments are read, and podman does with the chart's pods what they ask for."""
     build = {"podman build": shlex.join(["podman", "build", *HERE]), " && podman push registry.local/bank": ""}
-    page = page_of("deploy-kubernetes.md", {**build, "registry.local/bank": "localhost/bank"})
-    check_blocks(page, "yaml")
-    write_files(page, tmp_path)
+    there = {**build, "registry.local/bank": "localhost/bank", "127.0.0.1:7400": "$COORDINATOR"}
     shop: Pods | None = None
-    address = ""
-    try:
-        for command in commands_of(page):
+    with (
+        contextlib.ExitStack() as ended,
+        shown("docs/deploy-kubernetes.md", tmp_path, there, files_from="docs/first-fleet.md", limit_s=LIMIT_S) as page,
+    ):
+        page.take("scrape_configs")  # tests/deploy/test_promtool.py
+        for command in page.all_commands():
             if not command.text.startswith(("kubectl ", "helm ")):
-                there = replace(command, text=command.text.replace("127.0.0.1:7400", address))
-                run_command(there, tmp_path, "deploy-kubernetes.md", LIMIT_S)
+                page.run_command(command)
                 continue
             match arguments_of(command, tmp_path):
                 case ["create", "secret", "generic", name, *options]:
                     keep_secret(tmp_path, name, [tmp_path / each.removeprefix("--from-file=") for each in options])
                 case ["install", release, "chart", *options]:
                     shop = Pods(tmp_path, release, values_of(options))
+                    ended.callback(shop.down)
                     shop.up()
                 case ["wait", "--for=condition=Ready", "pod", "--selector", "app.kubernetes.io/instance=shop"] if shop:
                     labels = [pod["metadata"]["labels"]["app.kubernetes.io/instance"] for pod in shop.made.values()]
                     assert set(labels) == {"shop"}
                     until_ready(shop)
                 case ["port-forward", name, "7400"] if shop:
-                    address = f"{shop.address(name)}:7400"
+                    page.exports.append(f"export COORDINATOR={shop.address(name)}:7400")
                 case ["delete", "pod", name, "--grace-period=0", "--force"] if shop:
                     podman("pod", "kill", name)
                     podman("pod", "rm", "--force", name)
                     shop.start(name)
                 case ["uninstall", "shop"]:
-                    break
+                    ended.close()
                 case other:
                     raise AssertionError(f"teach this test what a cluster does: {other}")
-        assert shop is not None
-    finally:
-        if shop is not None:
-            shop.down()

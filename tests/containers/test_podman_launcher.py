@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, chaos, check_passed, check_refused
 from tests.containers.engine import PodmanBench, podman
-from tests.deploy.pages import run_page
 from tests.integration.processes import snapline
+from tests.kit.shown_page import shown
 
 from snapline.deploy import conformance
 from snapline.deploy.conformance.launcher_checks import judge
@@ -45,7 +45,8 @@ def test_faults_of_a_file_are_carried_out_on_its_containers_and_judged(
 
 
 def test_the_page_runs_as_it_is_shown(tmp_path: Path) -> None:
-    run_page("deploy-containers.md", tmp_path, {}, section="Podman")
+    with shown("docs/deploy-containers.md", tmp_path, section="Podman", files_from="docs/first-fleet.md") as page:
+        page.run_all()
     assert PodmanBench(tmp_path).remains() == [] and not pids("fleet")
 
 

@@ -3,19 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.deploy.pages import check_blocks, run_page
 from tests.integration.processes import nothing_left_running
+from tests.kit.shown_page import shown
 
-pytestmark = pytest.mark.timeout(300)
 
-
+@pytest.mark.timeout(300)
 def test_the_commands_run_and_lose_nothing(tmp_path: Path) -> None:
-    with nothing_left_running():
-        run_page("deploy.md", tmp_path, {})
-
-
-def test_a_block_that_nothing_runs_is_found() -> None:
-    check_blocks("```console\n$ true\n```\n\n```toml\n# snapline.toml\n[up]\n```\n")
-    for block in ("```\nsnapline up\n```\n", "- so\n\n  ```yaml\n  a: 1\n  ```\n"):
-        with pytest.raises(AssertionError, match="nothing runs this block"):
-            check_blocks(block)
+    with nothing_left_running(), shown("docs/deploy.md", tmp_path, files_from="docs/first-fleet.md") as page:
+        page.run_all()

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
-from tests.deploy.pages import run_page
 from tests.deploy.served import addresses, until_renewed
+from tests.kit.shown_page import shown
 
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
@@ -68,7 +68,9 @@ async def test_faults_of_a_file_are_carried_out_on_its_processes_and_judged(
 
 
 async def test_the_page_runs_as_it_is_shown(cluster: Raylets, tmp_path: Path) -> None:
-    run_page("deploy-ray.md", tmp_path, {"10.0.0.7:6379": cluster.address}, LIMIT_S)
+    there = {"10.0.0.7:6379": cluster.address}
+    with shown("docs/deploy-ray.md", tmp_path, there, files_from="docs/first-fleet.md") as page:
+        page.run_all()
     assert RayBench(tmp_path, cluster.address).remains() == []
 
 

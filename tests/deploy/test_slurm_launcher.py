@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
-from tests.deploy.pages import run_page
 from tests.kit.shown_page import shown
 
 from snapline.deploy import conformance
@@ -167,7 +166,8 @@ async def test_what_slurm_refuses_is_said_in_one_sentence(
 
 
 async def test_the_page_runs_as_it_is_shown(cluster: Slurmds, tmp_path: Path) -> None:
-    run_page("deploy-slurm.md", tmp_path, {}, LIMIT_S)
+    with shown("docs/deploy-slurm.md", tmp_path, files_from="docs/first-fleet.md", limit_s=LIMIT_S) as page:
+        page.run_all()
     await until("nothing left", lambda: processes_naming(str(tmp_path)) == [])
 
 

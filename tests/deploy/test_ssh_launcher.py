@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_refused
-from tests.deploy.pages import run_page
 from tests.deploy.served import addresses, until_renewed
 from tests.kit.shown_page import shown
 
@@ -236,5 +235,7 @@ async def test_the_page_runs_as_it_is_shown(sshd: Sshd, tmp_path: Path, monkeypa
     ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {sshd.config} "$@"\n')
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    run_page("deploy-ssh.md", folder, {"/shared/bank": str(folder), "/opt/fleet/bin/python": sys.executable})
+    there = {"/shared/bank": str(folder), "/opt/fleet/bin/python": sys.executable}
+    with shown("docs/deploy-ssh.md", folder, there, files_from="docs/first-fleet.md") as page:
+        page.run_all()
     await until("nothing left", lambda: processes_naming(str(folder / "run")) == [])

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.adapters.grpc_services.meshes import free_ports
-from tests.deploy.pages import check_blocks, page_of, write_files
-from tests.house.test_texts import commands_of, end_processes_in, run_command
 from tests.kit.command_line import invoke
+from tests.kit.shown_page import end_processes_in, shown
 
 from snapline.cli.main import app
 
@@ -173,15 +172,15 @@ def test_the_page_runs_as_it_is_shown(tmp_path: Path) -> None:
         "useradd --system --user-group snapline": "true",
     }
     swapped |= dict(zip(("7400", "7501", "7502"), map(str, free_ports(3)), strict=True))
-    page = page_of("deploy-systemd.md", swapped)
-    check_blocks(page)
-    write_files(page, folder)
     systemctl = Systemctl(tmp_path)
     try:
-        for command in commands_of(page):
-            if command.text.startswith("systemctl "):
-                systemctl.run(command.text.split()[1:])
-            else:
-                run_command(command, folder, "deploy-systemd.md", LIMIT_S)
+        with shown(
+            "docs/deploy-systemd.md", folder, swapped, files_from="docs/first-fleet.md", limit_s=LIMIT_S
+        ) as page:
+            for command in page.all_commands():
+                if command.text.startswith("systemctl "):
+                    systemctl.run(command.text.split()[1:])
+                else:
+                    page.run_command(command)
     finally:
         end_processes_in(tmp_path)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.house.test_texts import files_of
+from tests.house.pages import files_of
 from tests.kit.command_line import invoke
 
 from snapline.cli.main import app

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from tests.house.test_texts import commands_of
+from tests.house.pages import commands_of
 
 PAGE = "docs/compiled.md"
 

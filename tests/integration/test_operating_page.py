@@ -6,8 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.house.pages import ROOT
-from tests.house.test_texts import files_of
 from tests.kit.command_line import invoke
 from tests.kit.shown_page import ShownPage, shown
 
@@ -18,9 +16,9 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def test_a_fleet_is_upgraded_and_restored_as_the_page_says(tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text(files_of((ROOT / "docs" / "gateway.md").read_text())["shop.py"])
     copies = tmp_path / "second"
-    with shown("docs/operating.md", tmp_path, {"s3://second/fleet": f"file://{copies}"}) as page:
+    there = {"s3://second/fleet": f"file://{copies}"}
+    with shown("docs/operating.md", tmp_path, there, files_from="docs/gateway.md") as page:
         page.exports.append("export SNAPLINE_HOSTS=2")
         assert page.shell("snapline up shop:fleet --data-dir run -q")[0] == 0
         paid(tmp_path / "run", 5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.adapters.grpc_services.meshes import free_ports
-from tests.house.test_texts import files_of
+from tests.house.pages import files_of
 from tests.integration.processes import LIMIT_S, ROOT, nothing_left_running, start
 
 DIARY = [

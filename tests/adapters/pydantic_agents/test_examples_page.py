@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.kit.shown_page import free_port, shown
+from tests.kit.shown_page import shown
 
 pytest.importorskip("pydantic_ai", reason="Pydantic AI is not installed: make test-pydantic-ai")
 
@@ -18,7 +18,7 @@ COMPLAINTS = 3
 
 
 def test_the_support_team_refunds_each_complaint_of_the_page_once(tmp_path: Path) -> None:
-    with shown("docs/examples.md", tmp_path, {"8401": f"{free_port()}"}) as page:
+    with shown("docs/examples.md", tmp_path) as page:
         service, fleet = page.take("support_team:fleet").splitlines()
         page.left.clear()  # `tests/examples/test_examples_page.py` runs the others
         page.start(service)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.adapters.grpc_services.meshes import free_ports
-from tests.house.test_texts import commands_of, files_of, matches
+from tests.house.pages import commands_of, files_of
 from tests.integration.processes import LIMIT_S, ROOT, start
+from tests.kit.shown_page import matches
 
 from snapline.deploy.conformance.local_ray import Raylets
 

@@ -4,7 +4,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from tests.house.test_texts import commands_of, files_of, matches, run_on_terminal
+from tests.house.pages import commands_of, files_of
+from tests.kit.shown_page import matches, run_on_terminal
 
 PAGE = (Path(__file__).parents[3] / "docs" / "session-stores.md").read_text()
 NEEDS = {"talk.py": "msgspec", "double.py": "agent_framework", "plan.py": "workflows", "bills.py": "crewai"}

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.house.test_texts import run_as_shown
+from tests.kit.shown_page import shown
 
 pytest.importorskip("torch", reason="needs torch: make test-torch")
 
 
 def test_the_page_prints_what_it_shows(tmp_path: Path) -> None:
-    assert run_as_shown(Path(__file__).parents[3] / "docs" / "torch.md", tmp_path) == 4
+    with shown("docs/torch.md", tmp_path) as page:
+        assert page.run_all() == 4
