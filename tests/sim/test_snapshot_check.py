@@ -14,15 +14,14 @@ from snapline.sim.scenario import ClientsPart
 from snapline.sim.search.swarm import draw
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
-SEEDS = 4
-
 
 def _no_parts(agent: str, parts: object) -> Any:
     raise AssertionError(f"{agent} has parts")
 
 
+@pytest.mark.parametrize("seeds", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 @pytest.mark.parametrize("pattern", ["planning", "booking", "stepping"])
-def test_code_fits_the_snapshots_that_it_has_taken(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_fits_the_snapshots_that_it_has_taken(pattern: str, seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[str] = Counter()
     check_epoch = Judge._check_epoch
 
@@ -35,7 +34,7 @@ def test_code_fits_the_snapshots_that_it_has_taken(pattern: str, monkeypatch: py
     monkeypatch.setattr(Judge, "_check_epoch", check_both)
     clients = ClientsPart(count=3, inputs=30, pause="20ms", is_settling=True)
     drawn = template(patterns=(pattern,), faults=crash_at("500ms", "900ms", "2.3s"), clients=clients)
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         result = run(draw(drawn, seed), seed)
         assert result.verdict == "pass", (seed, result.violations, result.error)
     assert min(seen["agents"], seen["messages"], seen["turns"]) > 100, seen
