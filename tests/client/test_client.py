@@ -307,8 +307,8 @@ async def test_nobody_there_is_told_when_it_connects(tmp_path: Path) -> None:
     with pytest.raises(CoordinatorUnavailableError):
         await Client.connect("127.0.0.1:9")
     for arguments, words in (
-        ({}, "whom to ask"),
-        ({"address": " , "}, "whom to ask"),
+        ({}, "which fleet"),
+        ({"address": " , "}, "which fleet"),
         ({"address": "127.0.0.1:9", "data_dir": tmp_path}, "give one of them"),
         ({"data_dir": tmp_path}, "names no coordinator"),
         ({"address": "127.0.0.1:9", "name": "no id"}, "no valid client id"),
@@ -345,7 +345,7 @@ async def test_a_program_without_an_event_loop_has_the_same() -> None:
         client.close()
         with pytest.raises(UsageError, match="this client is closed"):
             client.send("a", Paid(1))
-        with pytest.raises(UsageError, match="whom to ask"):
+        with pytest.raises(UsageError, match="which fleet"):
             SyncClient.connect()
 
     await asyncio.to_thread(program)

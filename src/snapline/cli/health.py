@@ -50,11 +50,11 @@ def health(
     from snapline.telemetry.health import is_serving
 
     if not address:
-        raise UsageError("whom to ask? Give the --health of the process, or set SNAPLINE_HEALTH")
+        raise UsageError("which process? Give its --health, or set SNAPLINE_HEALTH")
     try:
         is_so = asyncio.run(is_serving(check_address(address, "--health"), question.value, timeout))
     except grpc.RpcError as error:
-        raise ExternalFailureError(f"nobody answers at {address}: {error.details()}") from error
+        raise ExternalFailureError(f"nothing answers at {address}: {error.details()}") from error
     if not is_so:
         raise ExternalFailureError(f"the process at {address} is not {question.value}")
     result = document("Health", address=address, answer=question.value)

@@ -141,7 +141,7 @@ def down_detached(plan: "DetachedPlan", folder: Path, note: Callable[[str], None
 
     is_kept = background_pid(folder) is not None
     if is_dry and not is_kept:
-        raise NotFoundError(f"nobody here keeps fleet {plan.what.name}: `snapline down` ends what may be left of it")
+        raise NotFoundError(f"no process on this machine keeps fleet {plan.what.name}: `snapline down` ends what may be left of it")
     if is_dry:
         return
     if is_kept:

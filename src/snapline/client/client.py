@@ -82,7 +82,7 @@ def address_of(address: str, data_dir: str | Path | None) -> str:
                 f"{Path(data_dir) / ADDRESS_FILE} names no coordinator: is it the folder of a local fleet?"
             )
     if not [part for part in address.split(",") if part.strip()]:
-        raise UsageError("whom to ask? Give the coordinator's address, or data_dir of a local fleet")
+        raise UsageError("which fleet? Give the coordinator's address, or data_dir of a local fleet")
     return address
 
 
