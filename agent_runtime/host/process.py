@@ -181,14 +181,14 @@ class Host:
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 handle_signal(loop, number, self._planned_stop.asked, number)
+        self._report = await asyncio.to_thread(  # it finds errors in the agents' classes, and a server must not be left without its end
+            dependency_report, self._options.fleet.agents, self._options.fleet.declared, self.open_store
+        )
         port = await self._transport.start(
             self._options.listen, {INPUTS_SERVICE: self._inputs.handlers(), AGENTS_SERVICE: self._views.handlers()}
         )
         self._address = self._options.advertise or f"{self._options.listen.rpartition(':')[0]}:{port}"
         log.info("host %s listens on %s", self._options.host, self._address)
-        self._report = await asyncio.to_thread(
-            dependency_report, self._options.fleet.agents, self._options.fleet.declared, self.open_store
-        )
         session = loop.create_task(self._session.run())
         session.add_done_callback(self._session_ended)
         self.in_worker(self._check_keys, then=lambda _: None)

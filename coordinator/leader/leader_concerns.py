@@ -28,7 +28,7 @@ from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import ReplicaStatusChecked
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
+from snapline.coordinator.state.fleet_records import PLANNED_STOP, RUNNING, PlanRecord
 from snapline.coordinator.state.operations import clip
 from snapline.messages.status import KINDS, Concern, remedy_of
 
@@ -309,7 +309,7 @@ class Objectives:
         if plan is not None and not plan.done_ns and plan.number > state.start_plan:
             began_ns = state.recovery_began_ns(plan) if plan.is_failure else None
         need = state.image.need
-        if began_ns is None and need is not None and plan is not None:
+        if began_ns is None and need is not None and need.reason != PLANNED_STOP and plan is not None:
             began_ns = need.suspected_ns
         return None if began_ns is None else max(0, self._now_ns - began_ns)
 

@@ -143,6 +143,8 @@ class LeaderFigures(LeaderObserver):
         plan = self._state.plan
         if plan is None or not plan.done_ns or plan.number <= max(self._state.start_plan, self._plan_counted):
             return
+        if self._state.continues_stopped_fleet(plan):
+            return
         self._plan_counted = plan.number
         self.plans_s.observe(max(0, plan.committed_ns - plan.suspected_ns) / NS)
         self.loads_s.observe(max(0, plan.done_ns - plan.committed_ns) / NS)
@@ -158,7 +160,11 @@ def loss_of(state: FleetView, now_ns: int, missed: tuple[str, ...] = ()) -> Loss
     image, plans = state.image, state.image.plans
     if not plans:
         return LossStatus(rpo_ns=image.rpo_ns, rto_ns=image.rto_ns)
-    over = [plan for plan in plans if plan.number > state.start_plan and plan.done_ns]
+    over = [
+        plan
+        for plan in plans
+        if plan.number > state.start_plan and plan.done_ns and not state.continues_stopped_fleet(plan)
+    ]
     return LossStatus(
         at_risk_ns=state.at_risk_ns(now_ns),
         failures=sum([plan.is_failure for plan in plans[1:]]),

@@ -276,6 +276,10 @@ class RestoreRecord(msgspec.Struct, frozen=True):
     agent: str = ""
 
 
+PLANNED_STOP = "planned stop: the host left when it was asked to"
+"""Reason of a plan after `snapline down`, SIGTERM or the end of a pod, in the history of recoveries."""
+
+
 class PlanRecord(msgspec.Struct):
     """The record of a recovery plan, with which the fleet starts or restarts from a recovery line.
 
@@ -329,8 +333,8 @@ class PlanRecord(msgspec.Struct):
 
     @property
     def is_failure(self) -> bool:
-        """Return whether the plan was caused by a failure rather than by a move or a restore."""
-        return self.restore is None and not self.is_move
+        """Return whether the plan was caused by a failure rather than by a move, a restore or a planned stop."""
+        return self.restore is None and not self.is_move and self.reason != PLANNED_STOP
 
 
 LOGS_KNOWN_MAX = 1024

@@ -32,6 +32,7 @@ from snapline.coordinator.state.fleet_records import (
     FINISHED,
     FORMING,
     OPEN,
+    PLANNED_STOP,
     RECOVERING,
     RECOVERY_TRIGGER,
     RUNNING,
@@ -166,6 +167,13 @@ class FleetView:
         while index > 0 and not plans[index - 1].done_ns and plans[index - 1].number > self.start_plan:
             index -= 1
         return plans[index].suspected_ns
+
+    def continues_stopped_fleet(self, plan: PlanRecord) -> bool:
+        """Return whether all hosts had left as planned before this plan, as with `snapline down`. The time until they came back is no
+        recovery's."""
+        plans = self.image.plans
+        index = plan.number - plans[0].number
+        return plan.reason == PLANNED_STOP and index > 0 and set(plans[index - 1].hosts) <= set(plan.lost)
 
     def complete_epochs(self) -> list[int]:
         """Return the epochs that are complete and neither condemned nor void, in ascending order."""

@@ -2,8 +2,10 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tests.kit.command_line import Run
@@ -14,6 +16,8 @@ from snapline.cli.up import recorded_plan
 from snapline.deploy.detached_fleet import DetachedPlan, write_plan
 from snapline.deploy.plan import FleetPlan
 from snapline.errors import NotFoundError
+from snapline.messages.coordinator_client import CoordinatorClient
+from snapline.messages.status import FleetStatus, HostStatus
 
 
 @pytest.fixture
@@ -37,6 +41,46 @@ def test_only_a_fleet_that_up_has_kept_is_continued_by_up(run: Run, folder: Path
     said = {name: run("status", "--data-dir", name, "--timeout", "1").err for name in ("kept", "run")}
     assert "`snapline up MODULE:FLEET --data-dir kept` continues it" in said["kept"]
     assert "snapline up" not in said["run"] and "no coordinator answers at 127.0.0.1:1" in said["run"]
+
+
+def test_a_fleet_that_has_failed_says_why(run: Run, folder: Path) -> None:
+    earlier, later = (
+        "snapline: the fleet has failed: early\n",
+        "failed, epoch 1\nsnapline: the fleet has failed: stop_when raised\n",
+    )
+    for name, log_start, log in (
+        ("failed", len(earlier), earlier + later),
+        ("killed", len(earlier), earlier + "running\n"),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "coordinator.json").write_text('{"address": "127.0.0.1:1"}')
+        (folder / name / fleet_locations.BACKGROUND_LOG).write_text(log)
+        (folder / name / fleet_locations.BACKGROUND_FILE).write_text(
+            f'{{"pid": 0, "started": 1, "log_start": {log_start}}}'
+        )
+    said = {name: run("status", "--data-dir", name, "--timeout", "1").err for name in ("failed", "killed")}
+    hint = "when that is mended, `snapline up MODULE:FLEET --data-dir failed` continues it"
+    assert said["failed"] == f"snapline: the fleet has failed: stop_when raised; {hint}\n"
+    assert "failed" not in said["killed"] and "no `snapline up` keeps the fleet in killed" in said["killed"]
+
+
+@pytest.mark.parametrize("phase", ["forming", "recovering"])
+async def test_a_fleet_is_up_when_it_runs(folder: Path, phase: str) -> None:
+    """Its agents are made and loaded before, and may fail."""
+    (folder / "coordinator.json").write_text('{"address": "127.0.0.1:1"}')
+    statuses = [FleetStatus(phase=each, hosts=(HostStatus("h1", state="alive"),)) for each in (phase, phase, "running")]
+
+    class Client:
+        async def status(self) -> FleetStatus:
+            return statuses.pop(0)
+
+        async def close(self) -> None:
+            pass
+
+    started = cast("subprocess.Popen[bytes]", SimpleNamespace(poll=lambda: None, returncode=None))
+    connect = cast("Callable[[str], CoordinatorClient]", lambda _: Client())
+    await fleet_locations.until_up(started, folder, hosts=1, timeout_s=30, connect=connect)
+    assert not statuses
 
 
 def test_a_copy_of_the_folder_of_a_fleet_that_is_up_is_of_no_fleet(

@@ -185,6 +185,14 @@ def test_a_dry_run_says_what_would_run_and_leaves_nothing(run: Run, folder: Path
     assert list(folder.iterdir()) == []
 
 
+def test_commands_ask_the_fleet_in_the_folder_that_up_takes_by_default(run: Run, folder: Path) -> None:
+    assert "which fleet? Give --coordinator" in run("status").err
+    (folder / "runs" / "fleet").mkdir(parents=True)
+    (folder / "runs" / "fleet" / "coordinator.json").write_text('{"address": "127.0.0.1:1"}')
+    asked = run("status", "--timeout", "1")
+    assert asked.code == 8 and "no coordinator answers at 127.0.0.1:1" in asked.err
+
+
 def test_what_is_not_up_cannot_be_taken_down(run: Run) -> None:
     outcome = run("down")
     assert outcome.code == NotFoundError.exit_code and "no fleet is up in runs/fleet" in outcome.err

@@ -737,4 +737,4 @@ def test_a_host_of_another_fleet_that_comes_after_the_end_is_turned_away_and_hea
     bench.say("h1", msg.StopEvaluated(1, True))
     away = bench.heard[bench.join("h3", digest=b"other", fleet="mine")][-1]
     assert isinstance(away, msg.TurnedAway) and away.is_final
-    assert "another fleet ('mine') than the one here ('f')" in away.reason and "--data-dir" in away.reason
+    assert "defines fleet 'mine', and its coordinator has fleet 'f'" in away.reason and "--data-dir" in away.reason

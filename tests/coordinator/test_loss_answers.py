@@ -7,7 +7,7 @@ from tests.coordinator.conftest import Agreed
 from snapline.coordinator.leader.events import MessageReceived
 from snapline.coordinator.service.coordinator_metrics import RECOVERIES_SHOWN, LeaderFigures, interval_of, loss_of
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import PLANS_KEPT, Committed, OperationResult
+from snapline.coordinator.state.fleet_records import PLANNED_STOP, PLANS_KEPT, Committed, OperationResult
 from snapline.messages.host_messages import CheckpointsStored, EpochReport, ReportedPack
 from snapline.messages.status import IntervalStatus, LossStatus, RecoveryTime
 
@@ -74,6 +74,30 @@ def test_moving_agents_is_no_failure_and_neither_is_going_back_on_purpose() -> N
         fleet.do(op.ConfirmPlan(3, host, 1))
     found = loss_of(fleet.state, 1_000)
     assert found.failures == 0 and [x.is_failure for x in found.recoveries] == [False, False]
+
+
+def test_a_fleet_that_was_stopped_has_neither_failed_nor_recovered() -> None:
+    fleet = timed()
+    epoch = fleet.epoch()
+    fleet.do(op.LoseHosts((op.LostHost("h1", 1), op.LostHost("h2", 1)), PLANNED_STOP, True))
+    fleet.at += 10**12
+    for host in ("h1", "h2"):
+        fleet.do(op.AdmitHost(host, f"{host}-again", f"{host}:1", 1))
+    fleet.do(op.CommitPlan(1, epoch, ("h1", "h2"), PLANNED_STOP, rolled_back=4))
+    for host in ("h1", "h2"):
+        fleet.do(op.ConfirmPlan(2, host, 2))
+    found = loss_of(fleet.state, fleet.at)
+    assert (found.failures, found.recoveries) == (0, ())
+
+
+def test_agents_of_a_host_that_left_as_planned_are_recovered_without_a_failure() -> None:
+    fleet = timed()
+    epoch = fleet.epoch()
+    fleet.do(op.LoseHosts((op.LostHost("h2", 1),), PLANNED_STOP, True))
+    fleet.do(op.CommitPlan(1, epoch, ("h1",), PLANNED_STOP, rolled_back=4))
+    fleet.do(op.ConfirmPlan(2, "h1", 1))
+    found = loss_of(fleet.state, fleet.at)
+    assert found.failures == 0 and [(each.plan, each.is_failure) for each in found.recoveries] == [(2, False)]
 
 
 @given(lives=st.lists(st.sampled_from(["epoch", "move", "lose"]), max_size=PLANS_KEPT + 20), late=st.integers(0, 1_000))

@@ -201,7 +201,7 @@ async def test_hosts_that_do_not_belong_are_turned_away(running: Running, tmp_pa
     other = GrpcHost("h2", address, running.open_store(), digest=b"other")
     await other.connect()
     away = (await other.until(lambda x: x.HasField("turned_away"))).turned_away
-    assert away.is_final and "another fleet" in away.reason
+    assert away.is_final and "another definition of fleet" in away.reason
 
     elsewhere = GrpcHost("h3", address, running.open_store())
     elsewhere._on_probe = _without_store(elsewhere)  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from snapline.deploy import child as child_module
-from snapline.deploy.child import Child, describe_exit
+from snapline.deploy.child import Child, describe_exit, last_words
 
 EXIT_LIMIT_S = 10.0
 
@@ -51,6 +51,12 @@ async def test_the_last_line_is_this_run_s_not_an_earlier_one_s(tmp_path: Path) 
     await child.wait()
     assert child.last_line() == ""
     assert log.read_text() == "words of the run before\n"
+
+
+def test_the_reason_for_an_exit_is_not_what_an_interpreter_prints_at_its_end() -> None:
+    noise = "Exception ignored in: <function f at 0x1>\nTraceback (most recent call last):\nsys:1: RuntimeWarning: x\n"
+    assert last_words(f"INFO starts\nsnapline: first\nsnapline: the reason\n{noise}\n") == "snapline: the reason"
+    assert (last_words("one\n  two \n\n"), last_words("\n")) == ("two", "")
 
 
 async def test_a_large_log_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

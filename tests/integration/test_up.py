@@ -41,6 +41,21 @@ async def move_everything() -> None:
         assert refused.code == code and refused.err.count("\n") == 1, (words, refused.code, refused.err)
 
 
+WRONG = """
+import snapline
+
+class Go(snapline.Message):
+    pass
+
+class Odd(snapline.Agent):
+    @snapline.handler
+    async def on_go(self, message, ctx: snapline.Context) -> None:
+        pass
+
+fleet = snapline.Fleet("odd", agents={"a": Odd()})
+"""
+
+
 async def test_up_leaves_a_fleet_running_down_ends_it_and_up_continues_it(
     data_dir: Path, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +68,7 @@ async def test_up_leaves_a_fleet_running_down_ends_it_and_up_continues_it(
     assert up.code == 0, up.err
     assert (up.json["kind"], up.json["hosts"], up.json["outcome"]) == ("FleetUp", 2, None)
     again = await snapline(*command)
-    assert again.code == 2 and "a fleet is up in" in again.err
+    assert again.code == 11 and "a fleet is up in" in again.err
     asked = await snapline("status", "-o", "json")
     assert [row["state"] for row in asked.rows("hosts")] == ["alive", "alive"]
     made = await snapline("snapshot", "create", "--data-dir", data_dir, "-o", "json")
@@ -83,6 +98,17 @@ async def test_up_leaves_a_fleet_running_down_ends_it_and_up_continues_it(
             await asyncio.sleep(0.02)
     assert store_of(data_dir).epochs()[-1] > line
     check_paced_bank(data_dir, paced_bank.fleet(stop=str(stop)), tokens=TOKENS)
+
+
+async def test_an_error_in_an_agent_s_class_is_the_reason_that_is_given(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts find it. Nothing that an interpreter prints while it ends may take its place."""
+    (tmp_path / "wrong.py").write_text(WRONG)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    up = await snapline("up", "wrong:fleet", "--data-dir", data_dir, "--hosts", "1")
+    assert up.code == 2 and "Odd.on_go must be written `async def" in up.err.splitlines()[-1]
+    assert "Exception ignored" not in (data_dir / "logs" / "h1.log").read_text()
 
 
 async def test_a_fleet_that_cannot_come_up_says_why(data_dir: Path) -> None:

@@ -36,7 +36,7 @@ def test_the_interval() -> None:
     )
     assert describe_interval(known) == (
         "every 2.50 s; an epoch takes 0.05 s (at most 0.10 s); agents of a host wait 5.00 ms, 0.2 % of the time, "
-        "each at most 0.30 ms; 2.0 KiB written, of 1.0 MiB"
+        "each at most 0.30 ms; 2.0 KiB written for 1.0 MiB of states"
     )
     assert describe_interval(IntervalStatus(SECOND, "every 2s")) == "every 1.00 s, every 2s"
     assert describe_interval(IntervalStatus()) == "by hand"

@@ -134,11 +134,11 @@ class Admission:
         if known and known != join.definition_digest:
             if join.fleet != state.image.name:
                 return (
-                    f"host {join.host} defines another fleet ({join.fleet!r}) than the one here ({state.image.name!r}): start it with that "
-                    "one's code and arguments, or give the new fleet a --data-dir of its own"
+                    f"host {join.host} defines fleet {join.fleet!r}, and its coordinator has fleet {state.image.name!r}: start the host with "
+                    f"that fleet's code and arguments, or give {join.fleet!r} a --data-dir of its own"
                 )
             return (
-                f"host {join.host} has another definition of fleet {join.fleet!r} than the one here. Changed: "
+                f"host {join.host} has another definition of fleet {join.fleet!r} than the one that its coordinator has. Changed: "
                 f"{_describe_difference(join.definition_parts, state.image.definition_parts)}. Start it with the code and arguments of before, "
                 "give the new fleet a --data-dir of its own, or continue from a snapshot with the changed definition: `snapline snapshot fork "
                 "ID --fleet MODULE:FLEET …`"

@@ -55,7 +55,7 @@ from snapline.coordinator.leader.events import AnswerForgetHost, ForgetHostReque
 from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, Attached, HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import ALIVE, LEFT, RUNNING, HostRecord, PlanRecord
+from snapline.coordinator.state.fleet_records import ALIVE, LEFT, PLANNED_STOP, RUNNING, HostRecord, PlanRecord
 from snapline.messages.host_messages import CAPTURE, STOP_WHEN, Leave, PeerSuspected, TurnDeath, TurnedAway
 from snapline.messages.status import Concern
 
@@ -72,9 +72,6 @@ DEATHS_SHOWN = 10
 """Number of latest deaths to show. Hundreds of deaths usually have the same cause."""
 
 ENDED = "an operator has ended it"
-
-PLANNED_STOP = "planned stop: the host left when it was asked to"
-"""Reason of a plan after `snapline down`, SIGTERM or the end of a pod, in the history of recoveries."""
 
 
 class Exited(msgspec.Struct, frozen=True):

@@ -472,11 +472,15 @@ class Connection(SecurityOptions):
         try:
             yield
         except CoordinatorUnavailableError as error:
-            from snapline.cli.fleet_locations import is_down
+            from snapline.cli.fleet_locations import failure_of, is_down
 
             if self.coordinator is not None or not is_down(folder := self.folder()):
                 raise
             command = "snapline up MODULE:FLEET" + ("" if self.data_dir is None else f" --data-dir {self.data_dir}")
+            if failure := failure_of(folder):
+                raise CoordinatorUnavailableError(
+                    f"{failure}; when that is mended, `{command}` continues it"
+                ) from error
             raise CoordinatorUnavailableError(
                 f"no `snapline up` keeps the fleet in {folder} any more, and nothing answers at {address}; `{command}` continues it"
             ) from error

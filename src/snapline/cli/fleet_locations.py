@@ -28,6 +28,9 @@ seconds."""
 LAST_SNAPSHOT = "last snapshot"
 """Text that the log lines about the outcome of the last snapshot contain."""
 
+FAILED = "the fleet has failed"
+"""Beginning of the launcher's line about a fleet that has failed."""
+
 LOOK_S = 0.05
 
 
@@ -58,7 +61,8 @@ def join(name: str, address: str) -> "RayCluster":
 
 
 def default_address() -> str:
-    """Return the coordinator's address for the fleet that snapline.toml, its context and the environment select.
+    """Return the coordinator's address for the fleet that snapline.toml, its context and the environment select, or of the fleet in the
+    default folder of `snapline up`.
 
     Raises:
         UsageError: If no fleet is selected.
@@ -70,13 +74,13 @@ def default_address() -> str:
     on = settings.get("on").value
     if on == "ray":
         return _address_on_ray(settings.get("name").value, settings.get("address").value)
-    if not settings.path.exists() and not settings.get("data_dir").value:
+    folder = folder_of(settings, settings.get("name").value, None, on)
+    address = read_address(folder)
+    if address is None and not settings.path.exists() and not settings.get("data_dir").value:
         raise UsageError(
             "which fleet? Give --coordinator HOST:PORT, or --data-dir DIR of a local fleet, or set SNAPLINE_DATA_DIR, "
             f"or data_dir in {settings.path}"
         )
-    folder = folder_of(settings, settings.get("name").value, None, on)
-    address = read_address(folder)
     if address is None:
         chosen = settings.get("data_dir")
         origin = f" (data_dir from {chosen.origin})" if chosen.value and on != "ssh" else ""
@@ -103,14 +107,19 @@ def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s:
     The fleet's folder records the process id of the launcher and the time limit for the last snapshot.
 
     Raises:
-        UsageError: If a launcher is already running for this folder.
+        DirectoryInUseError: If a launcher is already running for this folder.
     """
     import msgspec
 
+    from snapline.deploy.data_directory import DirectoryInUseError
+
     if background_pid(folder) is not None:
-        raise UsageError(f"a fleet is up in {folder}: `snapline down` first, or give another --name or --data-dir")
+        raise DirectoryInUseError(
+            f"a fleet is up in {folder}: `snapline down` first, or give another --name or --data-dir"
+        )
     make_private(folder)
     with (folder / BACKGROUND_LOG).open("ab") as log:
+        log_start = log.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             [sys.executable, "-m", "snapline", *arguments],
             stdin=subprocess.DEVNULL,
@@ -119,7 +128,7 @@ def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s:
             start_new_session=True,
         )
     record = {"pid": process.pid, "started": _start_time_of(process.pid), "last_snapshot_s": math.ceil(last_snapshot_s)}
-    record["folder"] = folder.stat().st_ino
+    record |= {"folder": folder.stat().st_ino, "log_start": log_start}
     (folder / BACKGROUND_FILE).write_bytes(msgspec.json.encode(record))
     return process
 
@@ -148,6 +157,12 @@ def background_pid(folder: Path) -> int | None:
 def is_down(folder: Path) -> bool:
     """Return whether `snapline up` has kept a fleet in this folder, and does not any more. Fleets of other launchers are not down."""
     return (folder / BACKGROUND_LOG).exists() and background_pid(folder) is None
+
+
+def failure_of(folder: Path) -> str:
+    """Return why the fleet that `snapline up` has kept in this folder has failed, or "" if it was ended or is not known to have failed."""
+    words = _last_words(folder) if _read_record(folder) else ""
+    return words if words.startswith(FAILED) else ""
 
 
 def stop_background(folder: Path, limit_s: float = END_S) -> list[str]:
@@ -194,7 +209,7 @@ async def until_up(
     while time.monotonic() < deadline_s:
         if started.poll():
             kind = UsageError if started.returncode == UsageError.exit_code else ExternalFailureError
-            raise kind(f"the fleet did not start: {_last_words(folder)}")
+            raise kind(f"the fleet did not start: {_last_words(folder) or f'{folder / BACKGROUND_LOG} is empty'}")
         address = read_address(folder) or ""
         if started.returncode == 0:
             return address
@@ -202,7 +217,7 @@ async def until_up(
             client = connect(address)
             try:
                 status = await client.status()
-                if status.phase != "forming" and sum(host.state == "alive" for host in status.hosts) == hosts:
+                if status.phase == "running" and sum(host.state == "alive" for host in status.hosts) == hosts:
                     return address
             except SnaplineError:
                 pass  # the coordinator does not answer yet
@@ -213,8 +228,11 @@ async def until_up(
 
 
 def _last_words(folder: Path) -> str:
-    lines = (folder / BACKGROUND_LOG).read_text(errors="replace").split("\n")
-    return next((line.removeprefix("snapline: ") for line in reversed(lines) if line.strip()), "it said nothing")
+    """Return why the launcher that `snapline up` has started last here has ended, or the last line that it wrote."""
+    from snapline.deploy.child import last_words
+
+    written = (folder / BACKGROUND_LOG).read_bytes()[_read_record(folder).get("log_start", 0) :]
+    return last_words(written.decode(errors="replace")).removeprefix("snapline: ")
 
 
 def _start_time_of(pid: int) -> int:

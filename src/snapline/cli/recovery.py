@@ -321,7 +321,8 @@ def _show_history(result: Document, tables: DocumentTables) -> None:
         columns = ("PLAN", "LINE EPOCH", "LOST", "SUSPECTED (UTC)", "TOOK", "ROLLED BACK", "IN TRANSIT")
         tables.table(columns, [_history_cells(row) for row in recoveries])
     for row in recoveries:
-        tables.line(f"plan {row.get('plan')}: {text(row.get('reason'))}")
+        stopped = "; its time includes the stop" if text(row.get("reason")).startswith("planned stop") else ""
+        tables.line(f"plan {row.get('plan')}: {text(row.get('reason'))}{stopped}")
         void = row.get("void_epochs")
         if row.get("is_restore") and isinstance(void, list) and void:
             from snapline.view.display_text import named  # imported late, because it imports msgspec

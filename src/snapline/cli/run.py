@@ -28,6 +28,7 @@ from snapline.cli.command import (
     parse_arguments,
 )
 from snapline.cli.fleet import check_reference
+from snapline.cli.fleet_locations import FAILED
 from snapline.cli.output import Document, DocumentTables, count, document
 from snapline.cli.progress import FleetProgress
 from snapline.cli.ui import ViewOptions, shown_in_browser
@@ -180,6 +181,7 @@ def run(
     dead_letters = _dead_letters(folder, store, ending.epoch, progress)
     display.printer().result(_result(ending, dead_letters, folder, time.monotonic() - started_s), _show)
     if ending.outcome != "stopped":
+        progress.warn(f"{FAILED}: {ending.reason}")
         raise typer.Exit(1)
     if dead_letters and fail_on_dead_letters:
         raise typer.Exit(PARTIAL)

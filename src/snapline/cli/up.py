@@ -34,7 +34,15 @@ from snapline.cli.command import (
     parse_arguments,
 )
 from snapline.cli.fleet import check_reference, load
-from snapline.cli.fleet_locations import background_pid, folder_of, join, start_in_background, stop_background, until_up
+from snapline.cli.fleet_locations import (
+    FAILED,
+    background_pid,
+    folder_of,
+    join,
+    start_in_background,
+    stop_background,
+    until_up,
+)
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.progress import FleetProgress
 from snapline.cli.settings import UserSetting, UserSettings
@@ -141,7 +149,9 @@ def down_detached(plan: "DetachedPlan", folder: Path, note: Callable[[str], None
 
     is_kept = background_pid(folder) is not None
     if is_dry and not is_kept:
-        raise NotFoundError(f"no process on this machine keeps fleet {plan.what.name}: `snapline down` ends what may be left of it")
+        raise NotFoundError(
+            f"no process on this machine keeps fleet {plan.what.name}: `snapline down` ends what may be left of it"
+        )
     if is_dry:
         return
     if is_kept:
@@ -176,7 +186,7 @@ async def _keep(folder: Path, progress: FleetProgress) -> str:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     ending = await keep_fleet(folder, on_note=progress.note, on_status=progress.status)
     if ending.outcome != "stopped":
-        progress.warn(f"the fleet has failed: {ending.reason}")
+        progress.warn(f"{FAILED}: {ending.reason}")
     return ending.outcome
 
 

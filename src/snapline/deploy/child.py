@@ -408,14 +408,20 @@ class Child:
         return await self.wait()
 
     def last_line(self) -> str:
-        """Return the last line that the child wrote, or "" if it wrote none. By convention this line gives the reason for the exit."""
+        """Return the reason for the exit (`last_words`), or the last line that the child wrote, or "" if it wrote none."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-                lines = log.read().decode(errors="replace").splitlines()
+                return last_words(log.read().decode(errors="replace"))
         except OSError:
             return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def last_words(text: str) -> str:
+    """Return the last line of a process's output that begins with `snapline: `, which gives the reason for its exit, also if an interpreter that
+    ends prints more. Return the last line if there is none, or "" if there is no line at all."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if line.startswith("snapline: ")), lines[-1] if lines else "")
 
 
 def describe_exit(code: int) -> str:

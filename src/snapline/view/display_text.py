@@ -185,7 +185,7 @@ def describe_interval(facts: "IntervalStatus") -> str:
             f"agents of a host wait {brief(facts.capture_ns / NS)}{share}, each at most {brief(facts.pause_ns / NS)}"
         )
     if facts.new_bytes is not None:
-        phrases.append(f"{size(facts.new_bytes)} written, of {size(facts.state_bytes)}")
+        phrases.append(f"{size(facts.new_bytes)} written for {size(facts.state_bytes)} of states")
     return "; ".join(phrases)
 
 
