@@ -553,7 +553,7 @@ COMMIT_MUTANTS: dict[str, Mutant] = {
         patches=live_states_committed,
         scenario=_local("stepping"),
         oracle="replay",
-        seed=2,
+        seed=6,
     ),
     "records-while-repeating": Mutant(
         text="an agent records epochs while it repeats messages that had left before a recovery",
@@ -595,14 +595,14 @@ COMMIT_MUTANTS: dict[str, Mutant] = {
         patches=unfinished_commits_read,
         scenario=replace(_local(*BUSY), limits=PARTS),
         oracle="restored",
-        seed=2,
+        seed=3,
     ),
     "messages-of-the-line-forgotten": Mutant(
         text="an agent that starts from a commit does not get the messages in transit that only the recovery line contains",
         patches=line_messages_forgotten,
         scenario=_local("planning"),
         oracle="commits",
-        seed=74,
+        seed=83,
     ),
     "repeated-messages-taken": Mutant(
         text="messages that a restarted sender repeats are taken again",
@@ -630,7 +630,7 @@ COMMIT_MUTANTS: dict[str, Mutant] = {
         patches=frozen_agents_go_on,
         scenario=MOVED,
         oracle="orphan",
-        seed=2,
+        seed=17,
     ),
     "moved-before-their-commit": Mutant(
         text="an agent moves before a durable commit contains what it has done",
@@ -644,7 +644,7 @@ COMMIT_MUTANTS: dict[str, Mutant] = {
         patches=membership_undone,
         scenario=_local("spawning"),
         oracle="channel-state",
-        seed=0,
+        seed=21,
     ),
     "creation-refused-when-repeated": Mutant(
         text="a creation that a restarted parent requests again is refused",
@@ -658,14 +658,14 @@ COMMIT_MUTANTS: dict[str, Mutant] = {
         patches=open_inputs_unread,
         scenario=_local("stepping", clients=WAITING),
         oracle="inputs",
-        seed=0,
+        seed=7,
     ),
     "earlier-logs-unread": Mutant(
         text="recoveries skip logs of the plans before that of the recovery line",
         patches=earlier_logs_unread,
         scenario=_local("paying", "planning", clients=WAITING),
         oracle="inputs",
-        seed=132,
+        seed=152,
     ),
     "changes-since-before-an-epoch": Mutant(
         text="commits contain changes of checkpoints from before an epoch, which are not there any more",
