@@ -359,7 +359,7 @@ class RaftDriver:
         """Transfer leadership to another replica, and return the new leader. If `to` is None, choose the replica with the longest log.
 
         Raises:
-            UsageError: this replica does not lead, or `to` is not another replica.
+            UsageError: this replica does not lead, it is the only one, or `to` is not another replica.
             CoordinatorUnavailableError: no other replica is up to date, the time limit has passed, or a different replica won the election.
                 Try again.
         """
@@ -378,7 +378,7 @@ class RaftDriver:
         raise CoordinatorUnavailableError(
             f"no other replica took over within {timeout_s} s: ask again who leads"
             if is_sent
-            else f"{to or 'no other replica'} was not up to date within {timeout_s} s: try again with less to do"
+            else f"{f'{to} was not' if to else 'no other replica was'} up to date within {timeout_s:g} s: try again with less to do"
         )
 
     @property
@@ -552,6 +552,8 @@ class RaftDriver:
         if not node.is_leader:
             raise UsageError(f"replica {node.selfNode.id} does not lead: ask {self.standing.leader or 'again soon'}")
         target = next((other for other in node.otherNodes if other.id == to), None)
+        if not node.otherNodes:
+            raise UsageError("the coordinator has only one replica, so no other can take over the leadership")
         if to is not None and target is None:
             raise UsageError(f"{to} is no other replica of this coordinator")
         codes: list[int] = []

@@ -307,11 +307,20 @@ async def test_transfer_is_refused_where_it_makes_no_sense(driven: Driven) -> No
     with pytest.raises(UsageError, match="c7"):
         await driven.driver.transfer_leadership("c7")
     driven.node.transfer_code = FAIL_REASON.REQUEST_DENIED
-    with pytest.raises(CoordinatorUnavailableError, match="not up to date"):
+    with pytest.raises(CoordinatorUnavailableError, match=r"^c2 was not up to date within 0.1 s"):
         await driven.driver.transfer_leadership("c2", timeout_s=0.1)
+    with pytest.raises(CoordinatorUnavailableError, match=r"^no other replica was up to date"):
+        await driven.driver.transfer_leadership(timeout_s=0.1)
     driven.node.transfer_code = SUCCESS
     with pytest.raises(CoordinatorUnavailableError, match="took over"):
         await driven.driver.transfer_leadership("c2", timeout_s=0.1)
+
+
+async def test_a_replica_without_others_refuses_a_transfer_at_once(driven: Driven) -> None:
+    driven.node.is_leader, driven.node.otherNodes = True, set()
+    for to in (None, "c2"):
+        with pytest.raises(UsageError, match="only one replica"):  # an unavailable coordinator would be asked again
+            await driven.driver.transfer_leadership(to)
 
 
 async def test_who_is_named_leads_or_the_call_fails(driven: Driven) -> None:
