@@ -187,7 +187,7 @@ def test_a_fleet_that_runs_is_left_to_its_coordinator(run: Run, data_dir: Path, 
     assert run("snapshot", "prune", *ONE, *place).json["deleted"] == [1]
 
 
-@pytest.mark.parametrize(("answer", "code", "left"), [(True, 0, [2]), (False, 1, [1, 2])])
+@pytest.mark.parametrize(("answer", "code", "left"), [(True, 0, [2]), (False, 130, [1, 2])])
 def test_on_a_terminal_it_asks(
     run: Run, store: Path, monkeypatch: pytest.MonkeyPatch, answer: bool, code: int, left: list[int]
 ) -> None:
@@ -203,6 +203,7 @@ def test_on_a_terminal_it_asks(
     done = run("snapshot", "prune", *ONE, "--store", store)
     assert (done.code, asked, epochs_of(store)) == (code, ["Delete 1 snapshot?"], left)
     if not answer:
+        assert done.err == "snapline: nothing was changed, because the question was not answered with yes\n"
         assert run("snapshot", "prune", *ONE, "--yes", "--store", store).code == 0
         assert len(asked) == 1 and epochs_of(store) == [2]
 

@@ -60,7 +60,7 @@ EXIT_CODES = {
     13: "The fleet has ended, and accepts no inputs.",
     14: "The input was not accepted in time, and will not be.",
     15: "A host ended itself: code of an agent blocked it for longer than `busy_limit_s`.",
-    INTERRUPTED: "Interrupted.",
+    INTERRUPTED: "Interrupted, or a question was not answered with yes.",
 }
 """Meaning of each exit code of the commands and processes. docs/cli.md contains this table."""
 
@@ -83,8 +83,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         with_groups = {name: _fill(group, values) for name, group in groups.items()}
         try:
             function(**values, **with_groups)
-        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+        except (typer.Exit, typer.BadParameter, BrokenPipeError):
             raise
+        except typer.Abort as error:  # "no" or Ctrl-C at a question, which each command asks before it changes anything
+            raise _exit("nothing was changed, because the question was not answered with yes", INTERRUPTED) from error
         except SnaplineError as error:
             raise _exit(str(error), error.exit_code) from error
         except KeyboardInterrupt as error:
