@@ -64,7 +64,7 @@ class Restoring:
         """Return what a restore would undo, and which inputs it would replay.
 
         Raises:
-            NotFoundError: the snapshot does not exist.
+            NotFoundError: the snapshot does not exist, or the coordinator does not keep it any more.
             UsageError: the fleet cannot be restored to the snapshot.
             StoreError: the snapshot cannot be read.
         """
@@ -139,7 +139,7 @@ class Restoring:
             epoch = await asyncio.to_thread(self._store.resolve, snapshot)
         refusal = refusal_of_restore(image, epoch)
         if refusal:
-            raise UsageError(refusal)
+            raise (UsageError if epoch in image.epochs else NotFoundError)(refusal)
         return epoch
 
     # ---- in a thread ------------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ async def test_last_is_the_newest_of_the_log_and_an_unknown_number_is_told_what_
     made = restoring(agreed)
     assert (await made.preview("last", is_dropping=False)).epoch == 3
     agreed.do(op.ForgetEpochs((1,)))
-    with pytest.raises(UsageError, match="go back to one of epochs 2, 3"):
+    with pytest.raises(NotFoundError, match="go back to one of epochs 2, 3"):
         await made.preview("1", is_dropping=False)
     with pytest.raises(NotFoundError):
         await made.preview("nobody", is_dropping=False)

@@ -97,7 +97,7 @@ def restore(
     On a terminal it shows what that undoes, and asks; elsewhere it requires --yes (exit code 2). Later snapshots are discarded, and no
     recovery uses them. External effects are not undone. The snapshot must be an epoch that the coordinator keeps (`coordinator run
     --keep-epochs`). The command returns when the plan is committed; `snapline status` shows when the fleet runs. Requires the role
-    `operator`.
+    `operator`. Exit codes: 2: the fleet cannot go back to that snapshot. 4: no such snapshot, or the coordinator does not keep it.
     """
     from snapline.messages.answers import document_of
 

@@ -180,8 +180,8 @@ def prune(
     newest snapshot.
 
     The result lists every snapshot and why it is kept; `stored_bytes` counts a shared pack for each of its snapshots. On a terminal the
-    command shows the plan and asks first. Exit codes: 1: the answer was no. 11: the fleet of this folder runs. For a store elsewhere,
-    make sure that no fleet uses it.
+    command shows the plan and asks first. Exit codes: 11: the fleet of this folder runs. For a store elsewhere, make sure that no
+    fleet uses it.
     """
     from snapline.storage.retention.epoch_retention import Policy, parse_duration_s
 
