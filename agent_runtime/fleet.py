@@ -9,6 +9,8 @@ import inspect
 import math
 import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, NoReturn
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 import blake3
 import msgspec
 
+import snapline
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
 from snapline.agent_runtime.dependency_report import AgentSource, DeclaredDependencies
 from snapline.agent_runtime.message_encoding import encode_body, field_names
@@ -533,9 +536,11 @@ def load_fleet(target: str, arguments: Mapping[str, str]) -> Fleet:
         fleet = target_object(**arguments)
     except SnaplineError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         options = "".join(f" --arg {key}={value}" for key, value in arguments.items())
-        raise FleetDefinitionError(f"{target}{options} raised {type(error).__name__}: {error}") from error
+        raise FleetDefinitionError(
+            f"{target}{options} raised {type(error).__name__}: {error}{where_raised(error)}"
+        ) from error
     if not isinstance(fleet, Fleet):
         raise FleetDefinitionError(f"{target}() returned a {type(fleet).__qualname__}, no snapline.Fleet")
     return fleet
@@ -575,11 +580,27 @@ def _import(module_name: str) -> object:
         raise FleetDefinitionError(f"module {module_name!r} does not parse: {error}") from error
     except SnaplineError:
         raise
+    except SystemExit as error:
+        raise FleetDefinitionError(
+            f"module {module_name!r} cannot be imported: it calls sys.exit({error.code!r}){where_raised(error)}"
+        ) from error
     except Exception as error:
         raise FleetDefinitionError(
-            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error} "
-            f"(`python -c 'import {module_name}'` shows where)"
+            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}{where_raised(error)}"
         ) from error
+
+
+def where_raised(error: BaseException) -> str:
+    """Return " (FILE, line N)" for the line of a fleet's definition that was running when `error` was raised, or "" if there is none.
+
+    It is the innermost line outside snapline, the standard library and installed packages; of an installed definition just the innermost.
+    """
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if os.path.isfile(frame.filename)]
+    lines = [frame for frame in lines if frame.filename != importlib.__file__]
+    installed = (os.path.dirname(snapline.__file__), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+    own = [frame for frame in lines if not frame.filename.startswith(installed)]
+    found = (own or lines)[-1:]
+    return "".join(f" ({os.path.basename(frame.filename)}, line {frame.lineno})" for frame in found)
 
 
 def _attribute(module: object, module_name: str, attribute: str, wanted: str = "a snapline.Fleet") -> object:

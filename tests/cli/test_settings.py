@@ -137,7 +137,14 @@ def test_what_is_wrong_with_up_is_said(arguments: list[str], code: int, words: s
         ("flet", "", "module 'bank' has no 'flet'"),
         ("fleet", "fleet = (", "module 'bank' does not parse"),
         ("fleet", "import nothere", "module 'bank' needs 'nothere', which is not installed"),
-        ("fleet", "print('Hello')\nfleet = 1 / 0", "module 'bank' cannot be imported: ZeroDivisionError"),
+        (
+            "fleet",
+            "print('Hello')\nfleet = 1 / 0",
+            "module 'bank' cannot be imported: ZeroDivisionError: division by zero (bank.py, line 2)",
+        ),
+        ("fleet", "import json\njson.loads('{')", "(bank.py, line 2)"),
+        ("fleet", "import sys\nsys.exit(3)", "it calls sys.exit(3) (bank.py, line 2)"),
+        ("fleet", "def fleet():\n    raise SystemExit(3)", "bank:fleet raised SystemExit: 3 (bank.py, line 2)"),
         ("fleet", "fleet = 1", "bank:fleet"),
     ],
 )

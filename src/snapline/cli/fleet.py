@@ -57,7 +57,7 @@ def check_reference(reference: str) -> None:
         if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
             raise FleetDefinitionError(f"module {module!r} needs {error.name!r}, which is not installed") from error
         spec = None
-    except Exception as error:  # importing a parent package of the module failed
+    except (Exception, SystemExit) as error:  # importing a parent package of the module failed
         raise FleetDefinitionError(f"module {module!r} cannot be imported: {type(error).__name__}: {error}") from error
     if spec is None:
         raise FleetDefinitionError(
