@@ -498,6 +498,11 @@ def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -
     try:
         back = known.state_reader.decode(image)
     except Exception as error:
+        if made.state is None:
+            name = known.agent_class.__qualname__
+            raise FleetDefinitionError(
+                f"agent {agent!r} has no state: pass one, such as {name}({known.state_name}(…))"
+            ) from error
         raise FleetDefinitionError(f"{where} ({known.state_name}): {error}") from error
     if type(back) is not type(made.state) and (field_names(type(back)) or field_names(type(made.state))):
         raise FleetDefinitionError(

@@ -49,8 +49,10 @@ def check_receiver(agent: object) -> None:
     Raises:
         UsageError: If messages to `agent` cannot be stored.
     """
+    if not isinstance(agent, str):
+        raise UsageError(f"the receiver of a message is an agent id, which is text, not {agent!r:.100}")
     if not is_plain(agent):
-        raise UsageError(f"an agent id is text that UTF-8 can say, this one is {agent!r:.100}")
+        raise UsageError(f"an agent id has no lone surrogates, unlike {agent!r:.100}")
 
 
 def check_failed(names: Iterable[str]) -> list[str]:

@@ -434,6 +434,12 @@ def test_a_context_that_only_sends_or_only_stops_says_so(ctx: Context) -> None:
     assert ctx.outcome() == ev.TurnEnded("a", 1, [("b", encode_message(Add(1)))], stops=True)
 
 
+@pytest.mark.parametrize(("to", "words"), [(None, "is text, not None"), ("\ud800", "no lone surrogates")])
+def test_a_receiver_whose_id_cannot_be_written_is_named(ctx: Context, to: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ctx.send(to, Add(1))
+
+
 @pytest.mark.parametrize("topic", ["", "a b", "a/b", "x" * 129, 7])
 def test_topics_are_written_like_ids(ctx: Context, topic: str) -> None:
     with pytest.raises(UsageError, match="topic"):

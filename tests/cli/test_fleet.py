@@ -30,6 +30,7 @@ def make(agents="2"):
 good = make()
 locked = snapline.Fleet("locked", agents={"a": Holder(Held(lock=threading.Lock()))})
 mistyped = snapline.Fleet("mistyped", agents={"a": Holder(Held(count="none"))})
+stateless = snapline.Fleet("stateless", agents={"a": Holder()})
 failing = snapline.Fleet("failing", agents={"a": Holder(Held()), "b": lambda: 1 / 0})
 """
 
@@ -59,6 +60,7 @@ def test_a_good_fleet_is_described_and_nothing_is_started(run: Run, folder: Path
     [
         ("locked", "the state of agent 'a' (Held) cannot be saved: state.lock is a lock"),
         ("mistyped", "the state of agent 'a' does not come back as declared (Held): Expected `int`, got `str`"),
+        ("stateless", "agent 'a' has no state: pass one, such as Holder(Held(…))"),
         ("failing", "the function for agent 'b' raised ZeroDivisionError: division by zero"),
         ("nothing", "has no 'nothing'"),
     ],
