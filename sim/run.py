@@ -261,7 +261,9 @@ class Watch:
         if result.violations:
             return "violation"
         if not self._shared.figures.handled:
-            self.pending = [*self.pending, "nothing was exercised: no agent has handled a message, a timer or an input"]
+            advice = "" if self._shared.workload.takes_inputs else "; if clients begin its work, give --inputs"
+            nothing = f"nothing was exercised: no agent has handled a message, a timer or an input{advice}"
+            self.pending = [*self.pending, nothing]
         elif hollow := self._hollow():
             self.pending = [*self.pending, f"the run is hollow: {hollow}"]
         if not ended:

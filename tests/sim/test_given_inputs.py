@@ -48,6 +48,9 @@ def test_a_list_of_inputs_is_given_once_each_and_all_of_it() -> None:
 def test_without_inputs_nobody_speaks_to_the_fleet() -> None:
     result = run_fleet(given.counting, 1, **QUIET)
     assert result.verdict == "undecided" and "nothing was exercised" in result.pending[-1]
+    assert result.pending[-1].endswith("; if clients begin its work, give --inputs")
+    nobody = run_fleet(given.counting, 1, inputs=[], **QUIET)
+    assert nobody.verdict == "undecided" and not any("--inputs" in each for each in nobody.pending)
 
 
 @pytest.mark.parametrize("inputs", ["drawn", "endless"])
