@@ -266,7 +266,7 @@ def kill(connection: Connection, display: Display, host: HostId) -> None:
     """Kill a host's process, as a failure would: its agents go back to the last snapshot, on other hosts.
 
     The host is fenced at once: its messages are rejected, even if the process cannot be reached. It also kills the last host. The
-    fleet's keeper restarts it. To lose no work, drain the host first.
+    fleet's supervisor restarts it. To lose no work, drain the host first.
     """
     name = check_id(host, "host")
     starts = [row["host_start"] for row in rows_of(_host_list(connection), "hosts") if row["host"] == name]
@@ -376,8 +376,8 @@ def scale(
     """Change the number of hosts of a running fleet.
 
     New hosts are started, and agents move until all hosts have equally many. If there are fewer hosts, the surplus ones are drained
-    before they end. Nothing is lost: agents move by a recovery plan from a fresh snapshot. The fleet needs a keeper on this machine
-    (`snapline up`, `snapline run`).
+    before they end. Nothing is lost: agents move by a recovery plan from a fresh snapshot. The fleet needs a supervisor on this
+    machine (`snapline up`, `snapline run`).
     """
     from snapline.deploy.running_fleet import check_supervised
 
@@ -431,7 +431,8 @@ def restart(
     """Restart every process of a fleet, one after the other, while the fleet runs.
 
     Each host is drained before it ends, and a leading coordinator hands its leadership over. No epoch is lost, and no agent goes back
-    further than the fresh snapshot. The fleet's keeper starts the processes again, with the software that is installed by then.
+    further than the fresh snapshot. The fleet's supervisor starts the processes again, with the software that is installed by
+    then.
     """
     progress = FleetProgress(display.printer())
     deadline_s = time.monotonic() + within
