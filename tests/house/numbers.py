@@ -24,7 +24,7 @@ RETIRED = (
     *("letter", "letters", "bury", "buried", "voided", "told", "untold", "stands", "spares", "reign", "reigns"),
     *("door", "doors", "clerk", "beside", "whoever", "leash", "outlook", "speech", "tale", "shelf", "manieth"),
 )
-"""Words that no new name may hold: dead letters are `dead_letters`, and the glossary (`docs/glossary.md`) has the terms for the rest."""
+"""Words that no new name may hold: dead letters are `dead_letters`, and CONTRIBUTING.md has the terms for the rest."""
 
 ALLOWED = frozenset({"dead_letter", "dead_letters", "DeadLetter", "DeadLetters"})
 
