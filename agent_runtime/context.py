@@ -637,9 +637,10 @@ class Context:
             WaitTimeoutError: If no reply arrives within `timeout_s` seconds. A reply that arrives later is discarded.
             UnansweredCallError: If the called agent does not exist, or if its turn failed permanently or ended without `ctx.reply`.
             EncodingError: If the reply does not have the type `reply_type`.
-            UsageError: If this turn is not durable, or if the agent calls itself.
+            UsageError: If this turn is not durable, the agent calls itself, or `reply_type` is not a class.
         """
         journal = self._durable("ctx.call")
+        _check_class("ctx.call", reply_type)
         if agent == self.agent:
             raise UsageError(f"agent {agent!r} calls itself: its turn for that would have to wait for this one")
         payload = encode_message(message)
@@ -667,9 +668,10 @@ class Context:
 
         Raises:
             WaitTimeoutError: If no message of this type arrives within `timeout_s` seconds.
-            UsageError: If this turn is not durable.
+            UsageError: If this turn is not durable, or `kind` is not a class.
         """
         journal = self._durable("ctx.receive")
+        _check_class("ctx.receive", kind)
         entry = await self._wait("receive", message_name(kind), b"", timeout_s=timeout_s)
         if entry.outcome == durable.LATE:
             raise WaitTimeoutError(f"no message of type {message_name(kind)!r} has come within {timeout_s:g} s")
@@ -873,4 +875,11 @@ class Context:
             *(self._stops, rare.wants_checkpoint, reply or b"", rare.outputs),
             is_durable=is_durable,
             entries=self._journal.entries if self._journal is not None else [],
+        )
+
+
+def _check_class(method: str, kind: object) -> None:
+    if not isinstance(kind, type):
+        raise UsageError(
+            f"{method} waits for one class of messages, not for {kind!r}: give one class a field for each case"
         )

@@ -434,6 +434,16 @@ def test_a_reply_that_nobody_waits_for_is_dropped() -> None:
     assert Seat().turns.run(ev.StartTurn("a", 1, "message", "z", payload)) == ev.TurnEnded("a", 1)
 
 
+async def test_a_wait_for_either_of_two_classes_is_refused_before_anything_is_sent() -> None:
+    ctx = Context("a", 1, "z", TurnEnvironment())
+    ctx.begin(journal=TurnJournal(SEED, None))
+    either: Any = Told | Quote
+    for waits in (ctx.receive(either), ctx.call("b", Quote(1), either)):
+        with pytest.raises(snapline.UsageError, match="waits for one class of messages, not for"):
+            await waits
+    assert ctx.take_segment().sends == []
+
+
 async def test_a_plain_turn_cannot_wait() -> None:
     ctx = Context("a", 1, "z", TurnEnvironment())
     for waits in (ctx.sleep(1), ctx.receive(Told), ctx.call("b", Quote(1), Told)):
