@@ -27,6 +27,7 @@ HEAD = """# The command line
 `snapline NOUN VERB`, or `python -m snapline NOUN VERB`. `--help` explains every command. Made from the commands by `make docs`; do not edit it.
 
 Results go to stdout; progress, warnings and errors to stderr. A result is a table on a terminal, else JSON with `apiVersion` and `kind`.
+Tables leave out columns for which a terminal is too narrow; JSON has all.
 [Exit codes](#exit-codes) are the same for all commands. `SNAPLINE_TRACEBACK=1` adds the traceback of an error. `snapline --install-completion`
 installs shell completion of commands and options (bash, zsh, fish); `--show-completion` prints it.
 """

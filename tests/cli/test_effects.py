@@ -55,7 +55,24 @@ def test_effects_of_a_fleet_that_runs_are_listed_with_their_fates(run: Run, thre
     assert [row["key"] for row in run("effect", "list", "--open", *where).json["effects"]] == ["one", "two"]
     assert [row["key"] for row in run("effect", "list", "--agent", "b1", *where).json["effects"]] == ["one"]
     table = run("effect", "list", *where, "-o", "table").out.splitlines()
-    assert table[0].split() == ["AGENT", "KEY", "NAME", "FATE", "ASKED", "RESULT"] and len(table) == 5
+    assert table[0].split() == ["AGENT", "KEY", "NAME", "FATE", "ASKED", "(UTC)", "RESULT"] and len(table) == 5
+
+
+def test_the_newest_effects_are_listed_and_the_others_counted(run: Run, tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    effects = [word(number, "intent", f"key-{number}") for number in range(1, 31)]
+    store.release_outputs(1, root_of(1), 0, effects, created_ns=10**18)
+    where = ("effect", "list", "--store", store.location)
+
+    def keys(*limit: str) -> list[str]:
+        return [row["key"] for row in run(*where, *limit, "-o", "json").json["effects"]]
+
+    assert keys() == [f"key-{number}" for number in range(1, 31)]
+    assert keys("--limit", "2") == ["key-29", "key-30"] and len(keys("--limit", "31")) == 30
+    lines = run(*where, "-o", "table").out.splitlines()
+    assert [line.split()[1] for line in lines[1:-1]] == [f"key-{number}" for number in range(11, 31)]
+    assert lines[-1] == "and 10 older: `--limit 30` lists all"
+    assert len(run(*where, "-o", "table", "--limit", "30").out.splitlines()) == 31
 
 
 def test_a_list_with_effects_that_are_left_says_what_is_to_do(run: Run, tmp_path: Path) -> None:

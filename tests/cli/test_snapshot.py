@@ -39,7 +39,7 @@ def test_a_store_is_also_a_url(run: Run, store: Path) -> None:
 
 def test_list_as_a_table(run: Run, store: Path) -> None:
     lines = run("snapshot", "list", "--store", store, "-o", "table").out.splitlines()
-    assert lines[0].split() == ["EPOCH", "ROOT", "CREATED", "TRIGGER", "AGENTS", "STATE", "IN", "TRANSIT"]
+    assert lines[0].split() == ["EPOCH", "ROOT", "CREATED", "(UTC)", "TRIGGER", "AGENTS", "STATE", "IN", "TRANSIT"]
     assert lines[2].split()[:1] == ["2"]
 
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import PARTIAL, Connection, Display, command
+from snapline.cli.command import PARTIAL, Connection, Display, command, limit_option
 from snapline.cli.hosts import MOVE_S, Within, place_agents
 from snapline.cli.output import (
     Document,
     DocumentTables,
-    OutputFormat,
     concern_lines,
     count,
     document,
@@ -370,7 +369,7 @@ def _fields_of(text: str) -> object:
     return msgspec.Raw(raw)
 
 
-LISTED, ERRORS_MAX = 20, 10
+ERRORS_MAX = 10
 """Default number of dead letters in the table, and largest number of errors whose dead letters are counted beneath it."""
 
 
@@ -380,16 +379,7 @@ def list_dead_letters(
     source: Source,
     display: Display,
     snapshot: Snapshot = "latest",
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            metavar="N",
-            min=1,
-            help="Number of dead letters to list.",
-            show_default=f"{LISTED} in a table, all in json",
-        ),
-    ] = None,
+    limit: Annotated[int | None, limit_option("dead letters")] = None,
 ) -> None:
     """List the dead letters of all agents in a snapshot, by agent, oldest first, and count those with the same error.
 
@@ -410,7 +400,7 @@ def list_dead_letters(
         dead_letter_count=sum(counts.values()),
         agents={agent: found for agent, found in counts.items() if found},
         errors=dict(Counter(map(_reason, rows)).most_common()),
-        dead_letters=rows[: LISTED if limit is None and printer.format is OutputFormat.TABLE else limit],
+        dead_letters=rows[: printer.limit(limit)],
     )
     printer.result(result, _show_list)
 
@@ -490,7 +480,7 @@ def _show_agents(result: Document, tables: DocumentTables) -> None:
         [name.upper() for name in names], [[row.get(name) for name in names] for row in rows_of(result, "agents")]
     )
     for line in concern_lines(result):
-        tables.line(f"! {line}")
+        tables.wrapped("! ", line)
     if result.get("phase") != "running":
         reason = result.get("reason")
         tables.line(f"the fleet is {result.get('phase')}{f': {reason}' if reason else ''}")
@@ -511,8 +501,7 @@ def _show_list(result: Document, tables: DocumentTables) -> None:
     errors = result["errors"]
     assert isinstance(errors, dict) and isinstance(total, int), "made above"
     kept = sum(errors.values())
-    if len(rows) < kept:
-        tables.line(f"and {kept - len(rows):,} more: `--limit {kept}` lists all")
+    tables.rest(kept - len(rows), kept)
     if dropped := total - kept:
         tables.line(
             f"and {count(dropped, 'other')}, which {'is' if dropped == 1 else 'are'} not kept: older, or dropped"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from snapline.cli.output import OutputFormat, Printer
+from snapline.cli.output import LISTED, OutputFormat, Printer
 from snapline.errors import CoordinatorUnavailableError, ExternalFailureError, SnaplineError, UsageError
 from snapline.ids import check_id
 from snapline.package_stamp import REPLACED, was_replaced
@@ -290,6 +290,12 @@ class Display:
     def printer(self) -> Printer:
         """Return a printer that follows these options."""
         return Printer(self.output, quiet=self.quiet, no_color=self.no_color)
+
+
+def limit_option(noun: str) -> Any:
+    """Return the option `--limit` of a list of such things, for `Printer.limit`."""
+    default = f"{LISTED} in a table, all in json"
+    return typer.Option("--limit", metavar="N", min=1, help=f"Number of {noun} to list.", show_default=default)
 
 
 @dataclass(frozen=True)

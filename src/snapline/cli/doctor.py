@@ -80,7 +80,7 @@ def doctor(
 
 def _show(result: Document, tables: DocumentTables) -> None:
     for row in rows_of(result, "findings"):
-        tables.line(f"{row['state']:<8} {row['what']:<12} {row['text']}")
+        tables.wrapped(f"{row['state']:<8} {row['what']:<12} ", str(row["text"]))
 
 
 # ---- this machine -----------------------------------------------------------------------------------------------------

@@ -204,6 +204,8 @@ MOVE_S = 60.0
 
 LINES = 50
 COLUMNS = ("host", "state", "agents", "is_drained", "address", "host_start", "turns", "dead_letters", "agents_standing")
+OPTIONAL = ("AGENTS STANDING", "HOST START", "TURNS")
+"""Columns that narrow terminals leave out, the first ones first."""
 
 HostId = Annotated[str, typer.Argument(metavar="ID", help="Host.")]
 HostIds = Annotated[list[str], typer.Argument(metavar="ID…", help="Hosts.")]
@@ -336,9 +338,9 @@ _Work = Callable[[Note], "Callable[[CoordinatorClient], Awaitable[object]]"]
 
 def _show_hosts(result: Document, tables: DocumentTables) -> None:
     headings = [name.removeprefix("is_").replace("_", " ").upper() for name in COLUMNS]
-    tables.table(headings, [[row.get(name) for name in COLUMNS] for row in rows_of(result, "hosts")])
+    tables.table(headings, [[row.get(name) for name in COLUMNS] for row in rows_of(result, "hosts")], optional=OPTIONAL)
     for line in concern_lines(result):
-        tables.line(f"! {line}")
+        tables.wrapped("! ", line)
 
 
 def _show_host(result: Document, tables: DocumentTables) -> None:

@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from snapline.security.printable import printable
+from snapline.view.text_columns import COLUMN_GAP, columns_that_fit, shrink, wrap
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +27,9 @@ Document = Mapping[str, object]
 
 PIPE_WIDTH = 500
 """Width in characters of tables that are not printed to a terminal. The width is large, so that nothing is cut off or wrapped."""
+
+LISTED = 20
+"""Default largest number of rows of lists that may be long, in tables. JSON contains all."""
 
 PREVIEW_CHARACTERS_MAX = 300
 """Largest number of characters of a state or message in a table. JSON contains all of it."""
@@ -43,32 +48,61 @@ def document(kind: str, **fields: object) -> dict[str, object]:
 
 
 class DocumentTables:
-    """Prints the tables and lines of one document."""
+    """Prints the tables and lines of one document.
+
+    Tables and fields never break a word, so that ids, roots, addresses and times can be copied.
+    """
 
     def __init__(self, console: "Console") -> None:
         self._console = console
 
-    def line(self, text: str = "") -> None:
+    def line(self, text: str = "", style: str | None = None) -> None:
         """Print one line of text unchanged."""
-        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def wrapped(self, label: str, text: str) -> None:
+        """Print a text after its label, and wrap the text under itself. A text with a word too long for that begins beneath its label."""
+        text, room = printable(text), self._console.width - len(label)
+        if max(map(len, text.split()), default=0) > room:
+            self.line(label.rstrip())
+            label, room = "  ", self._console.width - 2
+        for part in wrap(text, room):
+            self.line(label + part)
+            label = " " * len(label)
 
     def fields(self, rows: Iterable[tuple[str, object]]) -> None:
         """Print the names and values of fields. Omit fields whose value is None or ""."""
-        shown = [(name, text(value)) for name, value in rows if value is not None and value != ""]
-        self.table(("", ""), shown, has_header=False)
+        shown = [(printable(name), text(value)) for name, value in rows if value is not None and value != ""]
+        width = max([len(name) for name, _ in shown], default=0)
+        for name, value in shown:
+            self.wrapped(f"{name:<{width}}  ", value)
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, has_header: bool = True) -> None:
-        """Print a table without borders. Columns of numbers are right-aligned."""
-        from rich.table import Table
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, optional: Sequence[str] = ()) -> None:
+        """Print a table without borders. Columns of numbers are right-aligned.
+
+        If the rows are too wide, leave out columns in the order of `optional` until they fit, then wrap the longest cells.
+        """
+        from rich.cells import cell_len
 
         lines = [list(row) for row in rows]
-        rich_table = Table(box=None, show_header=has_header, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        for index, column in enumerate(columns):
-            numeric = bool(lines) and all(isinstance(line[index], int) for line in lines)
-            rich_table.add_column(column, justify="right" if numeric and has_header else "left", overflow="fold")
-        for line in lines:
-            rich_table.add_row(*(_cell(value) for value in line))
-        self._console.print(rich_table)
+        cells = [list(columns), *([_cell(value) for value in line] for line in lines)]
+        natural = [max(cell_len(part) for row in cells for part in row[at].split("\n")) for at in range(len(columns))]
+        may_go = [columns.index(name) for name in optional if name in columns]
+        shown = columns_that_fit(natural, may_go, self._console.width)
+        least = [max(_least_width(row[at], is_heading=row is cells[0]) for row in cells) for at in shown]
+        room = self._console.width - COLUMN_GAP * (len(shown) - 1)
+        widths = shrink([natural[at] for at in shown], least, room)
+        numeric = [bool(lines) and all(isinstance(line[at], int) for line in lines) for at in shown]
+        for row in cells:
+            wrapped = [wrap(row[at], width) for at, width in zip(shown, widths, strict=True)]
+            for parts in zip_longest(*wrapped, fillvalue=""):
+                line = (" " * COLUMN_GAP).join(map(_align, parts, widths, numeric))
+                self.line(line.rstrip(), style="bold" if row is cells[0] else None)
+
+    def rest(self, hidden: int, total: int, word: str = "more") -> None:
+        """Print how many of all rows a list leaves out, if any, and how to see them."""
+        if hidden:
+            self.line(f"and {hidden:,} {word}: `--limit {total}` lists all")
 
 
 class Printer:
@@ -92,6 +126,10 @@ class Printer:
 
         width = None if sys.stdout.isatty() else PIPE_WIDTH
         show(result, DocumentTables(Console(no_color=self._no_color, highlight=False, width=width, emoji=False)))
+
+    def limit(self, given: int | None) -> int | None:
+        """Return the largest number of rows to list, or None for all, from the value of an option `--limit`."""
+        return LISTED if given is None and self.format is OutputFormat.TABLE else given
 
     def progress(self, text: str) -> None:
         """Print progress on stderr."""
@@ -146,6 +184,11 @@ def count(number: int, singular: str, plural: str = "") -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
+def utc_time(instant: object) -> str:
+    """Format a time of a document, such as `2026-11-30T09:15:49.031Z`, without fractions of a second, for a column in UTC."""
+    return text(instant or "").replace("T", " ")[: len("2026-11-30 09:15:49")]
+
+
 def rows_of(result: Document, name: str) -> list[Mapping[str, object]]:
     """Return the list of objects in the field `name`, or an empty list if the document has no such list."""
     rows = result.get(name)
@@ -159,13 +202,30 @@ def integer_of(result: Document, name: str) -> int:
 
 
 def _cell(value: object) -> str:
-    from rich.markup import escape
-
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return escape(printable(text(value)))
+    return printable(text(value))
+
+
+def _align(part: str, width: int, is_right: bool) -> str:
+    from rich.cells import cell_len
+
+    blanks = " " * (width - cell_len(part))
+    return blanks + part if is_right else part + blanks
+
+
+WRAPPED_MIN = 20
+"""Smallest number of characters of a cell that is wrapped in a narrow terminal. A time has 19, and stays on one line."""
+
+
+def _least_width(cell: str, *, is_heading: bool) -> int:
+    """Return the width at which a cell need not be broken within a word. Short cells are not broken at all, unless they are headings."""
+    from rich.cells import cell_len
+
+    is_whole = cell_len(cell) < WRAPPED_MIN and not is_heading
+    return max([cell_len(part) for part in (cell.splitlines() if is_whole else cell.split())], default=0)
 
 
 def _bytes_text(value: bytes) -> str:

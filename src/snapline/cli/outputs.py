@@ -5,12 +5,23 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import PARTIAL, Connection, Display, command
-from snapline.cli.output import Document, DocumentTables, OutputFormat, Printer, document, readable, rows_of, text
+from snapline.cli.command import PARTIAL, Connection, Display, command, limit_option
+from snapline.cli.output import (
+    Document,
+    DocumentTables,
+    OutputFormat,
+    Printer,
+    document,
+    readable,
+    rows_of,
+    text,
+    utc_time,
+)
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, SnaplineError, UsageError
 from snapline.security.printable import printable
 
@@ -224,6 +235,7 @@ def list_effects(
         bool,
         typer.Option("--open", help="List only effects that have not ended, have failed, or are left."),
     ] = False,
+    limit: Annotated[int | None, limit_option("newest effects")] = None,
 ) -> None:
     """List effects and their outcomes, oldest first, as far as complete snapshots contain them. Outputs are kept for a week.
 
@@ -235,7 +247,10 @@ def list_effects(
     from snapline.agent_runtime.effect_ledger import UNSETTLED
 
     effects = [x for x in _effects(source) if agent in ("", x.agent) and (not unsettled or x.fate in UNSETTLED)]
-    display.printer().result(document("Effects", effects=[_row(effect) for effect in effects]), _show_effects)
+    printer = display.printer()
+    newest = effects[-(printer.limit(limit) or len(effects)) :]
+    result = document("Effects", effects=[_row(effect) for effect in newest])
+    printer.result(result, partial(_show_effects, hidden=len(effects) - len(newest)))
 
 
 @effects_app.command("show")
@@ -379,17 +394,18 @@ LEFT_NOTE = (
 """Explanation beneath a list with such effects."""
 
 
-def _show_effects(result: Document, tables: DocumentTables) -> None:
-    names = ("agent", "key", "name", "fate", "asked", "result")
-    rows = [[_marked(row, name) for name in names] for row in rows_of(result, "effects")]
-    tables.table(tuple(name.upper() for name in names), rows)
+def _show_effects(result: Document, tables: DocumentTables, hidden: int) -> None:
+    rows = rows_of(result, "effects")
+    columns = ("AGENT", "KEY", "NAME", "FATE", "ASKED (UTC)", "RESULT")
+    tables.table(columns, [_effect_cells(row) for row in rows], optional=("RESULT", "NAME", "ASKED (UTC)"))
+    tables.rest(hidden, hidden + len(rows), "older")
     if any(row["fate"] == "left" for row in rows_of(result, "effects")):
         tables.line(LEFT_NOTE)
 
 
-def _marked(row: Document, name: str) -> object:
-    is_later = name == "key" and row["generation"] != 1
-    return f"{row[name]}#{row['generation']}" if is_later else row[name]
+def _effect_cells(row: Document) -> list[object]:
+    key = row["key"] if row["generation"] == 1 else f"{row['key']}#{row['generation']}"
+    return [row["agent"], key, row["name"], row["fate"], utc_time(row["asked"]), row["result"]]
 
 
 def _show_in_full(result: Document, tables: DocumentTables) -> None:

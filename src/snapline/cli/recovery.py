@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli.command import AcceptChanges, Connection, Display, Stale, command
-from snapline.cli.output import Document, DocumentTables, count, document, rows_of, text
+from snapline.cli.output import Document, DocumentTables, count, document, rows_of, text, utc_time
 from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_failed
 
@@ -342,11 +342,10 @@ def _history_cells(row: Document) -> list[object]:
 
     hosts, duration_s = _list(row, "lost_hosts"), row.get("duration_s")
     lost = ", ".join(sorted(map(str, hosts)))
-    began = str(row.get("suspected") or "").replace("T", " ")[: len("2026-11-30 09:15:49")]
     return [
         *(row.get("plan"), row.get("line_epoch")),
         lost if len(hosts) == 1 or len(lost) <= LOST_CHARACTERS_MAX else count(len(hosts), "host"),
-        began,
+        utc_time(row.get("suspected")),
         seconds(duration_s) if isinstance(duration_s, int | float) else "",
         *(row.get("rolled_back"), row.get("messages_delivered_again")),
     ]

@@ -8,14 +8,15 @@ import contextlib
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from snapline.cli import snapshot_retention, snapshot_state, snapshot_transfer
-from snapline.cli.command import PARTIAL, Connection, Display, command
-from snapline.cli.output import Document, DocumentTables, count, integer_of, last_line, rows_of, size, text
+from snapline.cli.command import PARTIAL, Connection, Display, command, limit_option
+from snapline.cli.output import Document, DocumentTables, count, integer_of, last_line, rows_of, size, text, utc_time
 from snapline.cli.snapshot_retention import SNAPSHOT_HELP, StorePlace
 from snapline.cli.snapshot_state import field_document, show_field, show_state
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, UsageError
@@ -28,22 +29,32 @@ PHASES = (("start_delay_s", "start"), ("capture_s", "capture"), ("alignment_s", 
 
 
 @command
-def history(connection: Connection, display: Display) -> None:
-    """Show how the last 256 epochs ended: duration, size, last host, and why they were aborted.
+def history(
+    connection: Connection,
+    display: Display,
+    limit: Annotated[int | None, limit_option("newest epochs")] = None,
+) -> None:
+    """Show how the last 256 epochs ended, oldest first: duration, size, last host, and why they were aborted.
 
     In JSON `stored` lists the epochs in the store now; it is null if the store did not answer within 2 s.
     """
     result = connection.ask(lambda client: client.read_snapshots("history", timeout_s=connection.timeout))
-    display.printer().result(result, _show)
+    printer, rows = display.printer(), rows_of(result, "epochs")
+    newest = rows[-(printer.limit(limit) or len(rows)) :]
+    printer.result(result | {"epochs": newest}, partial(_show, hidden=len(rows) - len(newest)))
 
 
-def _show(result: Document, tables: DocumentTables) -> None:
+def _show(result: Document, tables: DocumentTables, hidden: int) -> None:
     rows = rows_of(result, "epochs")
     if not rows:
         tables.line("no epoch has ended yet")
         return
-    heads = ("EPOCH", "BEGUN", "TRIGGER", "STATUS", "TOOK", "NEW", "STATE", "IN TRANSIT", "LAST", "WHY")
-    tables.table(heads, [_row(row) for row in rows])
+    heads = ("EPOCH", "BEGUN (UTC)", "TRIGGER", "STATUS", "TOOK", "NEW", "STATE", "IN TRANSIT", "LAST", "PHASES")
+    tables.table(heads, [_row(row) for row in rows], optional=("PHASES", "LAST", "IN TRANSIT", "NEW", "TRIGGER"))
+    for row in rows:
+        if row.get("reason"):
+            tables.line(f"epoch {row.get('epoch')}: {text(row['reason'])}")
+    tables.rest(hidden, hidden + len(rows), "older")
 
 
 def _row(row: Document) -> tuple[object, ...]:
@@ -58,7 +69,7 @@ def _row(row: Document) -> tuple[object, ...]:
         _size(row, "state_bytes"),
         "–" if row.get("channel_state_messages") is None else row.get("channel_state_messages"),
         "–" if not last else f"{last['host']} {last.get('agent', '')}".rstrip(),
-        text(row.get("reason")) if row.get("reason") else _phases(last),
+        _phases(last),
     )
 
 
@@ -281,12 +292,12 @@ def _show_list(result: Document, tables: DocumentTables) -> None:
         tables.line("no snapshots yet")
         return
     tables.table(
-        ("EPOCH", "ROOT", "CREATED", "TRIGGER", "AGENTS", "STATE", "IN TRANSIT", ""),
+        ("EPOCH", "ROOT", "CREATED (UTC)", "TRIGGER", "AGENTS", "STATE", "IN TRANSIT", ""),
         [
             (
                 row.get("epoch"),
                 text(row.get("root", ""))[:12],
-                row.get("created", ""),
+                utc_time(row.get("created")),
                 row.get("trigger", ""),
                 row.get("agent_count"),
                 size(row["state_bytes"]) if "state_bytes" in row else "",
@@ -295,6 +306,7 @@ def _show_list(result: Document, tables: DocumentTables) -> None:
             )
             for row in rows
         ],
+        optional=("IN TRANSIT", "TRIGGER", "AGENTS"),
     )
 
 

@@ -28,6 +28,9 @@ WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_
 SHOWN_IF_ZERO = ("agents", "epochs_begun", "epochs_completed", "last_complete_epoch")
 """Names of the fleet's figures that tell an operator something even if they are zero. Tables leave out all others that are."""
 
+OPTIONAL = ("HOST START", "PARKED", "ADDRESS")
+"""Columns of hosts that narrow terminals leave out, the first ones first."""
+
 NOTHING_TO_SHOW = ("–", "none yet")
 """Descriptions of losses that tables leave out."""
 
@@ -81,7 +84,7 @@ def _seconds(value: object) -> str:
 
 def _show_hosts(hosts: list[Document], names: tuple[str, ...], tables: DocumentTables) -> None:
     headings = [name.replace("_", " ").upper() for name in names]
-    tables.table(headings, [[row.get(name) for name in names] for row in hosts])
+    tables.table(headings, [[row.get(name) for name in names] for row in hosts], optional=OPTIONAL)
 
 
 def _show(status: "FleetStatus", result: Document, tables: DocumentTables) -> None:
@@ -97,7 +100,7 @@ def _show(status: "FleetStatus", result: Document, tables: DocumentTables) -> No
         fields["replicas"] = ", ".join(map(str, replicas))
     tables.fields({**fields, "store": _store_line(result), **_losses(status)}.items())
     for line in concern_lines(result):
-        tables.line(f"! {line}")
+        tables.wrapped("! ", line)
     if dead := sum([int(str(row.get("dead_letters") or 0)) for row in hosts]):
         failed = count(dead, "message could not be handled", "messages could not be handled")
         tables.line(f"! {failed}: `snapline agent dead-letters list` shows why")
