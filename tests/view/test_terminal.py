@@ -12,7 +12,7 @@ from snapline.view.watch import FleetWatch, LatestStatus
 
 def shown(heard: LatestStatus, *, lines: int = 50, width: int = 160) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(draw(heard, lines=lines))
+    console.print(draw(heard, lines=lines, width=width))
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
@@ -69,3 +69,16 @@ async def test_nobody_answers() -> None:
 def test_bars() -> None:
     assert bars(()) == "" and bars((0.0, 0.0)) == "▁▁" and bars((0.0, 1.0, 2.0)) == "▁▅█"
     assert len(bars(tuple(range(200)))) == 40
+
+
+async def test_a_narrow_terminal_leaves_out_columns_and_shortens_none() -> None:
+    fleet = SimulatedFleet()
+    fleet.figures["h1"] = {"is_drained": True}
+    heard = await FleetWatch(fleet).now()
+    headings = {
+        width: next(line for line in shown(heard, width=width) if line.startswith("HOST")) for width in (40, 80, 160)
+    }
+    assert headings[40].split() == ["HOST", "STATE", "AGENTS", "TURNS/S"]
+    assert headings[80].startswith("HOST") and "DEAD LETTERS" in headings[80] and "ADDRESS" not in headings[80]
+    assert headings[160].split()[-2:] == ["START", "ADDRESS"]
+    assert "…" not in "".join(shown(heard, width=40)[1:]), "the title alone is cut"

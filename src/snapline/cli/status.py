@@ -164,7 +164,7 @@ async def _once(client: "Client", console: "Console") -> None:
     watch = FleetWatch(client)
     await watch.now()
     await asyncio.sleep(PERIOD_S)
-    console.print(draw(await watch.now(), lines=LINES))
+    console.print(draw(await watch.now(), lines=LINES, width=console.width))
 
 
 async def _follow(client: "Client", console: "Console", every_s: float) -> None:
@@ -179,7 +179,7 @@ async def _follow(client: "Client", console: "Console", every_s: float) -> None:
 
         async def look() -> None:
             async for heard in watch.follow():
-                live.update(draw(heard, lines=console.height), refresh=True)
+                live.update(draw(heard, lines=console.height, width=console.width), refresh=True)
 
         looking = asyncio.create_task(look())
         ended = asyncio.create_task(over.wait())

@@ -22,6 +22,7 @@ from snapline.view.display_text import (
     size,
     tone_of,
 )
+from snapline.view.text_columns import columns_that_fit
 from snapline.view.watch import LatestStatus
 
 COLORS: dict[Tone, str] = {"good": "green", "plain": "", "warn": "yellow", "bad": "red"}
@@ -50,10 +51,12 @@ COLUMNS = (
     "ADDRESS",
 )
 NUMBERS = COLUMNS[2:10]
+OPTIONAL = ("START", "ADDRESS", "OUTPUTS", "INPUTS", "PARKED", "BUSY", "DEAD LETTERS")
+"""Columns that narrow terminals leave out, the first ones first."""
 
 
-def draw(heard: LatestStatus, *, lines: int) -> RenderableType:
-    """Draw one screen with `lines` lines. The busiest hosts are listed, and the remaining hosts are only counted."""
+def draw(heard: LatestStatus, *, lines: int, width: int) -> RenderableType:
+    """Draw one screen with `lines` lines of `width` characters. The busiest hosts are listed, and the remaining hosts are only counted."""
     facts = heard.facts
     if facts is None:
         return _text(heard.trouble or "nobody has answered yet", style="red" if heard.trouble else "")
@@ -74,7 +77,7 @@ def draw(heard: LatestStatus, *, lines: int) -> RenderableType:
         [(turn.elapsed_ns, turn.agent, host.host) for host in facts.hosts for turn in host.busy], reverse=True
     )
     room = max(1, lines - HEAD_LINES - CONCERN_LINES * len(concerns) - min(len(busy), BUSY_MAX))
-    parts += [Text(), *_hosts(facts.hosts, heard, room)]
+    parts += [Text(), *_hosts(facts.hosts, heard, room, width)]
     parts += [_text(f"{agent} on {host}: in one turn for {seconds(ns / 1e9)}") for ns, agent, host in busy[:BUSY_MAX]]
     return Group(*parts)
 
@@ -125,17 +128,20 @@ def bars(course: Sequence[float]) -> str:
     )
 
 
-def _hosts(hosts: Sequence[HostStatus], heard: LatestStatus, room: int) -> list[RenderableType]:
+def _hosts(hosts: Sequence[HostStatus], heard: LatestStatus, room: int, width: int) -> list[RenderableType]:
     """Draw the hosts in order. If not all hosts fit, draw only those with problems and those with the most turns."""
     rates = heard.host_turns_per_s
     chosen = sorted(hosts, key=lambda host: (host.state == "alive", -rates.get(host.host, 0.0)))[:room]
     names = {host.host for host in chosen}
+    rows = [_row(host, rates.get(host.host)) for host in hosts if host.host in names]
+    cells = [[Text(column) for column in COLUMNS], *rows]
+    widths = [max(row[at].cell_len for row in cells) for at in range(len(COLUMNS))]
+    columns = columns_that_fit(widths, map(COLUMNS.index, OPTIONAL), width)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, justify="right" if column in NUMBERS else "left", no_wrap=True)
-    for host in hosts:
-        if host.host in names:
-            table.add_row(*_row(host, rates.get(host.host)))
+    for at in columns:
+        table.add_column(COLUMNS[at], justify="right" if COLUMNS[at] in NUMBERS else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*[row[at] for at in columns])
     hidden = len(hosts) - len(chosen)
     return [table, *([_text(f"and {plural(hidden, 'host')} more")] if hidden else [])]
 
