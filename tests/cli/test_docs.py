@@ -76,6 +76,7 @@ def test_every_exit_code_is_described_and_no_other() -> None:
         0,
         exits.INTERRUPTED,
         exits.PARTIAL,
+        exits.OUTPUT_CLOSED,
         data_directory.DirectoryInUseError.exit_code,
         durability.FAIL_STOP_EXIT_CODE,
         loop_watch.HELD_EXIT_CODE,

@@ -1,6 +1,7 @@
 """The command line as a whole: start-up, errors at its border, exit codes."""
 
 import errno
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tests.kit.command_line import Run
 from typer.testing import CliRunner
 
 from snapline.cli.command import (
+    OUTPUT_CLOSED,
     Display,
     SecurityOptions,
     check_address,
@@ -173,6 +175,24 @@ def test_an_interrupt_ends_with_130() -> None:
         raise KeyboardInterrupt
 
     assert outcome_of(body)[0] == 130
+
+
+@pytest.mark.parametrize(
+    "arguments", [("version", "-o", "json"), ("snapshot", "list", "-o", "json", "--store", "store")]
+)
+def test_a_reader_that_ends_early_ends_the_command_without_a_word(arguments: tuple[str, ...], store: Path) -> None:
+    """`snapline … | head`, also of a command that would end with 3."""
+    next((store / "refs" / "epochs").glob("*2")).write_bytes(b"damaged")
+    read, write = os.pipe()
+    os.close(read)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "snapline", *arguments],
+        cwd=store.parent, env=environment, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(write)
+    said = [line for line in ended.stderr.splitlines() if not line.startswith("snapline: ")]
+    assert (ended.returncode, said) == (OUTPUT_CLOSED, [])
 
 
 def test_an_interrupt_while_the_command_line_is_imported_is_no_traceback() -> None:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 
+OUTPUT_CLOSED = 141
+"""Exit code after output that nobody reads any more: the one of programs that SIGPIPE ends."""
+
 PARTIAL = 3
 """Exit code of a partial success, after which some items could not be read or handled."""
 
@@ -61,6 +64,7 @@ EXIT_CODES = {
     14: "The input was not accepted in time, and will not be.",
     15: "A host ended itself: code of an agent blocked it for longer than `busy_limit_s`.",
     INTERRUPTED: "Interrupted, or a question was not answered with yes.",
+    OUTPUT_CLOSED: "The program that read the output ended before the output did, as in `snapline … | head`.",
 }
 """Meaning of each exit code of the commands and processes. docs/cli.md contains this table."""
 
@@ -82,11 +86,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def run(**values: object) -> None:
         with_groups = {name: _fill(group, values) for name, group in groups.items()}
         try:
-            function(**values, **with_groups)
-        except (typer.Exit, typer.BadParameter, BrokenPipeError):
+            try:
+                function(**values, **with_groups)
+            finally:
+                sys.stdout.flush()
+        except (typer.Exit, typer.BadParameter):
             raise
         except typer.Abort as error:  # "no" or Ctrl-C at a question, which each command asks before it changes anything
             raise _exit("nothing was changed, because the question was not answered with yes", INTERRUPTED) from error
+        except BrokenPipeError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still writes at its end
+            raise typer.Exit(OUTPUT_CLOSED) from error
         except SnaplineError as error:
             raise _exit(str(error), error.exit_code) from error
         except KeyboardInterrupt as error:
