@@ -20,7 +20,7 @@ from snapline.coordinator.service.servicer import LeaderHint, with_grpc_errors
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, UNCHANGED, Committed, OperationResult, Rejected
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.operation_rules import CALLS_KEPT, REFUSALS_KEPT, bearer_of
+from snapline.coordinator.state.operation_rules import CALLS_KEPT, REFUSALS_KEPT, bearer_of, describe_absence
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
 from snapline.messages.answers import ReadAuditReply, ReadTokensReply, RecordedCall, TokenStatus
@@ -102,7 +102,7 @@ class FleetUsers:
         self._check_leading()
         if record is None:
             raise UsageError(f"host {host} is no member of this fleet: people are not written down for it")
-        raise CoordinatorUnavailableError(f"host {host} is {record.state}: it asks again when it has joined")
+        raise CoordinatorUnavailableError(f"host {host} {describe_absence(record)}: it asks again when it has joined")
 
     async def record_at(self, host: str, proof: Caller, call: str, about: str, outcome: str) -> None:
         """Record a call that a user has made to a host. Each host may only report calls to itself.

@@ -46,6 +46,7 @@ from snapline.coordinator.state.fleet_records import (
     ALIVE,
     APPLIED,
     ENDS_KEPT,
+    LEFT,
     OUTCOMES_KEPT,
     OVER,
     REASON_CHARACTERS_MAX,
@@ -378,6 +379,11 @@ def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) ->
         raise UsageError("no other host would be left for the agents: start one first")
 
 
+def describe_absence(record: HostRecord) -> str:
+    """Return what messages say of a host that is not alive."""
+    return "has left the fleet" if record.state == LEFT else f"is {record.state}"
+
+
 def check_placed(state: FleetView, placed: Mapping[str, str]) -> None:
     """Check that the agents in `placed` exist, and may run on the hosts to which `placed` maps them.
 
@@ -391,7 +397,7 @@ def check_placed(state: FleetView, placed: Mapping[str, str]) -> None:
             raise NotFoundError(f"no agent {agent!r} in this fleet: `snapline agent list` lists its agents")
         record = _host_record(state.image.hosts, host)
         if record.state != ALIVE:
-            raise UsageError(f"host {host} is {record.state}: `snapline host list` lists the hosts")
+            raise UsageError(f"host {host} {describe_absence(record)}: `snapline host list` lists the hosts")
         if record.is_drained:
             raise UsageError(f"host {host} is drained: `snapline host resume {host}` lets agents come there")
         allowed = _own_hosts([agent], sorted(state.image.hosts), state.image.places).get(agent)
@@ -412,7 +418,7 @@ def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
     if host_start and record.start != host_start:
         raise UsageError(f"start {host_start} of host {host} is over already: it runs as start {record.start}")
     if record.state != ALIVE:
-        raise UsageError(f"host {host} is {record.state}: there is nothing to end")
+        raise UsageError(f"host {host} {describe_absence(record)}: there is nothing to end")
 
 
 def check_forgetting(state: FleetView, host: str) -> None:

@@ -90,6 +90,7 @@ def test_a_copy_of_the_folder_of_a_fleet_that_is_up_is_of_no_fleet(
     for other in ("copy", "nothing"):
         done = run("down", "--data-dir", other)
         assert done.code == 4 and f"no fleet is up in {other}" in done.err
+        assert ("there is no such folder" in done.err) == (other == "nothing")
     assert kept.poll() is None
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies
 from rich.console import Console
 
-from snapline.cli import doctor, hosts, outputs, recovery, snapshot
+from snapline.cli import approvals, auth, doctor, hosts, outputs, recovery, snapshot
 from snapline.cli.output import DocumentTables, document
 
 WIDTH = 80
@@ -108,6 +108,12 @@ def test_a_host_is_one_row() -> None:
     assert len(lines) == 4 and is_within(lines)
     assert [line[:2] for line in lines[2:]] == ["! ", "  "], "a concern is wrapped under itself"
     assert lines[1].split()[:5] == ["h12", "alive", "1234", "yes", "127.0.0.1:45681"]
+
+
+def test_an_empty_list_says_so() -> None:
+    assert shown(approvals._show, document("Approvals", approvals=[])) == ["no approvals are open"]
+    (line,) = shown(auth._show_calls, document("Audit", calls=[], dropped=0))
+    assert line == "no calls are recorded: only those with certificates or tokens are"
 
 
 def test_a_root_can_be_copied() -> None:

@@ -11,7 +11,9 @@ from tests.coordinator.bench import Bench
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import events as words
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.operation_rules import place
+from snapline.coordinator.state.fleet_records import LEFT, LOST, HostRecord
+from snapline.coordinator.state.operation_rules import check_end, place
+from snapline.errors import UsageError
 from snapline.messages import host_messages as msg
 from snapline.messages.host_messages import PlaceRule
 
@@ -216,3 +218,10 @@ def test_too_many_rules_are_no_fleet() -> None:
     bench.definition = msgspec.structs.replace(bench.definition, places=(PlaceRule("a*", ("h1",)),) * 65)
     bench.attach("h1")
     assert not bench.state.is_defined
+
+
+def test_a_host_that_has_left_is_said_to_have_left() -> None:
+    hosts = {state: HostRecord(1, "x", "127.0.0.1:1", state=state) for state in (LEFT, LOST)}
+    for host, said in ((LEFT, "host left has left the fleet: "), (LOST, "host lost is lost: ")):
+        with pytest.raises(UsageError, match=said):
+            check_end(hosts, host)

@@ -112,7 +112,10 @@ def _login_name() -> str:
 
 
 def _show(result: Document, tables: DocumentTables) -> None:
-    for row in rows_of(result, "approvals"):
+    rows = rows_of(result, "approvals")
+    if not rows:
+        tables.line("no approvals are open")
+    for row in rows:
         expires_s = row.get("expires_s")
         expiry = f", expires in {_span(expires_s)}" if isinstance(expires_s, float | int) else ""
         tables.line(f"{str(row['id'])[:ID_SHOWN]}  {row['agent']}: {row['title']}")

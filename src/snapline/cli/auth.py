@@ -294,6 +294,9 @@ def _call_row(each: "RecordedCall") -> dict[str, object]:
 def _show_calls(result: Document, tables: DocumentTables) -> None:
     columns = ("number", "at", "who", "role", "by", "host", "call", "outcome", "about")
     rows = [[row.get(name) for name in columns] for row in rows_of(result, "calls")]
+    if not rows:
+        tables.line("no calls are recorded: only those with certificates or tokens are")
+        return
     tables.table([name.upper() for name in columns], rows)
     if result.get("dropped"):
         tables.line(f"{result['dropped']} older ones are not kept any more")

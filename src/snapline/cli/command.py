@@ -157,7 +157,8 @@ def _fill(group: type[Any], values: dict[str, object]) -> object:
 def describe_path_failure(error: OSError) -> str:
     """Return a message such as `/proc/x cannot be used: No such file or directory`."""
     path = error.filename2 or error.filename
-    return f"{path or 'the system'} cannot be used: {error.strerror or error}"
+    why = "a file of this name exists, so give another path" if error.errno == errno.EEXIST else error.strerror
+    return f"{path or 'the system'} cannot be used: {why or error}"
 
 
 def _print_error(sentence: str) -> None:

@@ -165,6 +165,12 @@ def failure_of(folder: Path) -> str:
     return words if words.startswith(FAILED) else ""
 
 
+def no_fleet_up(folder: Path) -> NotFoundError:
+    """Return the error of a command that finds no fleet in this folder."""
+    hint = "there is no such folder, so run this where `snapline up` ran, or give its --data-dir"
+    return NotFoundError(f"no fleet is up in {folder}" + ("" if folder.exists() else f": {hint}"))
+
+
 def stop_background(folder: Path, limit_s: float = END_S) -> list[str]:
     """Stop the background launcher and its fleet, but keep the fleet's files. Return the launcher's log lines about the last snapshot.
 
@@ -174,7 +180,7 @@ def stop_background(folder: Path, limit_s: float = END_S) -> list[str]:
     """
     pid = background_pid(folder)
     if pid is None:
-        raise NotFoundError(f"no fleet is up in {folder}")
+        raise no_fleet_up(folder)
     log, log_size_before = folder / BACKGROUND_LOG, 0
     if log.exists():
         log_size_before = log.stat().st_size

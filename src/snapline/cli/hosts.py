@@ -6,6 +6,7 @@ effect. The command `host run` is defined in `processes.py`.
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -107,8 +108,8 @@ async def place_agents(
         UsageError: If the host is not alive or is drained, or if an agent may not run on it.
         SnaplineError: In the same cases as in `until`.
     """
-    note(f"agents move to {host}")
-    await _move_all(client, f"agents on {host}", deadline_s, placed=dict.fromkeys(agents, host))
+    placed = dict.fromkeys(agents, host)
+    await _move_all(client, f"agents on {host}", deadline_s, lambda: note(f"agents move to {host}"), placed=placed)
     elsewhere = [each.agent for each in (await client.locate(agents)).agents if each.host != host]
     if elsewhere:
         raise UnknownOutcomeError(
@@ -118,22 +119,25 @@ async def place_agents(
 
 async def spread_agents(client: "CoordinatorClient", deadline_s: float, note: Note) -> None:
     """Spread agents over all hosts as evenly as placement allows, and wait until this is done. Raises the same errors as `until`."""
-    note("agents are spread evenly")
-    await _move_all(client, "an even spread", deadline_s, is_even=True)
+    await _move_all(client, "an even spread", deadline_s, lambda: note("agents are spread evenly"), is_even=True)
 
 
 async def _move_all(
     client: "CoordinatorClient",
     what: str,
     deadline_s: float,
+    on_accepted: Callable[[], None],
     *,
     is_even: bool = False,
     placed: Mapping[str, str] | None = None,
 ) -> None:
-    """Request a move until there is nothing left to move. Raises the same errors as `until`."""
-    while True:
+    """Request a move until there is nothing left to move, and call `on_accepted` after the first request. Raises the same errors as
+    `until`."""
+    for attempt in itertools.count():
         await until(client, "a fleet that runs", lambda found: found.phase == "running", deadline_s)
         reply = await client.move_agents(is_even=is_even, placed=placed)
+        if attempt == 0:
+            on_accepted()
         if not reply.is_moving:
             return
         again_s = min(deadline_s, time.monotonic() + MOVE_AGAIN_S)
@@ -391,7 +395,9 @@ def scale(
     rows = [{"host": host.host, "agents": host.agents} for host in status.hosts if host.state == "alive"]
     result = document("FleetScaled", hosts=hosts, placed=rows)
     summary = ", ".join([f"{row['host']} {row['agents']}" for row in rows])
-    display.printer().result(result, lambda _, tables: tables.line(f"the fleet has {hosts} hosts; agents: {summary}"))
+    display.printer().result(
+        result, lambda _, tables: tables.line(f"the fleet has {count(hosts, 'host')}; agents: {summary}")
+    )
 
 
 async def _scale(
@@ -409,12 +415,12 @@ async def _scale(
     if leaving:
         await drain_hosts(client, leaving, deadline_s, progress.note)
     request_hosts(folder, hosts)
-    progress.note(f"{hosts} hosts are wanted of the process that keeps the fleet")
+    progress.note(f"the process that keeps the fleet is asked for {count(hosts, 'host')}")
 
     def is_so(found: "FleetStatus") -> bool:
         return sorted(host.host for host in found.hosts if host.state == "alive") == sorted(names)
 
-    await until(client, f"a fleet of {hosts} hosts", is_so, deadline_s)
+    await until(client, f"a fleet of {count(hosts, 'host')}", is_so, deadline_s)
     back = [host.host for host in now.hosts if host.host in names and host.is_drained]
     await client.move_agents(resumed=[*back, *leaving])
     await spread_agents(client, deadline_s, progress.note)

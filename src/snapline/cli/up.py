@@ -39,6 +39,7 @@ from snapline.cli.fleet_locations import (
     background_pid,
     folder_of,
     join,
+    no_fleet_up,
     start_in_background,
     stop_background,
     until_up,
@@ -413,7 +414,7 @@ def down(
         for line in stop_background(folder):
             progress.note(line)
     elif background_pid(folder) is None:
-        raise NotFoundError(f"no fleet is up in {folder}")
+        raise no_fleet_up(folder)
     subject = f"the fleet in {folder}" if place is Place.LOCAL else f"fleet {fleet}"
     sentence = f"{subject} would be taken down" if dry_run else f"{subject} is down"
     display.printer().result(result, lambda _, tables: tables.line(sentence))
