@@ -8,7 +8,7 @@ from hypothesis import given, strategies
 from rich.console import Console
 
 from snapline.cli import approvals, auth, doctor, hosts, outputs, recovery, snapshot
-from snapline.cli.output import DocumentTables, document
+from snapline.cli.output import PIPE_WIDTH, DocumentTables, document
 
 WIDTH = 80
 TIME = "2026-11-30T09:15:49.031Z"
@@ -94,6 +94,24 @@ def test_an_effect_is_one_row(result: str) -> None:
     lines = shown(outputs._show_effects, document("Effects", effects=[row | {"asked": TIME, "result": result}] * 2), 0)
     assert len(lines) == 3 and is_within(lines) and "ASKED (UTC)" in lines[0]
     assert lines[1].startswith("teller-12  transfer-30-15  ") and "2026-11-30 09:15:49" in lines[1]
+
+
+def test_what_is_not_printed_to_a_terminal_leaves_out_nothing() -> None:
+    row = {"agent": "a", "key": "k", "name": "pay", "fate": "done", "generation": 1, "asked": TIME}
+    lines = shown(
+        outputs._show_effects, document("Effects", effects=[row | {"result": "word " * 99}]), 0, width=PIPE_WIDTH
+    )
+    assert lines[0].split()[-1] == "RESULT" and " ".join(lines).count("word") == 99
+
+
+def test_a_recorded_call_is_one_row() -> None:
+    row = {"number": 1234, "at": TIME, "who": "operator", "role": "operator", "by": "certificate", "host": None}
+    row |= {"call": "MoveAgents", "outcome": "allowed", "about": "h2"}
+    lines = shown(auth._show_calls, document("Audit", calls=[row], dropped=0))
+    assert len(lines) == 2 and is_within(lines)
+    assert lines[0].startswith("NUMBER  AT (UTC)") and all(
+        word in lines[1].split() for word in ("MoveAgents", "allowed", "h2")
+    )
 
 
 def test_a_host_is_one_row() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli.command import REPLICAS, Connection, Display, command
-from snapline.cli.output import Document, DocumentTables, document, rows_of
+from snapline.cli.output import Document, DocumentTables, document, rows_of, utc_time
 from snapline.cli.settings import UserSettings
 from snapline.cli.up import Address, Context, Name
 from snapline.errors import UsageError
@@ -292,11 +292,14 @@ def _call_row(each: "RecordedCall") -> dict[str, object]:
 
 
 def _show_calls(result: Document, tables: DocumentTables) -> None:
-    columns = ("number", "at", "who", "role", "by", "host", "call", "outcome", "about")
-    rows = [[row.get(name) for name in columns] for row in rows_of(result, "calls")]
+    names = ("number", "at", "who", "role", "by", "host", "call", "outcome", "about")
+    rows = [
+        [utc_time(row[name]) if name == "at" else row.get(name) for name in names] for row in rows_of(result, "calls")
+    ]
     if not rows:
         tables.line("no calls are recorded: only those with certificates or tokens are")
         return
-    tables.table([name.upper() for name in columns], rows)
+    headings = ["AT (UTC)" if name == "at" else name.upper() for name in names]
+    tables.table(headings, rows, optional=("BY", "ROLE", "HOST"))
     if result.get("dropped"):
         tables.line(f"{result['dropped']} older ones are not kept any more")

@@ -26,7 +26,7 @@ API_VERSION = "snapline/v1"
 Document = Mapping[str, object]
 
 PIPE_WIDTH = 500
-"""Width in characters of tables that are not printed to a terminal. The width is large, so that nothing is cut off or wrapped."""
+"""Width in characters of tables that are not printed to a terminal. The width is large, so that no column is left out, and little is wrapped."""
 
 LISTED = 20
 """Default largest number of rows of lists that may be long, in tables. JSON contains all."""
@@ -80,7 +80,7 @@ class DocumentTables:
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, optional: Sequence[str] = ()) -> None:
         """Print a table without borders. Columns of numbers are right-aligned.
 
-        If the rows are too wide, leave out columns in the order of `optional` until they fit, then wrap the longest cells.
+        If the rows are too wide for a terminal, leave out columns in the order of `optional` until they fit, then wrap the longest cells.
         """
         from rich.cells import cell_len
 
@@ -88,7 +88,7 @@ class DocumentTables:
         cells = [list(columns), *([_cell(value) for value in line] for line in lines)]
         natural = [max(cell_len(part) for row in cells for part in row[at].split("\n")) for at in range(len(columns))]
         may_go = [columns.index(name) for name in optional if name in columns]
-        shown = columns_that_fit(natural, may_go, self._console.width)
+        shown = columns_that_fit(natural, may_go if self._console.width < PIPE_WIDTH else [], self._console.width)
         least = [max(_least_width(row[at], is_heading=row is cells[0]) for row in cells) for at in shown]
         room = self._console.width - COLUMN_GAP * (len(shown) - 1)
         widths = shrink([natural[at] for at in shown], least, room)
