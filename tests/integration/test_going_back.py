@@ -87,6 +87,11 @@ async def back_and_forth(fleet: Running, client: Client, data_dir: Path) -> None
         await client.restore(done["void_epochs"][0])
     history = await snapline("recovery", "history", "--data-dir", data_dir, "-o", "table")
     assert f"back to epoch {target} on purpose: a test" in history.out
+    newest = await snapline("snapshot", "history", "--limit", "1", "--data-dir", data_dir, "-o", "table")
+    epoch = int(newest.out.splitlines()[1].split()[0])
+    every = await snapline("snapshot", "history", "--data-dir", data_dir, "-o", "json")
+    assert every.rows("epochs")[-1]["epoch"] == epoch
+    assert f"older: `--limit {len(every.rows('epochs'))}` lists all" in newest.out
 
 
 @pytest.mark.parametrize(
