@@ -26,7 +26,7 @@ SPEAKING = """
 import os, random, sys, time
 print(random.random(), os.environ.get("WORD", "no word"), os.getcwd() == sys.path[0], flush=True)
 time.sleep(float(os.environ.get("SLEEP_S", "0")))
-raise SystemExit(int(os.environ.get("CODE", "0")))
+os._exit(int(os.environ.get("CODE", "0")))
 """
 """A module of a fleet that says what its process is like, and then ends it."""
 
