@@ -122,14 +122,7 @@ def test_what_cannot_be_is_said_in_a_sentence_with_code_2_and_nothing_is_written
 ) -> None:
     done = fork(run, data_dir, *more)
     assert (done.code, done.out) == (2, "") and words in done.err and done.err.count("\n") == 1
-    assert not data_dir.with_name("forked").exists()
-
-
-def test_a_fork_that_is_refused_leaves_the_folders_that_were_there(run: Run, data_dir: Path) -> None:
-    (data_dir.with_name("forked")).mkdir()
-    assert fork(run, data_dir, "--name", "a b").code == 2
-    assert fork(run, data_dir, "--name", "a b", "--times", "2", to="several").code == 2
-    assert data_dir.with_name("forked").is_dir() and not data_dir.with_name("several").exists()
+    assert not (data_dir.with_name("forked") / "store").exists()
 
 
 def test_a_snapshot_that_is_not_there_ends_as_in_other_commands(run: Run, data_dir: Path) -> None:

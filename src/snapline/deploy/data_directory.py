@@ -19,7 +19,7 @@ import contextlib
 import os
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -71,33 +71,21 @@ def lock(data_dir: Path) -> int:
 def folder_of_fork(folder: Path) -> Iterator[Path]:
     """Yield the path of the store for a new fork.
 
-    Until the block ends, no fleet can start in the folder, and no other fork can be created in it. If the block fails and has written
-    nothing, remove the folders that were created for it.
+    Until the block ends, no fleet can start in the folder, and no other fork can be created in it.
 
     Raises:
         UsageError: If the folder belongs to a fleet.
         DirectoryInUseError: If a fleet runs in the folder, or another fork is being created in it.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
     with contextlib.ExitStack() as held:
         try:
             make_private(folder)
             held.callback(os.close, lock(folder))
-            held.push(lambda error_type, *_: _remove_empty(made) if error_type else None)  # still locked
         except OSError as error:
             raise UsageError(f"{folder} cannot be the folder of a fork: {error.strerror}") from error
         if (folder / COORDINATOR_FOLDER).exists():
             raise UsageError(f"{folder} is the folder of a fleet: give the fork another one")
         yield folder / STORE_FOLDER
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    """Remove the folders, innermost first, except those that contain more than a lock file."""
-    with contextlib.suppress(OSError):
-        for folder in folders:
-            if [path.name for path in folder.iterdir()] == [LOCK_FILE]:
-                (folder / LOCK_FILE).unlink()
-            folder.rmdir()
 
 
 def choose_addresses(data_dir: Path, count: int) -> list[str]:
