@@ -116,7 +116,7 @@ def test_the_page_runs_as_it_is_shown(project: Project) -> None:
         "run --rm operator": "run --rm -T operator",
     }
     page, files = "docs/deploy-containers.md", "docs/first-fleet.md"
-    with shown(page, project.folder, swapped, section="Compose", files_from=files) as run:
+    with shown(page, project.folder, swapped, section="Compose", files_from=files, limit_s=3 * LIMIT_S) as run:
         run.run_all()
 
 

@@ -45,7 +45,9 @@ def test_faults_of_a_file_are_carried_out_on_its_containers_and_judged(
 
 
 def test_the_page_runs_as_it_is_shown(tmp_path: Path) -> None:
-    with shown("docs/deploy-containers.md", tmp_path, section="Podman", files_from="docs/first-fleet.md") as page:
+    with shown(
+        "docs/deploy-containers.md", tmp_path, section="Podman", files_from="docs/first-fleet.md", limit_s=110
+    ) as page:
         page.run_all()
     assert PodmanBench(tmp_path).remains() == [] and not pids("fleet")
 

@@ -69,7 +69,7 @@ async def test_faults_of_a_file_are_carried_out_on_its_processes_and_judged(
 
 async def test_the_page_runs_as_it_is_shown(cluster: Raylets, tmp_path: Path) -> None:
     there = {"10.0.0.7:6379": cluster.address}
-    with shown("docs/deploy-ray.md", tmp_path, there, files_from="docs/first-fleet.md") as page:
+    with shown("docs/deploy-ray.md", tmp_path, there, files_from="docs/first-fleet.md", limit_s=LIMIT_S) as page:
         page.run_all()
     assert RayBench(tmp_path, cluster.address).remains() == []
 

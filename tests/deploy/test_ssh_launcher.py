@@ -236,6 +236,6 @@ async def test_the_page_runs_as_it_is_shown(sshd: Sshd, tmp_path: Path, monkeypa
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     there = {"/shared/bank": str(folder), "/opt/fleet/bin/python": sys.executable}
-    with shown("docs/deploy-ssh.md", folder, there, files_from="docs/first-fleet.md") as page:
+    with shown("docs/deploy-ssh.md", folder, there, files_from="docs/first-fleet.md", limit_s=110) as page:
         page.run_all()
     await until("nothing left", lambda: processes_naming(str(folder / "run")) == [])

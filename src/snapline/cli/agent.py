@@ -370,7 +370,7 @@ def _fields_of(text: str) -> object:
 
 
 ERRORS_MAX = 10
-"""Default number of dead letters in the table, and largest number of errors whose dead letters are counted beneath it."""
+"""Largest number of errors whose dead letters are counted beneath the table."""
 
 
 @dead_letters.command("list")

@@ -242,7 +242,8 @@ def list_effects(
     States: `open`: requested, and perhaps called. `waiting`: not called yet. `in doubt`: perhaps called by an earlier incarnation; it
     is called again or probed. `needs people`: in doubt, and waits for `effect resolve`. `done`. `failed`: its function raised, and it
     may have happened. `compensated`. `left`: not undone, though its turn failed permanently. Retry the turn's dead letter, which takes
-    the effect over if it has a key, or undo it by hand. `undone`: the fleet was restored to before it. Only a running fleet shows `waiting`, `in doubt` and `needs people`.
+    the effect over if it has a key, or undo it by hand. `undone`: the fleet was restored to before it. Only a running fleet shows
+    `waiting`, `in doubt` and `needs people`.
     """
     from snapline.agent_runtime.effect_ledger import UNSETTLED
 
@@ -312,8 +313,8 @@ def retry_effects(connection: Connection, display: Display, agent: Agent, keys: 
     """Retry effects that failed, or that are in doubt and need an operator.
 
     A failed effect is retried by another turn of its dead letter, from the beginning of the turn. That turn takes over effects that were
-    done under a key. A failed compensation, or an effect in doubt, is retried
-    by another call. An effect in doubt may thereby happen twice. Exit codes for one KEY: 0: done, and a snapshot contains it.
+    done under a key. A failed compensation, or an effect in doubt, is retried by another call. An effect in doubt may thereby happen
+    twice. Exit codes for one KEY: 0: done, and a snapshot contains it.
     2: not possible or not permitted. 3: failed again, and a new dead letter. 4: no such agent. 9: unknown in time; repeating is safe.
     For several: 0, or 3 as the lines say.
     """
@@ -399,7 +400,7 @@ def _show_effects(result: Document, tables: DocumentTables, hidden: int) -> None
     columns = ("AGENT", "KEY", "NAME", "FATE", "ASKED (UTC)", "RESULT")
     tables.table(columns, [_effect_cells(row) for row in rows], optional=("RESULT", "NAME", "ASKED (UTC)"))
     tables.rest(hidden, hidden + len(rows), "older")
-    if any(row["fate"] == "left" for row in rows_of(result, "effects")):
+    if any(row["fate"] == "left" for row in rows):
         tables.line(LEFT_NOTE)
 
 

@@ -314,6 +314,8 @@ def _show_silent(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_history(result: Document, tables: DocumentTables) -> None:
+    from snapline.coordinator.state.fleet_records import PLANNED_STOP
+
     recoveries = rows_of(result, "recoveries")
     if not recoveries:
         tables.line("no recoveries yet")
@@ -321,7 +323,7 @@ def _show_history(result: Document, tables: DocumentTables) -> None:
         columns = ("PLAN", "LINE EPOCH", "LOST", "SUSPECTED (UTC)", "TOOK", "ROLLED BACK", "IN TRANSIT")
         tables.table(columns, [_history_cells(row) for row in recoveries])
     for row in recoveries:
-        stopped = "; its time includes the stop" if text(row.get("reason")).startswith("planned stop") else ""
+        stopped = "; its time counts from the stop" if row.get("reason") == PLANNED_STOP else ""
         tables.line(f"plan {row.get('plan')}: {text(row.get('reason'))}{stopped}")
         void = row.get("void_epochs")
         if row.get("is_restore") and isinstance(void, list) and void:
